@@ -5,6 +5,7 @@
 
 #include <map>
 #include <set>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "cadre/checkpoint/safetensors.h"
 #include "cadre/os/files/durable_file.h"
 #include "cadre/os/files/native_file_system.h"
+#include "cadre/wrap/shard_mark.h"
 
 namespace cadre {
 
@@ -23,23 +25,39 @@ NamedTensors named_state(const torch::nn::Module& module) {
   return state;
 }
 
+namespace {
+
+void refuse_shards(const NamedTensors& state, std::string_view call) {
+  for (const auto& [name, tensor] : state) {
+    wrap::refuse_shard_as_whole(
+        name, tensor, call,
+        "A file of one module holds whole parameters: use save_sharded() and load_sharded() with "
+        "cadre::parts_of(records, module)");
+  }
+}
+
+}  // namespace
+
 void save(const torch::nn::Module& module, const std::string& path) {
   os::NativeFileSystem files;
   save(module, files, path);
 }
 
 void save(const torch::nn::Module& module, os::FileSystem& files, const std::string& path) {
+  const NamedTensors state = named_state(module);
+  refuse_shards(state, "save");
   const std::string temporary = files.create_beside(path).value_or_throw();
-  Status saved = write_safetensors(files, temporary, named_state(module), {{"format", "pt"}});
+  Status saved = write_safetensors(files, temporary, state, {{"format", "pt"}});
   if (saved.ok()) saved = os::rename_path(files, temporary, path);
   if (!saved.ok()) (void)os::remove_all(files, temporary);
   saved.value_or_throw();
 }
 
 void load(torch::nn::Module& module, const std::string& path) {
+  const NamedTensors state = named_state(module);
+  refuse_shards(state, "load");
   NamedTensors read = SafetensorsFile::open(path).read_all();
   std::map<std::string, at::Tensor> by_name(read.begin(), read.end());
-  const NamedTensors state = named_state(module);
   // The file may have a tied tensor under only one of its names.
   std::set<const void*> in_file;
   for (const auto& [name, tensor] : state) {

@@ -7,16 +7,21 @@
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <iterator>
 #include <memory>
+#include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "cadre/checkpoint/module_file.h"
+#include "cadre/checkpoint/snapshot_parts.h"
 #include "cadre/os/files/file.h"
 #include "cadre/os/proc/program_output.h"
 #include "cadre/os/system.h"
 #include "cadre/testing/temporary_folder.h"
+#include "cadre/wrap/shard_mark.h"
 
 namespace cadre {
 namespace {
@@ -159,6 +164,31 @@ TEST_F(SafetensorsTest, AModuleComesBack) {
     EXPECT_TRUE(actual[i].second.equal(expected[i].second)) << expected[i].first;
   }
   EXPECT_TRUE(b->parameters()[0].requires_grad());
+}
+
+// Otherwise the parts of one rank would be written as the whole model.
+TEST_F(SafetensorsTest, AModuleWithShardsIsRefused) {
+  torch::nn::Sequential module(torch::nn::Linear(3, 4));
+  wrap::mark_as_shard(module->parameters()[0],
+                      {.parameter = "0.weight", .owner = "divided by kColwise", .rank = 1});
+  const auto message = [](const std::function<void()>& call) -> std::string {
+    try {
+      call();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      return error.what();
+    }
+    return "no error";
+  };
+  const std::string problem =
+      ", rank 1: \"0.weight\" is not the whole parameter, but this rank's shard of it, divided by "
+      "kColwise. ";
+  EXPECT_THAT(message([&] { save(*module, path_); }), ::testing::HasSubstr("save" + problem));
+  EXPECT_FALSE(std::filesystem::exists(path_));
+  EXPECT_THAT(message([&] { load(*module, path_); }), ::testing::HasSubstr("load" + problem));
+  EXPECT_THAT(message([&] { parts_of(*module); }), ::testing::HasSubstr("parts_of" + problem));
+  EXPECT_THAT(message([&] { parts_of(std::span<const ParameterShard>(), *module); }),
+              ::testing::HasSubstr("parts_of" + problem));
 }
 
 TEST_F(SafetensorsTest, HoldersAndPointersToModulesAreSaved) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cadre/wrap/named_tensors.h"
+#include "cadre/wrap/shard_mark.h"
 
 namespace cadre {
 namespace {
@@ -16,6 +17,15 @@ std::vector<SnapshotTensor> buffers_of(const torch::nn::Module& module) {
     buffers.push_back(whole_tensor(name, tensor));
   }
   return buffers;
+}
+
+// Of a parameter that no record describes.
+SnapshotTensor whole_parameter(const NamedTensor& parameter) {
+  wrap::refuse_shard_as_whole(
+      parameter.name, parameter.tensor, "parts_of",
+      "Pass the records of what divided it: cadre::parts_of(records, module), where records is the "
+      "result of parallelize_module() or parameter_shards() of the outermost wrapper");
+  return whole_tensor(parameter.name, parameter.tensor);
 }
 
 }  // namespace
@@ -60,8 +70,8 @@ SnapshotEntries entries_of(std::span<const SnapshotTensor> parameters) {
 
 SnapshotParts parts_of(const torch::nn::Module& module) {
   SnapshotParts parts = {.buffers = buffers_of(module)};
-  for (const auto& [name, tensor] : distinct_parameters(module)) {
-    parts.parameters.push_back(whole_tensor(name, tensor));
+  for (const NamedTensor& parameter : distinct_parameters(module)) {
+    parts.parameters.push_back(whole_parameter(parameter));
   }
   return parts;
 }
@@ -75,10 +85,10 @@ SnapshotParts parts_of(std::span<const ParameterShard> shards) {
 SnapshotParts parts_of(std::span<const ParameterShard> shards, const torch::nn::Module& module) {
   SnapshotParts parts = parts_of(shards);
   parts.buffers = buffers_of(module);
-  for (const auto& [name, tensor] : distinct_parameters(module)) {
-    const bool is_divided = std::ranges::any_of(
-        shards, [&](const ParameterShard& shard) { return shard.name == name; });
-    if (!is_divided) parts.parameters.push_back(whole_tensor(name, tensor));
+  for (const NamedTensor& parameter : distinct_parameters(module)) {
+    const bool is_recorded = std::ranges::any_of(
+        shards, [&](const ParameterShard& shard) { return shard.name == parameter.name; });
+    if (!is_recorded) parts.parameters.push_back(whole_parameter(parameter));
   }
   return parts;
 }

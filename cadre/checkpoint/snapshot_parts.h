@@ -69,7 +69,8 @@ CADRE_EXPORT SnapshotTensor whole_tensor(std::string name, const at::Tensor& ten
 CADRE_EXPORT SnapshotTensor part_of(const ParameterShard& shard);
 
 // The parts of a plain module: each tensor once, under the first of its names. `optimizer` and
-// `extra` stay empty.
+// `extra` stay empty. kInvalidArgument for a parameter that is a shard, as after
+// parallelize_module(); the form with records and a module throws it for one without a record.
 CADRE_EXPORT SnapshotParts parts_of(const torch::nn::Module& module);
 // The parts of a model that the records describe as a whole, without buffers: of a pipeline, whose
 // ranks have different modules.

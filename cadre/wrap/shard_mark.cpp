@@ -43,4 +43,14 @@ void refuse_shards(std::span<const at::Tensor> parameters, std::string_view call
   }
 }
 
+void refuse_shard_as_whole(std::string_view name, const at::Tensor& tensor, std::string_view call,
+                           std::string_view remedy) {
+  const ShardMark* const mark = shard_mark_of(tensor);
+  if (mark == nullptr) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              format("{}, rank {}: \"{}\" is not the whole parameter, but this rank's shard of it, "
+                     "{}. {}",
+                     call, mark->rank, name, mark->owner, remedy));
+}
+
 }  // namespace cadre::wrap

@@ -2,7 +2,8 @@
 // gradients of shards are not the same on all ranks, so a norm of theirs is not that of the model.
 //
 // Threads: as the tensor. Blocking: never. Lifetime: the mark goes with the tensor and with what
-// detach() makes of it; set_data() removes it. Errors: kInvalidArgument from refuse_shards().
+// detach() makes of it; set_data() removes it. Errors: kInvalidArgument from refuse_shards() and
+// refuse_shard_as_whole().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,5 +37,9 @@ CADRE_EXPORT const ShardMark* shard_mark_of(const at::Tensor& tensor);
 // is to call instead.
 CADRE_EXPORT void refuse_shards(std::span<const at::Tensor> parameters, std::string_view call,
                                 std::string_view remedy);
+
+// Throws if this tensor of a module is a shard, which would be taken for the whole parameter.
+CADRE_EXPORT void refuse_shard_as_whole(std::string_view name, const at::Tensor& tensor,
+                                        std::string_view call, std::string_view remedy);
 
 }  // namespace cadre::wrap

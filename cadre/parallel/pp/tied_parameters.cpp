@@ -181,7 +181,8 @@ void TiedParameters::check_equal() const {
       if (all[static_cast<size_t>(rank)][i] == 0) continue;
       throw pipeline_refusal(
           format("the tied parameters {} differ: rank {} has other values than the "
-                 "first of them; give them the same optimizer with the same options",
+                 "first of them; give them the same optimizer with the same options, and clip by "
+                 "clip_grad_norm_(pipeline, ...), which has one norm on all ranks",
                  ties_[i].text, rank))
           .with_culprit(rank);
     }
