@@ -49,8 +49,10 @@ Trainer::Trainer(const Config& config, TrainerContext context)
   on_all_ranks(context_.world, [this] {
     if (is_first_rank()) open_run_folder();
   });
-  snapshot_writer_ = std::make_unique<SnapshotWriter>(snapshots_, context_.world, *strategy_,
-                                                      layout_name(config_.parallel));
+  with_common_errors([this] {
+    snapshot_writer_ = std::make_unique<SnapshotWriter>(snapshots_, context_.world, *strategy_,
+                                                        layout_name(config_.parallel));
+  });
   if (resumption_) {
     for (const std::string& remark : resumption_->remarks()) print_line(remark);
   }
@@ -274,8 +276,9 @@ void Trainer::finish_snapshot() {
     if (is_best) mark_best();
     return;
   }
-  print_line(cadre::format("warning: {}; earlier snapshots are untouched",
-                           outcome->status.error().message()));
+  snapshot_failure_ = outcome->status.error();
+  print_line(
+      cadre::format("warning: {}; earlier snapshots are untouched", snapshot_failure_->message()));
   // A snapshot that could not be written cannot be the best.
   if (is_best) best_held_out_loss_ = loss_before_best_;
 }
@@ -322,7 +325,12 @@ void Trainer::finish() {
   const std::string summary = strategy_->summary(context_.world);
   if (!summary.empty()) print_line(summary);
   finish_snapshot();
-  if (saved_step_ != step_) refuse_unsaved_end();
+  if (saved_step_ != step_) {
+    throw CommonError(unsaved_end({.step = step_,
+                                   .saved_step = saved_step_,
+                                   .run_folder = run_path_,
+                                   .cause = snapshot_failure_.value()}));
+  }
   snapshot_writer_->close();
   if (result_.was_stopped) {
     print_line(
@@ -338,23 +346,6 @@ std::string Trainer::sample_of_model() {
   const std::string sample = task_->sample([this](const at::Tensor& data) { return infer(data); });
   strategy_->set_training(true);
   return sample;
-}
-
-void Trainer::refuse_unsaved_end() const {
-  std::string text = cadre::format("the run ended at step {}, ", step_);
-  if (saved_step_ < 0) {
-    text += cadre::format(
-        "but no snapshot could be written, so its result is lost: free disk space in {}, or choose "
-        "another run.folder, and start it again",
-        run_path_);
-  } else {
-    text += cadre::format(
-        "whose snapshot could not be written; the last one is of step {}: free disk space in {} "
-        "and "
-        "resume with run.resume=auto",
-        saved_step_, run_path_);
-  }
-  throw CommonError(Error(ErrorCode::kUnavailable, text));
 }
 
 void Trainer::print_line(const std::string& line) {
