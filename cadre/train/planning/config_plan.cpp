@@ -133,6 +133,9 @@ NamedPlan plan_of_division(const Config& config, const ModelSizes& model,
     const ModelSizes part = part_sizes(model, config, degrees, rank);
     MemoryPlan plan = degrees.pipeline > 1 ? plan_of_stages(part, config, replicas)
                                            : plan_memory(part, plan_options(config, replicas));
+    const int64_t copy_bytes = tied_copy_bytes(part, config, degrees, rank);
+    plan.held.parameters += copy_bytes;
+    plan.held.gradients += copy_bytes;
     if (most && plan.held.total() <= most->plan.held.total()) continue;
     plan.host_bytes = plan.held.total() * std::min(processes.per_host, processes.count);
     most = NamedPlan{.plan = std::move(plan),
