@@ -234,7 +234,8 @@ void Trainer::report(double loss, double gradient_norm, TimePoint started, Durat
       .items_per_second =
           static_cast<double>(config_.run.global_batch_size * task_->items_per_sample()) / elapsed,
       .item_name = task_->item_name(),
-      .communication_share = seconds(time_in_communication() - communicated) / elapsed,
+      .communication_share =
+          communication_share(time_in_communication() - communicated, now - started),
       .memory_bytes = resident_memory_bytes(),
       .seconds_left = per_step * static_cast<double>(config_.run.steps - step_)});
 }
