@@ -114,10 +114,11 @@ void Trainer::print_header() {
                            config_.model.kind, num_parameters_, task_->data_text(), run.steps,
                            run.global_batch_size,
                            is_text ? cadre::format(" of {} tokens", config_.model.context) : ""));
-  if (is_first_rank()) {
+  on_all_ranks(context_.world, [this] {
+    if (!is_first_rank()) return;
     const int count = context_.world.world_size();
     print_line(start_table(plan_of_config(config_, sizes_of_model(config_), {count, count})));
-  }
+  });
   if (step_ >= run.steps) {
     print_line(
         cadre::format("run.steps is {}, and the snapshot is of step {}: no steps are left; set "

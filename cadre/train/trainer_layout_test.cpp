@@ -12,6 +12,8 @@
 
 #include "cadre/base/format.h"
 #include "cadre/testing/seeds.h"
+#include "cadre/train/config/config_fields.h"
+#include "cadre/train/layout/run_layout.h"
 #include "cadre/train/trainer_test.h"
 
 namespace cadre::train {
@@ -266,6 +268,28 @@ TEST_F(TrainerLayoutTest, ShardsOfUnevenPartsAreSavedAndResumed) {
     EXPECT_EQ(resumed.failures, "");
     EXPECT_EQ(resumed.result.steps, 3);
   }
+}
+
+TEST_F(TrainerLayoutTest, EveryStrategyOfEveryDivisionStarts) {
+  int num_started = 0;
+  for (const ParallelConfig& division :
+       {ParallelConfig{.tensor = 2}, {.pipeline = 2}, {.context = 2}, {.expert = 2}}) {
+    for (const char* strategy : {"single", "ddp", "zero1", "zero2", "fsdp", "hsdp"}) {
+      TrainedLayout layout{.parallel = division, .has_experts = division.expert > 1};
+      layout.parallel.strategy = strategy;
+      layout.parallel.replicas = 1;
+      layout.name = layout_name(layout.parallel);
+      SCOPED_TRACE(layout.name);
+      Config config = config_of(layout);
+      config.run.steps = 2;
+      config.run.evaluate_tokens = 100;
+      config.sample.tokens = 0;
+      if (find_layout_conflict(config)) continue;
+      EXPECT_EQ(run(config, 2).failures, "");
+      ++num_started;
+    }
+  }
+  EXPECT_EQ(num_started, 22);  // the stages of a pipeline have neither zero1 nor zero2
 }
 
 // The processes have different numbers of samples, and some parts of a share have none.

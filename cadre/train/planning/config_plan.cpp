@@ -102,16 +102,16 @@ Processes processes_of_strategy(const Degrees& degrees, const Processes& process
 // stays gathered for the step.
 MemoryPlan plan_of_stages(const ModelSizes& part, const Config& config,
                           const Processes& processes) {
-  PlanOptions options = plan_options(config, processes);
-  if (processes.count > 1 && has_units(options.strategy)) {
+  if (PlanOptions options = plan_options(config, processes);
+      processes.count > 1 && has_units(options.strategy)) {
     options.is_mapped = false;
     options.reshard_root = Reshard::kAfterReduction;
     return plan_memory(part, options);
   }
-  options.strategy = PlanStrategy::kSingle;
-  options.num_ranks = 1;
-  options.num_replicas = 1;
-  MemoryPlan plan = plan_memory(part, options);
+  // Each process holds what one process with this part as its model would.
+  Config alone = config;
+  alone.parallel.strategy = "single";
+  MemoryPlan plan = plan_memory(part, plan_options(alone, Processes{}));
   for (const PlannedParameter& parameter : part.parameters) {
     OperationTraffic& reduced = plan.traffic.all_reduce;
     const int64_t payload = parameter.numel() * static_cast<int64_t>(sizeof(float));
