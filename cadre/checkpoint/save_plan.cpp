@@ -1,11 +1,14 @@
 #include "cadre/checkpoint/save_plan.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/mesh/layout.h"
 #include "cadre/wire/byte_codec.h"
 #include "cadre/wire/safetensors_header.h"
 #include "cadre/wrap/named_tensors.h"
@@ -33,12 +36,91 @@ struct BoxOrder {
   }
 };
 
-// A tensor and the ranks that hold each of its boxes, in ascending order.
+// The ranks that hold each box of a tensor, in ascending order.
+using Holders = std::map<Box, std::vector<int>, BoxOrder>;
+
+// A tensor and its holders.
 struct Known {
   const HeldTensor* first = nullptr;
   int first_rank = 0;
-  std::map<Box, std::vector<int>, BoxOrder> boxes;
+  Holders boxes;
 };
+
+bool is_within(const Box& box, std::span<const int64_t> shape) {
+  if (box.offsets.size() != shape.size() || box.sizes.size() != shape.size()) return false;
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    const int64_t offset = box.offsets[dim];
+    const int64_t size = box.sizes[dim];
+    if (offset < 0 || size < 0 || offset > shape[dim] || size > shape[dim] - offset) return false;
+  }
+  return true;
+}
+
+// What `box` has without `taken`: along each dim what lies before it, and what lies behind it.
+std::vector<Box> without(Box box, const Box& taken) {
+  const Box common = intersection(box, taken);
+  if (common.numel() == 0) return {std::move(box)};
+  std::vector<Box> rest;
+  for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
+    const int64_t end = box.offsets[dim] + box.sizes[dim];
+    const int64_t common_end = common.offsets[dim] + common.sizes[dim];
+    for (const auto& [from, to] :
+         {std::pair(box.offsets[dim], common.offsets[dim]), std::pair(common_end, end)}) {
+      if (from == to) continue;
+      Box slab = box;
+      slab.offsets[dim] = from;
+      slab.sizes[dim] = to - from;
+      rest.push_back(std::move(slab));
+    }
+    box.offsets[dim] = common.offsets[dim];
+    box.sizes[dim] = common.sizes[dim];
+  }
+  return rest;
+}
+
+// A rank with two boxes that have elements in common.
+std::optional<int> find_rank_with_overlap(const Holders& boxes) {
+  for (auto a = boxes.begin(); a != boxes.end(); ++a) {
+    for (auto b = std::next(a); b != boxes.end(); ++b) {
+      if (intersection(a->first, b->first).numel() == 0) continue;
+      const auto both = std::ranges::find_first_of(a->second, b->second);
+      if (both != a->second.end()) return *both;
+    }
+  }
+  return std::nullopt;
+}
+
+// Ranks that divide a tensor among them in several ways hold boxes that overlap: flat shards along
+// one axis, of ranks whose flat buffers differ in size along another one. Cuts the boxes into
+// disjoint ones with the same elements, each with all ranks that hold it. Small boxes stay whole,
+// and larger ones are cut, because more ranks hold the elements of small ones and share the work.
+// Costs the square of the number of boxes, which is small: most shards have nothing of a tensor
+// that is not divided.
+Holders cut_apart(const Holders& overlapping) {
+  std::vector<Box> by_size;
+  for (const auto& [box, ranks] : overlapping) by_size.push_back(box);
+  std::ranges::stable_sort(by_size, {}, &Box::numel);
+  std::vector<Box> taken;
+  for (const Box& box : by_size) {
+    std::vector<Box> rest = {box};
+    for (const Box& earlier : taken) {
+      std::vector<Box> left;
+      for (Box& part : rest) std::ranges::move(without(part, earlier), std::back_inserter(left));
+      rest = std::move(left);
+    }
+    taken.insert(taken.end(), rest.begin(), rest.end());
+  }
+  Holders disjoint;
+  for (const Box& part : taken) {
+    std::vector<int>& ranks = disjoint[part];
+    for (const auto& [box, holders] : overlapping) {
+      if (intersection(box, part) == part)
+        ranks.insert(ranks.end(), holders.begin(), holders.end());
+    }
+    std::ranges::sort(ranks);
+  }
+  return disjoint;
+}
 
 Error mismatch(const Known& known, const HeldTensor& other, int rank) {
   const ManifestTensor& a = known.first->tensor;
@@ -69,28 +151,24 @@ class Planner {
   explicit Planner(size_t world_size) : load_(world_size) {}
 
   Status add(const Known& known) {
-    const size_t index = plan_.manifest.tensors.size();
-    ManifestTensor tensor = known.first->tensor;
-    const bool is_optimizer = !tensor.state.empty();
-    std::map<int, size_t> num_pieces;  // by writer, of this tensor
-    for (const auto& [box, holders] : known.boxes) {
-      const int writer = *std::ranges::min_element(
-          holders, {}, [this](int rank) { return load_[static_cast<size_t>(rank)]; });
-      load_[static_cast<size_t>(writer)] += bytes_of(tensor, box);
-      const size_t file = file_of(writer, is_optimizer, num_pieces[writer]++);
-      plan_.files[file].tensors.push_back(index);
-      tensor.pieces.push_back({.file = file, .offsets = box.offsets, .sizes = box.sizes});
+    const ManifestTensor& tensor = known.first->tensor;
+    const Status as_held = check_cover(tensor, known.boxes);
+    if (as_held.ok()) {
+      assign(tensor, known.boxes);
+      return {};
     }
-    const Status status = check_pieces(tensor.shape, tensor.pieces);
-    if (!status.ok()) {
-      return Error(ErrorCode::kInvalidArgument,
-                   cadre::format("'{}': {}; {}", name_in_files(tensor), status.error().message(),
-                                 load_.size() == 1
-                                     ? "without a group this process must hold the whole tensor: "
-                                       "pass the group of the ranks that hold its parts"
-                                     : "all ranks together must hold the whole tensor"));
+    const auto fits = [&](const auto& item) { return is_within(item.first, tensor.shape); };
+    if (!std::ranges::all_of(known.boxes, fits)) return as_held;
+    if (const auto rank = find_rank_with_overlap(known.boxes)) {
+      return Error(
+          ErrorCode::kInvalidArgument,
+          cadre::format("{}: two of the boxes of rank {} overlap; the boxes of a rank have "
+                        "no element in common",
+                        quoted_name(tensor), *rank));
     }
-    plan_.manifest.tensors.push_back(std::move(tensor));
+    const Holders boxes = cut_apart(known.boxes);
+    CADRE_RETURN_IF_ERROR(check_cover(tensor, boxes));
+    assign(tensor, boxes);
     return {};
   }
 
@@ -108,6 +186,41 @@ class Planner {
   }
 
  private:
+  static std::string quoted_name(const ManifestTensor& tensor) {
+    return cadre::format("'{}'", name_in_files(tensor));
+  }
+
+  // That the boxes are the whole tensor, and disjoint.
+  Status check_cover(const ManifestTensor& tensor, const Holders& boxes) const {
+    std::vector<ManifestPiece> pieces;
+    for (const auto& [box, holders] : boxes) {
+      pieces.push_back({.offsets = box.offsets, .sizes = box.sizes});
+    }
+    const Status status = check_pieces(tensor.shape, pieces);
+    if (status.ok()) return {};
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("{}: {}; {}", quoted_name(tensor), status.error().message(),
+                               load_.size() == 1
+                                   ? "without a group this process must hold the whole tensor: "
+                                     "pass the group of the ranks that hold its parts"
+                                   : "all ranks together must hold the whole tensor"));
+  }
+
+  void assign(ManifestTensor tensor, const Holders& boxes) {
+    const size_t index = plan_.manifest.tensors.size();
+    const bool is_optimizer = !tensor.state.empty();
+    std::map<int, size_t> num_pieces;  // by writer, of this tensor
+    for (const auto& [box, holders] : boxes) {
+      const int writer = *std::ranges::min_element(
+          holders, {}, [this](int rank) { return load_[static_cast<size_t>(rank)]; });
+      load_[static_cast<size_t>(writer)] += bytes_of(tensor, box);
+      const size_t file = file_of(writer, is_optimizer, num_pieces[writer]++);
+      plan_.files[file].tensors.push_back(index);
+      tensor.pieces.push_back({.file = file, .offsets = box.offsets, .sizes = box.sizes});
+    }
+    plan_.manifest.tensors.push_back(std::move(tensor));
+  }
+
   size_t file_of(int writer, bool is_optimizer, size_t number) {
     const auto [found, is_new] =
         files_.try_emplace({writer, is_optimizer, number}, plan_.files.size());

@@ -3,8 +3,9 @@
 //
 // Threads: plain values. Blocking: never. Lifetime: plain values. Errors: kInvalidArgument that
 // names the tensor and the ranks. A box that several ranks hold (replicas) is written once, by the
-// rank among them with the fewest bytes to write so far. A file has at most one box of a tensor, as
-// torch.distributed.checkpoint requires for safetensors.
+// rank among them with the fewest bytes to write so far. Where boxes of different ranks overlap
+// without being equal, the plan has parts of them, each inside one box of its writer. A file has at
+// most one box of a tensor, as torch.distributed.checkpoint requires for safetensors.
 #pragma once
 
 #include <cstdint>

@@ -260,8 +260,29 @@ TEST(ShardedSave, WhatTheRanksDoNotAgreeOnIsNamed) {
             "elements; all ranks together must hold the whole tensor");
   EXPECT_EQ(
       save_error([](SnapshotParts& parts) { parts.parameters.back().boxes[0].offsets[0] -= 1; }, 1),
-      "kInvalidArgument: snapshot of step 3: 'embed.weight': two of its pieces overlap; all "
-      "ranks together must hold the whole tensor");
+      "kInvalidArgument: snapshot of step 3: 'embed.weight': its pieces cover 504 of 512 elements; "
+      "all ranks together must hold the whole tensor");
+  EXPECT_EQ(save_error(
+                [](SnapshotParts& parts) {
+                  SnapshotTensor& tensor = parts.parameters.back();
+                  tensor.boxes = {{{32, 0}, {20, 8}}, {{51, 0}, {12, 8}}};
+                },
+                1),
+            "kInvalidArgument: snapshot of step 3: 'embed.weight': two of the boxes of rank 1 "
+            "overlap; the boxes of a rank have no element in common");
+}
+
+TEST(ShardedSave, WhatCannotBeSavedIsKnownBeforeTheFirstSnapshot) {
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
+    SnapshotParts parts = make_parts(kTwo, group.rank(), true);
+    check_savable(parts, group);
+    if (group.rank() == 1) parts.parameters[0].values = at::Tensor();
+    const std::string failure = testing::failure_of([&] { check_savable(parts, group); });
+    testing::require(
+        failure == "kInvalidArgument: snapshot: rank 1: 'fc.weight' is no dense CPU tensor",
+        failure);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 TEST(ShardedSave, WhatARankCannotGiveIsNamedWithTheRank) {

@@ -17,6 +17,7 @@
 #include "cadre/checkpoint/rank_agreement.h"
 #include "cadre/checkpoint/safetensors.h"
 #include "cadre/checkpoint/save_plan.h"
+#include "cadre/mesh/layout.h"
 #include "cadre/os/files/durable_file.h"
 #include "cadre/wire/blake2b.h"
 #include "cadre/wire/byte_codec.h"
@@ -137,15 +138,13 @@ Result<Held> held_of(const SnapshotParts& parts, int rank) {
   return held.take();
 }
 
-// The elements of one box, with its sizes.
+// The elements of one piece, which is in a box that is held, with its sizes; contiguous.
 at::Tensor values_of(const HeldTensor& held, const at::Tensor& flat, const ManifestPiece& piece) {
+  const Box part{piece.offsets, piece.sizes};
   int64_t begin = 0;
-  for (const Box& box : held.boxes) {
-    if (box.offsets == piece.offsets && box.sizes == piece.sizes) break;
-    begin += box.numel();
-  }
-  const Box box{piece.offsets, piece.sizes};
-  return flat.narrow(0, begin, box.numel()).view(piece.sizes);
+  auto box = held.boxes.begin();
+  for (; intersection(*box, part) != part; ++box) begin += box->numel();
+  return slice_of(flat.narrow(0, begin, box->numel()).view(box->sizes), *box, part).contiguous();
 }
 
 // Writes the files that the plan assigns to this rank.
@@ -288,6 +287,13 @@ void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& par
   const Status status = ranks.rank() == 0 ? write_as_first(folder, writer, *plan, ranks)
                                           : write_as_other(folder, writer, ranks);
   status.value_or_throw();
+}
+
+void check_savable(const SnapshotParts& parts, const ProcessGroup& group,
+                   const SaveOptions& options) {
+  const RankAgreement ranks(group, options.timeout);
+  const Result<SavePlan> plan = agree_on_plan(held_of(without_copies(parts), ranks.rank()), ranks);
+  if (!plan.ok()) throw plan.error().with_context("snapshot");
 }
 
 void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,

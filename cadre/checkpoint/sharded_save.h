@@ -32,13 +32,17 @@ struct SaveOptions {
   Duration timeout = kDefaultSnapshotTimeout;
 };
 
-// Collective. The parts of all ranks together must be whole tensors; boxes that several ranks hold
-// are written once.
+// Collective. The parts of all ranks together must be whole tensors. Elements that several ranks
+// hold are written once, also where the boxes of these ranks begin and end at different places.
 CADRE_EXPORT void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
                                const ProcessGroup& group, const SaveOptions& options = {});
 // Without a group: a single process.
 CADRE_EXPORT void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
                                const SaveOptions& options = {});
+// Collective. Writes nothing, and throws what save_sharded() would throw for parts that no snapshot
+// can hold, with "snapshot" in place of the step: to be called before the parts have cost anything.
+CADRE_EXPORT void check_savable(const SnapshotParts& parts, const ProcessGroup& group,
+                                const SaveOptions& options = {});
 // The implementation of both overloads, for a RankAgreement that exists already.
 void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
                   const RankAgreement& ranks, const SaveOptions& options);

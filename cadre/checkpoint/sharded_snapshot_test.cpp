@@ -94,9 +94,8 @@ TEST(ShardedSnapshot, OneProcessNeedsNoGroup) {
   EXPECT_EQ(difference(saved, parts), "");
 }
 
-TEST(ShardedSnapshot, ReplicasWriteEachElementOnceAndShareTheWork) {
+void expect_shared_work(const World& world) {
   const testing::TemporaryFolder run;
-  const World world{Strategy::kHybrid, 4};
   const auto result = run_groups(world.size, [&](const ProcessGroup& group) {
     SnapshotFolder folder(run.path());
     save_sharded(folder, 1, make_parts(world, group.rank(), true), group);
@@ -123,6 +122,15 @@ TEST(ShardedSnapshot, ReplicasWriteEachElementOnceAndShareTheWork) {
   for (const auto& [rank, bytes] : bytes_by_rank) {
     EXPECT_GT(bytes, bytes_by_rank.begin()->second / 2) << rank;
   }
+}
+
+TEST(ShardedSnapshot, ReplicasWriteEachElementOnceAndShareTheWork) {
+  expect_shared_work({Strategy::kHybrid, 4});
+}
+
+// As under tensor parallelism with shards, where the ranks have parts of other sizes.
+TEST(ShardedSnapshot, ReplicasThatAreCutAtOtherPlacesDoSo) {
+  expect_shared_work({Strategy::kUneven, 4});
 }
 
 // By the reader's own formula for where things lie: torch.distributed.checkpoint takes the offsets

@@ -19,7 +19,8 @@
 
 namespace cadre::snapshot_test {
 
-enum class Strategy { kReplicated, kFlat, kHybrid, kShard0, kOwner };
+// kUneven: two replicas, each in flat shards that end at places of their own.
+enum class Strategy { kReplicated, kFlat, kHybrid, kUneven, kShard0, kOwner };
 
 struct World {
   Strategy strategy;
@@ -27,7 +28,7 @@ struct World {
 };
 
 inline std::string to_string(const World& world) {
-  static const char* const kNames[] = {"replicated", "flat", "hybrid", "shard0", "owner"};
+  static const char* const kNames[] = {"replicated", "flat", "hybrid", "uneven", "shard0", "owner"};
   return std::string(kNames[static_cast<int>(world.strategy)]) + " on " +
          std::to_string(world.size);
 }
@@ -40,6 +41,7 @@ inline std::vector<World> worlds() {
       if (strategy != Strategy::kHybrid || size % 2 == 0) all.push_back({strategy, size});
     }
   }
+  for (const int size : {3, 4, 5}) all.push_back({Strategy::kUneven, size});
   return all;
 }
 
@@ -86,6 +88,16 @@ inline std::vector<Box> boxes_of(const World& world, int rank, const Sample& sam
       return flat(world.size, rank);
     case Strategy::kHybrid:
       return flat(world.size / 2, rank % (world.size / 2));
+    case Strategy::kUneven: {
+      const int num_first = world.size / 2;
+      if (rank < num_first) return flat(num_first, rank);
+      // Each shard has three elements more than an even part, except the last.
+      const int64_t length = whole.numel() / (world.size - num_first) + 3;
+      const bool is_last = rank == world.size - 1;
+      const int64_t begin = std::min(length * (rank - num_first), whole.numel());
+      return boxes_of_range(
+          whole, {begin, is_last ? whole.numel() : std::min(begin + length, whole.numel())});
+    }
     case Strategy::kShard0:
       if (sample.sizes.empty()) return {whole};
       return {local_box(sample.sizes, std::vector{world.size}, std::vector{rank},

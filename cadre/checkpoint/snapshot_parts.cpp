@@ -46,6 +46,14 @@ SnapshotTensor part_of(const ParameterShard& shard) {
           .is_copy = shard.is_copy};
 }
 
+at::Tensor slice_of(at::Tensor tensor, const Box& box, const Box& part) {
+  for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
+    tensor = tensor.narrow(static_cast<int64_t>(dim), part.offsets[dim] - box.offsets[dim],
+                           part.sizes[dim]);
+  }
+  return tensor;
+}
+
 SnapshotParts without_copies(const SnapshotParts& parts) {
   SnapshotParts kept = parts;
   const SnapshotEntries entries = entries_of(parts.parameters);

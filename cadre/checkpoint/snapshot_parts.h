@@ -65,6 +65,9 @@ SnapshotEntries entries_of(std::span<const SnapshotTensor> parameters);
 // What a save writes of the parts: without copies and their states.
 SnapshotParts without_copies(const SnapshotParts& parts);
 
+// tensor: the elements of `box`, with its sizes. Returns a view of those of `part`, which is in it.
+at::Tensor slice_of(at::Tensor tensor, const Box& box, const Box& part);
+
 CADRE_EXPORT SnapshotTensor whole_tensor(std::string name, const at::Tensor& tensor);
 CADRE_EXPORT SnapshotTensor part_of(const ParameterShard& shard);
 

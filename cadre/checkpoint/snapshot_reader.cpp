@@ -58,15 +58,6 @@ at::Tensor tensor_over(ConstBytes bytes, at::IntArrayRef sizes, at::ScalarType d
   return copy;
 }
 
-// The part of a tensor that holds `box`, which `part` is in.
-at::Tensor slice_of(at::Tensor tensor, const Box& box, const Box& part) {
-  for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
-    tensor = tensor.narrow(static_cast<int64_t>(dim), part.offsets[dim] - box.offsets[dim],
-                           part.sizes[dim]);
-  }
-  return tensor;
-}
-
 // Describes a path without a manifest, and what to load instead.
 std::string what_it_is(const std::string& path) {
   std::error_code failure;

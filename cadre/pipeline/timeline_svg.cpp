@@ -83,7 +83,8 @@ class Picture {
     }
     if (timeline.makespan_ms <= 0) return;
     const double wanted = timeline.makespan_ms * kMinBoxWidth / shortest;
-    pixels_per_ms_ = std::clamp(wanted, kMinPlotWidth, kMaxPlotWidth) / timeline.makespan_ms;
+    const double scale = std::clamp(wanted, kMinPlotWidth, kMaxPlotWidth) / timeline.makespan_ms;
+    if (std::isfinite(scale)) pixels_per_ms_ = scale;
   }
 
   std::string draw(std::string_view title) {

@@ -74,5 +74,16 @@ TEST(PipelineTimelineTest, APictureHasABoxForEachComputation) {
   EXPECT_THAT(timeline_svg({}, {}, ""), Not(HasSubstr("nan")));
 }
 
+// Of a length that no number of pixels for a millisecond makes visible.
+TEST(PipelineTimelineTest, APictureOfAnExtremelyShortStepHasNoScale) {
+  const PipelineSchedule schedule = make(Kind::kGPipe, 2, 2);
+  const PipelineCosts costs{.stages = {{1e-310, 0, 0, 0}, {1e-310, 0, 0, 0}}};
+  const std::string svg =
+      timeline_svg(schedule, simulate_pipeline(schedule, costs).value_or_throw(), "");
+  EXPECT_LT(svg.size(), 10'000U);
+  EXPECT_THAT(svg, Not(HasSubstr("nan")));
+  EXPECT_THAT(svg, Not(HasSubstr("inf")));
+}
+
 }  // namespace
 }  // namespace cadre

@@ -40,6 +40,7 @@ class JointNorm {
     double total = 0;
     for (Part& part : parts_) {
       for (const ProcessGroup& group : part.groups) reduce(group, part.value);
+      if (part.is_flat) agree(part);
       total = wrap::joint_power_sum(total, part.value, p_);
     }
     return wrap::norm_of_power_sum(total, p_);
@@ -65,7 +66,14 @@ class JointNorm {
   struct Part {
     std::vector<ProcessGroup> groups;
     double value;
+    bool is_flat = false;  // along one of the groups lie flat shards
   };
+
+  static bool has(const std::vector<ProcessGroup>& groups, const ProcessGroup& group) {
+    return std::ranges::any_of(groups, [&](const ProcessGroup& other) {
+      return &other.communicator() == &group.communicator();
+    });
+  }
 
   static bool are_same(const std::vector<ProcessGroup>& a, const std::vector<ProcessGroup>& b) {
     return std::ranges::equal(a, b, [](const ProcessGroup& x, const ProcessGroup& y) {
@@ -80,6 +88,7 @@ class JointNorm {
       return are_same(candidate.groups, groups);
     });
     if (part == parts_.end()) part = parts_.insert(part, {.groups = groups, .value = 0});
+    part->is_flat = part->is_flat || shard.flat_axis.has_value();
     const at::Tensor& gradient = shard.values.grad();
     if (!gradient.defined()) return;
     if (gradient.layout() != at::kStrided) {
@@ -93,14 +102,30 @@ class JointNorm {
     part->value = wrap::joint_power_sum(part->value, wrap::power_sum(gradient, p_), p_);
   }
 
-  // NaN is sent in a second element, because a maximum would lose it.
+  // Ranks that divide other parameters unevenly along an axis have flat shards that end at
+  // different places, so along that axis the same elements are added in different orders.
+  void agree(Part& part) const {
+    std::vector<ProcessGroup> others;
+    for (const Part& other : parts_) {
+      for (const ProcessGroup& group : other.groups) {
+        if (!has(part.groups, group) && !has(others, group)) others.push_back(group);
+      }
+    }
+    for (const ProcessGroup& group : others) take_largest(group, part.value);
+  }
+
   void reduce(const ProcessGroup& group, double& value) const {
-    if (!std::isinf(p_)) {
-      const at::Tensor sum = at::full({1}, value, at::kDouble);
-      group.all_reduce(sum);
-      value = sum.item<double>();
+    if (std::isinf(p_)) {
+      take_largest(group, value);
       return;
     }
+    const at::Tensor sum = at::full({1}, value, at::kDouble);
+    group.all_reduce(sum);
+    value = sum.item<double>();
+  }
+
+  // NaN is sent in a second element, because a maximum would lose it.
+  static void take_largest(const ProcessGroup& group, double& value) {
     const bool is_nan = std::isnan(value);
     const at::Tensor largest = at::tensor({is_nan ? 0.0 : value, is_nan ? 1.0 : 0.0}, at::kDouble);
     group.all_reduce(largest, {.op = ReduceOp::kMax});

@@ -8,7 +8,9 @@
 // dense, or that lies as a Partial.
 //
 // Each rank sums the powers of its elements in float64, whatever their dtype, and the sums are
-// added along those axes; along replicated axes nothing is added. All ranks get the same bits. With
+// added along those axes; along replicated axes nothing is added. All ranks get the same bits:
+// where flat shards may end at different places along an axis, because it divides other parameters,
+// the ranks of that axis take the largest of their sums, which differ in the last bits. With
 // another number of ranks only the order of the float64 additions differs: the norm is that of the
 // exact real numbers within 1e-12 of it, for up to 1e12 elements.
 // Source: torch.nn.utils.clip_grad_norm_ on DTensors.

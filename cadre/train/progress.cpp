@@ -1,6 +1,7 @@
 #include "cadre/train/progress.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -120,6 +121,12 @@ std::string step_line(const StepReport& step) {
                        total, step.loss, speed_text(step.items_per_second), step.item_name,
                        100 * step.communication_share, step.memory_bytes >> 20,
                        duration_text(step.seconds_left));
+}
+
+double communication_share(Duration communicated, Duration step) {
+  if (step <= Duration::zero()) return 0;
+  const std::chrono::duration<double> whole = step;
+  return std::min(std::chrono::duration<double>(communicated) / whole, 1.0);
 }
 
 int64_t resident_memory_bytes() {

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 
+#include "cadre/base/deadline.h"
 #include "cadre/os/files/locked_file.h"
 #include "cadre/train/evaluation.h"
 
@@ -25,10 +26,14 @@ struct StepReport {
   double gradient_norm = 0;               // before clipping
   double items_per_second = 0;            // of all ranks
   std::string_view item_name = "tokens";  // what an item is
-  double communication_share = 0;         // of this rank's time
+  double communication_share = 0;         // of this rank's time, at most 1
   int64_t memory_bytes = 0;               // resident, of this process
   double seconds_left = 0;
 };
+
+// Of the time of a step, 0 to 1. communicated: the sum over operations, in which the time of
+// operations of several groups that run at once counts for each of them, and may exceed the step.
+double communication_share(Duration communicated, Duration step);
 
 struct EvaluationReport {
   int64_t step = 0;

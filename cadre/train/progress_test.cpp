@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <string>
 
 namespace cadre::train {
@@ -23,6 +24,14 @@ TEST(StepLine, TheSpeedHasTwoDigitsAtLeast) {
   EXPECT_THAT(line(243.4), HasSubstr("  243 samples/s  "));
   EXPECT_THAT(line(1540), HasSubstr("  1.5k samples/s  "));
   EXPECT_THAT(line(35140), HasSubstr("  35.1k samples/s  "));
+}
+
+// Operations of two groups at once, each as long as the step.
+TEST(CommunicationShare, IsAtMostTheStep) {
+  using std::chrono::milliseconds;
+  EXPECT_EQ(communication_share(milliseconds(25), milliseconds(100)), 0.25);
+  EXPECT_EQ(communication_share(milliseconds(200), milliseconds(100)), 1);
+  EXPECT_EQ(communication_share(milliseconds(1), milliseconds(0)), 0);
 }
 
 }  // namespace

@@ -49,8 +49,10 @@ Trainer::Trainer(const Config& config, TrainerContext context)
   on_all_ranks(context_.world, [this] {
     if (is_first_rank()) open_run_folder();
   });
-  snapshot_writer_ = std::make_unique<SnapshotWriter>(snapshots_, context_.world, *strategy_,
-                                                      layout_name(config_.parallel));
+  with_common_errors([this] {
+    snapshot_writer_ = std::make_unique<SnapshotWriter>(snapshots_, context_.world, *strategy_,
+                                                        layout_name(config_.parallel));
+  });
   if (resumption_) {
     for (const std::string& remark : resumption_->remarks()) print_line(remark);
   }
@@ -112,10 +114,11 @@ void Trainer::print_header() {
                            config_.model.kind, num_parameters_, task_->data_text(), run.steps,
                            run.global_batch_size,
                            is_text ? cadre::format(" of {} tokens", config_.model.context) : ""));
-  if (is_first_rank()) {
+  on_all_ranks(context_.world, [this] {
+    if (!is_first_rank()) return;
     const int count = context_.world.world_size();
     print_line(start_table(plan_of_config(config_, sizes_of_model(config_), {count, count})));
-  }
+  });
   if (step_ >= run.steps) {
     print_line(
         cadre::format("run.steps is {}, and the snapshot is of step {}: no steps are left; set "
@@ -232,7 +235,8 @@ void Trainer::report(double loss, double gradient_norm, TimePoint started, Durat
       .items_per_second =
           static_cast<double>(config_.run.global_batch_size * task_->items_per_sample()) / elapsed,
       .item_name = task_->item_name(),
-      .communication_share = seconds(time_in_communication() - communicated) / elapsed,
+      .communication_share =
+          communication_share(time_in_communication() - communicated, now - started),
       .memory_bytes = resident_memory_bytes(),
       .seconds_left = per_step * static_cast<double>(config_.run.steps - step_)});
 }
@@ -274,8 +278,9 @@ void Trainer::finish_snapshot() {
     if (is_best) mark_best();
     return;
   }
-  print_line(cadre::format("warning: {}; earlier snapshots are untouched",
-                           outcome->status.error().message()));
+  snapshot_failure_ = outcome->status.error();
+  print_line(
+      cadre::format("warning: {}; earlier snapshots are untouched", snapshot_failure_->message()));
   // A snapshot that could not be written cannot be the best.
   if (is_best) best_held_out_loss_ = loss_before_best_;
 }
@@ -322,7 +327,12 @@ void Trainer::finish() {
   const std::string summary = strategy_->summary(context_.world);
   if (!summary.empty()) print_line(summary);
   finish_snapshot();
-  if (saved_step_ != step_) refuse_unsaved_end();
+  if (saved_step_ != step_) {
+    throw CommonError(unsaved_end({.step = step_,
+                                   .saved_step = saved_step_,
+                                   .run_folder = run_path_,
+                                   .cause = snapshot_failure_.value()}));
+  }
   snapshot_writer_->close();
   if (result_.was_stopped) {
     print_line(
@@ -338,23 +348,6 @@ std::string Trainer::sample_of_model() {
   const std::string sample = task_->sample([this](const at::Tensor& data) { return infer(data); });
   strategy_->set_training(true);
   return sample;
-}
-
-void Trainer::refuse_unsaved_end() const {
-  std::string text = cadre::format("the run ended at step {}, ", step_);
-  if (saved_step_ < 0) {
-    text += cadre::format(
-        "but no snapshot could be written, so its result is lost: free disk space in {}, or choose "
-        "another run.folder, and start it again",
-        run_path_);
-  } else {
-    text += cadre::format(
-        "whose snapshot could not be written; the last one is of step {}: free disk space in {} "
-        "and "
-        "resume with run.resume=auto",
-        saved_step_, run_path_);
-  }
-  throw CommonError(Error(ErrorCode::kUnavailable, text));
 }
 
 void Trainer::print_line(const std::string& line) {

@@ -90,7 +90,6 @@ class Trainer {
   std::vector<at::Tensor> generators_of_all_ranks();
   void finish();
   std::string sample_of_model();
-  [[noreturn]] void refuse_unsaved_end() const;
   void print_line(const std::string& line);
   bool is_first_rank() const { return context_.world.rank() == 0; }
   // What divides the layers of a model, or connects its routers, takes a whole one.
@@ -114,10 +113,11 @@ class Trainer {
   std::unique_ptr<SnapshotWriter> snapshot_writer_;
   std::unique_ptr<DataLoader> loader_;
   std::unique_ptr<DataLoader> held_out_loader_;
-  std::unique_ptr<Progress> progress_;  // of rank 0 only
-  int64_t first_step_ = 0;              // completed before this process started
-  int64_t step_ = 0;                    // completed
-  int64_t saved_step_ = -1;             // of the last snapshot that was read or written
+  std::unique_ptr<Progress> progress_;     // of rank 0 only
+  int64_t first_step_ = 0;                 // completed before this process started
+  int64_t step_ = 0;                       // completed
+  int64_t saved_step_ = -1;                // of the last snapshot that was read or written
+  std::optional<Error> snapshot_failure_;  // of the last one that could not be written
   std::optional<double> best_held_out_loss_;
   int64_t best_step_ = -1;  // whose snapshot will be marked as the best
   std::optional<double> loss_before_best_;

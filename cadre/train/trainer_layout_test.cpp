@@ -12,6 +12,8 @@
 
 #include "cadre/base/format.h"
 #include "cadre/testing/seeds.h"
+#include "cadre/train/config/config_fields.h"
+#include "cadre/train/layout/run_layout.h"
 #include "cadre/train/trainer_test.h"
 
 namespace cadre::train {
@@ -232,6 +234,62 @@ TEST_F(TrainerLayoutTest, AResumedRunHasTheBitsOfAnUninterruptedOne) {
     EXPECT_EQ(losses(name + "_stopped"), losses(name));
     expect_same_bits(name, name + "_stopped", 20);
   }
+}
+
+// The vocabulary is odd, so the processes of parallel.tensor have flat buffers of different sizes,
+// and shards that end at different places of the positions, which both have.
+TEST_F(TrainerLayoutTest, ShardsOfUnevenPartsAreSavedAndResumed) {
+  const auto long_context = [this](TrainedLayout layout, const std::string& name) {
+    layout.is_tied = true;
+    Config config = config_of(layout, name);
+    config.model.context = 160;
+    config.run.steps = 2;
+    return config;
+  };
+  ASSERT_EQ(run(long_context(kAlone, "alone")).failures, "");
+  const NamedTensors expected = tensors("alone", 2, "model.safetensors");
+  for (const std::string name :
+       {"zero1_tensor", "zero2_tensor", "fsdp_tensor", "fsdp_gathered_tensor"}) {
+    SCOPED_TRACE(name);
+    const TrainedLayout& layout = layout_named(name);
+    Config config = long_context(layout, name);
+    ASSERT_EQ(run(config, layout.num_processes).failures, "");
+    const NamedTensors actual = tensors(name, 2, "model.safetensors");
+    ASSERT_EQ(actual.size(), expected.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_EQ(actual[i].first, expected[i].first);
+      const double mean = (actual[i].second - expected[i].second).abs().mean().item<double>();
+      EXPECT_LE(mean, 2e-5) << expected[i].first;
+    }
+    config = long_context(kAlone, name);
+    config.run.resume = "auto";
+    config.run.steps = 3;
+    const Run resumed = run(config);
+    EXPECT_EQ(resumed.failures, "");
+    EXPECT_EQ(resumed.result.steps, 3);
+  }
+}
+
+TEST_F(TrainerLayoutTest, EveryStrategyOfEveryDivisionStarts) {
+  int num_started = 0;
+  for (const ParallelConfig& division :
+       {ParallelConfig{.tensor = 2}, {.pipeline = 2}, {.context = 2}, {.expert = 2}}) {
+    for (const char* strategy : {"single", "ddp", "zero1", "zero2", "fsdp", "hsdp"}) {
+      TrainedLayout layout{.parallel = division, .has_experts = division.expert > 1};
+      layout.parallel.strategy = strategy;
+      layout.parallel.replicas = 1;
+      layout.name = layout_name(layout.parallel);
+      SCOPED_TRACE(layout.name);
+      Config config = config_of(layout);
+      config.run.steps = 2;
+      config.run.evaluate_tokens = 100;
+      config.sample.tokens = 0;
+      if (find_layout_conflict(config)) continue;
+      EXPECT_EQ(run(config, 2).failures, "");
+      ++num_started;
+    }
+  }
+  EXPECT_EQ(num_started, 22);  // the stages of a pipeline have neither zero1 nor zero2
 }
 
 // The processes have different numbers of samples, and some parts of a share have none.

@@ -12,6 +12,7 @@
 #include "cadre/deferred/deferred_init.h"
 #include "cadre/testing/file_size_limit.h"
 #include "cadre/testing/seeds.h"
+#include "cadre/train/snapshots/snapshot_writer.h"
 #include "cadre/train/tasks/run_setup.h"
 #include "cadre/train/trainer_test.h"
 
@@ -261,6 +262,25 @@ TEST_F(TrainerPartsTest, ARunWhoseLastSnapshotFailsEndsWithAnError) {
                     HasSubstr("step 6, whose snapshot could not be written; the last one is of "
                               "step 2")));
   EXPECT_THAT(SnapshotFolder(folder_ + "/a").steps(), ElementsAre(2));
+}
+
+TEST(UnsavedEnd, DiskSpaceIsNamedOnlyWhereItHelps) {
+  UnsavedEnd end{.step = 4,
+                 .run_folder = "runs/a",
+                 .cause = Error(ErrorCode::kUnavailable, "snapshot of step 4: the disk is full")};
+  EXPECT_EQ(
+      testing::failure_of([&] { throw unsaved_end(end); }),
+      "kUnavailable: the run ended at step 4, but no snapshot could be written, so its result "
+      "is lost: free disk space in runs/a, or choose another run.folder, and start it again");
+  end.cause = Error(ErrorCode::kInvalidArgument, "snapshot of step 4: 'w': no tensor");
+  EXPECT_EQ(
+      testing::failure_of([&] { throw unsaved_end(end); }),
+      "kInternal: the run ended at step 4, but no snapshot could be written, so its result is "
+      "lost: snapshot of step 4: 'w': no tensor; report this with the configuration");
+  end.saved_step = 2;
+  EXPECT_EQ(testing::failure_of([&] { throw unsaved_end(end); }),
+            "kInternal: the run ended at step 4, whose snapshot could not be written; the last one "
+            "is of step 2: snapshot of step 4: 'w': no tensor; report this with the configuration");
 }
 
 TEST_F(TrainerPartsTest, TheBestIsMarkedWhenItIsThereAndForgottenWhenItIsNot) {

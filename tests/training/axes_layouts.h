@@ -28,6 +28,13 @@ inline std::vector<Layout> axes_layouts() {
        .axes = {{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}},
        .sharing = kShards,
        .kind = kUntied},
+      // Three ranks do not divide the vocabulary and the hidden features, so shards end at other
+      // places of what the ranks replicate.
+      {.name = "zero1_x_tp_uneven",
+       .axes = {{"dp", 2}, {"tp", 3}},
+       .sharing = kZero1,
+       .kind = kUntied},
+      {.name = "fsdp_x_tp_uneven", .axes = {{"dp_shard", 2}, {"tp", 3}}, .sharing = kShards},
       {.name = "dp_x_cp", .axes = {{"dp", 2}, {"cp", 2}}, .kind = kUntied},
       {.name = "fsdp_x_cp", .axes = {{"dp_shard", 2}, {"cp", 2}}, .sharing = kShards},
       {.name = "cp_x_tp", .axes = {{"cp", 2}, {"tp", 2}}, .kind = kSequence},
@@ -61,6 +68,10 @@ inline std::vector<Layout> axes_layouts() {
       {.name = "pp_x_fsdp_x_tp",
        .axes = {{"pp", 2}, {"dp_shard", 2}, {"tp", 2}},
        .sharing = kShards},
+      {.name = "pp_x_fsdp_x_tp_uneven",
+       .axes = {{"pp", 2}, {"dp_shard", 2}, {"tp", 3}},
+       .sharing = kShards,
+       .kind = kUntied},
       {.name = "pp_x_cp", .axes = {{"pp", 2}, {"cp", 2}}, .kind = kUntied},
       {.name = "pp_x_cp_x_tp", .axes = {{"pp", 2}, {"cp", 2}, {"tp", 2}}},
   };

@@ -50,7 +50,8 @@ The schedule
   --max-live N          refuse it when a rank keeps activations of more than N microbatches and
                         stages
 
-Times in milliseconds: one for all stages, or one for each, separated by commas
+Times in milliseconds, 0 or from 1e-6 to 1e12: one for all stages, or one for each, separated by
+commas
   --forward-ms T,...    of F (default 1)
   --backward-ms T,...   of B (default: twice the forward)
   --input-grad-ms T,... of I (default: half of the backward)

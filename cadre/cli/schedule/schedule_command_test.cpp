@@ -105,7 +105,11 @@ TEST(ScheduleCommand, RefusesWhatMakesNoSense) {
        "dualpipe-v: 7 microbatches for 8 stages (4 ranks with 2 each); it needs at least as many "
        "microbatches as stages"},
       {{"--name", "gpipe", "--stages", "2", "--microbatches", "2", "--forward-ms", "1,x"},
-       "--forward-ms 1,x: expected milliseconds from 0 on, separated by commas"},
+       "--forward-ms 1,x: expected milliseconds, 0 or from 1e-6 to 1e12, separated by commas"},
+      {{"--name", "gpipe", "--stages", "2", "--microbatches", "2", "--forward-ms", "1e-310"},
+       "--forward-ms 1e-310: expected milliseconds, 0 or from 1e-6 to 1e12, separated by commas"},
+      {{"--name", "gpipe", "--stages", "2", "--microbatches", "2", "--layer-ms", "1,4e307"},
+       "--layer-ms 1,4e307: expected milliseconds, 0 or from 1e-6 to 1e12, separated by commas"},
       {{"--name", "gpipe", "--stages", "2", "--microbatches", "2", "--forward-ms", "1,1,1"},
        "--forward-ms has 3 times; the schedule has 2 stages, so give 1 or 2"},
       {{"--name", "gpipe", "--stages", "2", "--microbatches", "2", "--layer-ms", "1"},
@@ -116,7 +120,11 @@ TEST(ScheduleCommand, RefusesWhatMakesNoSense) {
       {{"--name", "gpipe", "--stages", "2", "--microbatches", "2", "--lower", "late"},
        "--lower late: expected before-use or as-sent"},
       {{"--name", "gpipe", "--stages", "2", "--microbatches", "2", "--message-ms", "-1"},
-       "--message-ms -1: expected a number from 0 on"},
+       "--message-ms -1: expected milliseconds, 0 or from 1e-6 to 1e12"},
+      {{"--name", "gpipe", "--stages", "2", "--microbatches", "2", "--message-ms", "1e-310"},
+       "--message-ms 1e-310: expected milliseconds, 0 or from 1e-6 to 1e12"},
+      {{"--name", "gpipe", "--stages", "2", "--microbatches", "2", "--overlap", "-1"},
+       "--overlap -1: expected a number from 0 on"},
       {{"--name", "gpipe", "--stages", "2", "--microbatches", "9", "--max-live", "8"},
        "rank 0 keeps the activations of up to 9 microbatches; at most 8 are allowed"}};
   for (auto [words, sentence] : cases) {

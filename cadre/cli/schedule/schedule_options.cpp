@@ -35,6 +35,11 @@ constexpr std::array kScheduleOptions{OptionSpec{"--name", "NAME"},
                                       OptionSpec{"--help", "", 'h'}};
 // What PyTorch unshards at most, so that both lower a schedule alike.
 constexpr int kPyTorchUnshardedStages = 3;
+// From a nanosecond to 30 years: sums of the times of all actions are finite, and no picture of a
+// step has a time that its scale cannot tell from 0.
+constexpr double kShortestMs = 1e-6;
+constexpr double kLongestMs = 1e12;
+constexpr std::string_view kExpectedMs = "expected milliseconds, 0 or from 1e-6 to 1e12";
 
 Error wrong_option(const GivenOption& given, std::string_view sentence) {
   return Error(ErrorCode::kInvalidArgument, cadre::format("{}: {}", given.text(), sentence));
@@ -49,6 +54,14 @@ std::optional<double> parse_number(std::string_view text) {
   const char* end = text.data() + text.size();
   const auto parsed = std::from_chars(text.data(), end, number);
   if (parsed.ec != std::errc() || parsed.ptr != end || !std::isfinite(number) || number < 0) {
+    return std::nullopt;
+  }
+  return number;
+}
+
+std::optional<double> parse_milliseconds(std::string_view text) {
+  const auto number = parse_number(text);
+  if (number && *number != 0 && (*number < kShortestMs || *number > kLongestMs)) {
     return std::nullopt;
   }
   return number;
@@ -72,15 +85,22 @@ Status take_number(const ParsedWords& words, std::string_view name, double& valu
   return {};
 }
 
+Status take_milliseconds(const ParsedWords& words, std::string_view name, double& value) {
+  const GivenOption* given = words.find(name);
+  if (given == nullptr) return {};
+  const auto number = parse_milliseconds(given->value);
+  if (!number) return wrong_option(*given, kExpectedMs);
+  value = *number;
+  return {};
+}
+
 Status take_times(const ParsedWords& words, std::string_view name, std::vector<double>& times) {
   const GivenOption* given = words.find(name);
   if (given == nullptr) return {};
   for (size_t begin = 0; begin <= given->value.size();) {
     const size_t end = std::min(given->value.find(',', begin), given->value.size());
-    const auto time = parse_number(std::string_view(given->value).substr(begin, end - begin));
-    if (!time) {
-      return wrong_option(*given, "expected milliseconds from 0 on, separated by commas");
-    }
+    const auto time = parse_milliseconds(std::string_view(given->value).substr(begin, end - begin));
+    if (!time) return wrong_option(*given, cadre::format("{}, separated by commas", kExpectedMs));
     times.push_back(*time);
     begin = end + 1;
   }
@@ -155,7 +175,7 @@ Status take_costs(const ParsedWords& words, ScheduleOptions& options) {
   if (!times.layer_ms.empty() && !times.forward_ms.empty()) {
     return wrong_words("give --layer-ms or --forward-ms: both say how long forwards take");
   }
-  CADRE_RETURN_IF_ERROR(take_number(words, "--message-ms", options.message_ms));
+  CADRE_RETURN_IF_ERROR(take_milliseconds(words, "--message-ms", options.message_ms));
   CADRE_RETURN_IF_ERROR(take_number(words, "--overlap", options.overlap_share));
   if (words.find("--max-live") == nullptr) return {};
   return take_count(words, "--max-live", options.limits.max_live_activations.emplace(0));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 #include <utility>
 
 #include "cadre/base/error.h"
@@ -43,16 +44,35 @@ Result<PipelineSchedule> schedule_of(const Config& config, const Degrees& degree
 
 Result<PipelineSchedule> chosen_schedule(const Config& config, const Degrees& degrees) {
   const int64_t rows = config.run.global_batch_size / degrees.data;
-  if (config.parallel.microbatches > 0) {
-    return schedule_of(config, degrees, config.parallel.microbatches);
+  if (const int64_t given = config.parallel.microbatches; given > 0) {
+    auto schedule = schedule_of(config, degrees, given);
+    if (schedule.ok()) return schedule;
+    return schedule.error().with_context(
+        cadre::format("parallel.microbatches is {}, which does not suit parallel.schedule", given));
   }
+  std::optional<Error> of_most;
   const int64_t most = std::min<int64_t>(rows, kMicrobatchesOfARank * degrees.pipeline);
-  for (int64_t count = most; count > 1; --count) {
+  for (int64_t count = most; count > 0; --count) {
     if (rows % count != 0) continue;
     auto schedule = schedule_of(config, degrees, count);
     if (schedule.ok()) return schedule;
+    if (!of_most) of_most = schedule.error();
   }
-  return schedule_of(config, degrees, 1);
+  return of_most->with_context(
+      cadre::format("run.global_batch_size is {}, which gives each pipeline {} samples, and no "
+                    "number of microbatches that divides them suits parallel.schedule",
+                    config.run.global_batch_size, rows));
+}
+
+void check_stages(const ParallelConfig& parallel) {
+  const PipelineScheduleInfo& info = *find_pipeline_schedule(parallel.schedule);
+  const int64_t given = parallel.virtual_stages;
+  if (given >= info.min_stages_per_rank && given <= info.max_stages_per_rank) return;
+  const int allowed = info.usual_stages_per_rank;
+  refuse(
+      cadre::format("parallel.virtual_stages is {}, but parallel.schedule is {}, which has exactly "
+                    "{} {} on each process: choose {}, or another schedule",
+                    given, info.name, allowed, allowed == 1 ? "stage" : "stages", allowed));
 }
 
 void check_pipeline(const Config& config, const Degrees& degrees) {
@@ -71,8 +91,9 @@ void check_pipeline(const Config& config, const Degrees& degrees) {
                       "each of the {} pipelines is given of run.global_batch_size",
                       count, rows, degrees.data));
   }
+  check_stages(config.parallel);
   const auto schedule = chosen_schedule(config, degrees);
-  if (!schedule.ok()) throw schedule.error().with_context("parallel.schedule");
+  if (!schedule.ok()) throw schedule.error();
 }
 
 void check_data_degree(const ParallelConfig& parallel, const Degrees& degrees, int world_size) {

@@ -129,8 +129,28 @@ TEST(RunLayout, MicrobatchesDivideTheBatchAndSuitTheSchedule) {
   EXPECT_EQ(refusal({.microbatches = 2}, 2),
             "parallel.microbatches is 2, but parallel.pipeline is 1, so there is no pipeline: set "
             "parallel.pipeline, or leave the key out");
-  EXPECT_EQ(refusal({.pipeline = 2, .schedule = "zb-v"}, 2),
-            "parallel.schedule: zb-v: each rank has exactly 2 stage(s) of the model, not 1");
+  EXPECT_EQ(
+      refusal({.pipeline = 2, .schedule = "zb-v"}, 2),
+      "parallel.virtual_stages is 1, but parallel.schedule is zb-v, which has exactly 2 stages "
+      "on each process: choose 2, or another schedule");
+  EXPECT_EQ(
+      refusal({.pipeline = 2, .virtual_stages = 2}, 2),
+      "parallel.virtual_stages is 2, but parallel.schedule is 1f1b, which has exactly 1 stage "
+      "on each process: choose 1, or another schedule");
+  const ParallelConfig dual{.pipeline = 2, .schedule = "dualpipe-v", .virtual_stages = 2};
+  Config few = gpt_with(dual);
+  few.run.global_batch_size = 3;
+  EXPECT_EQ(
+      refusal(few, 2),
+      "run.global_batch_size is 3, which gives each pipeline 3 samples, and no number of "
+      "microbatches that divides them suits parallel.schedule: dualpipe-v: 3 microbatches for 4 "
+      "stages (2 ranks with 2 each); it needs at least as many microbatches as stages");
+  few.run.global_batch_size = 8;
+  few.parallel.microbatches = 2;
+  EXPECT_EQ(refusal(few, 2),
+            "parallel.microbatches is 2, which does not suit parallel.schedule: dualpipe-v: 2 "
+            "microbatches for 4 stages (2 ranks with 2 each); it needs at least as many "
+            "microbatches as stages");
   const Config config = gpt_with({.pipeline = 2});
   EXPECT_EQ(pipeline_schedule(config, degrees_of(config.parallel, 2)).num_microbatches, 8);
   EXPECT_EQ(pipeline_schedule(config, degrees_of(config.parallel, 4)).num_microbatches, 4);

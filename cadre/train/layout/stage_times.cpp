@@ -39,8 +39,7 @@ std::string describe(std::span<const StageTime> stages) {
   if (others <= 0 || slowest->milliseconds < kSlowStage * others) return text;
   return text + cadre::format(
                     "; stage {} on rank {} takes {:.1f} times as long as the others, which "
-                    "wait for it: look for other work on its cores, or give it fewer "
-                    "layers",
+                    "wait for it: look for other work on its cores",
                     stage, slowest->rank, slowest->milliseconds / others);
 }
 

@@ -15,7 +15,7 @@ TEST(StageTimesTest, ASlowStageIsNamed) {
   EXPECT_EQ(describe(std::vector<StageTime>{{10, 0}, {30.06, 5}, {9.5, 2}, {11, 3}}),
             "stages compute for 10.0 ms, 30.1 ms, 9.50 ms, 11.0 ms a microbatch; stage 1 on rank 5 "
             "takes 3.0 times as long as the others, which wait for it: look for other work on its "
-            "cores, or give it fewer layers");
+            "cores");
 }
 
 TEST(StageTimesTest, StagesOfSimilarTimesAreNot) {

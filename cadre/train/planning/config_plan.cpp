@@ -102,16 +102,16 @@ Processes processes_of_strategy(const Degrees& degrees, const Processes& process
 // stays gathered for the step.
 MemoryPlan plan_of_stages(const ModelSizes& part, const Config& config,
                           const Processes& processes) {
-  PlanOptions options = plan_options(config, processes);
-  if (processes.count > 1 && has_units(options.strategy)) {
+  if (PlanOptions options = plan_options(config, processes);
+      processes.count > 1 && has_units(options.strategy)) {
     options.is_mapped = false;
     options.reshard_root = Reshard::kAfterReduction;
     return plan_memory(part, options);
   }
-  options.strategy = PlanStrategy::kSingle;
-  options.num_ranks = 1;
-  options.num_replicas = 1;
-  MemoryPlan plan = plan_memory(part, options);
+  // Each process holds what one process with this part as its model would.
+  Config alone = config;
+  alone.parallel.strategy = "single";
+  MemoryPlan plan = plan_memory(part, plan_options(alone, Processes{}));
   for (const PlannedParameter& parameter : part.parameters) {
     OperationTraffic& reduced = plan.traffic.all_reduce;
     const int64_t payload = parameter.numel() * static_cast<int64_t>(sizeof(float));
@@ -133,6 +133,9 @@ NamedPlan plan_of_division(const Config& config, const ModelSizes& model,
     const ModelSizes part = part_sizes(model, config, degrees, rank);
     MemoryPlan plan = degrees.pipeline > 1 ? plan_of_stages(part, config, replicas)
                                            : plan_memory(part, plan_options(config, replicas));
+    const int64_t copy_bytes = tied_copy_bytes(part, config, degrees, rank);
+    plan.held.parameters += copy_bytes;
+    plan.held.gradients += copy_bytes;
     if (most && plan.held.total() <= most->plan.held.total()) continue;
     plan.host_bytes = plan.held.total() * std::min(processes.per_host, processes.count);
     most = NamedPlan{.plan = std::move(plan),

@@ -13,6 +13,8 @@
 #include "cadre/data/text_corpus.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
 #include "cadre/plan/plan_test_memory.h"
+#include "cadre/train/config/config_fields.h"
+#include "cadre/train/layout/run_layout.h"
 #include "cadre/train/models/image_classifier.h"
 #include "cadre/train/models/language_model.h"
 #include "cadre/train/planning/plan_report.h"
@@ -157,6 +159,35 @@ TEST(ConfigPlan, OfADividedModelHasTheStrategiesThatTheLayoutCanHave) {
                                              "hsdp, pipeline 2"}));
   EXPECT_GT(plan_named(plans, "ddp, pipeline 2").division.pipeline, 0);
   EXPECT_THROW(plan_of_config(config, sizes, {.count = 3, .per_host = 3}), Error);
+}
+
+// With the default form of the shards, on the processes of one replica and of two.
+TEST(ConfigPlan, EveryStrategyOfEveryDivisionHasOne) {
+  const Config model = config_of_model("gpt", "text");
+  for (const ParallelConfig& division :
+       {ParallelConfig{.tensor = 2}, {.pipeline = 2}, {.context = 2}, {.expert = 2}}) {
+    for (const char* strategy : {"single", "ddp", "zero1", "zero2", "fsdp", "hsdp"}) {
+      for (const int count : {2, 4}) {
+        Config config = model;
+        config.model.experts = division.expert > 1 ? 4 : 0;
+        config.run.global_batch_size = 8;
+        config.parallel = division;
+        config.parallel.strategy = strategy;
+        config.parallel.replicas = 1;
+        if (find_layout_conflict(config)) continue;
+        if (strategy == std::string("single") && count > 2) continue;
+        SCOPED_TRACE(layout_name(config.parallel) + " on " + std::to_string(count));
+        const ModelSizes sizes = sizes_of_model(config);
+        const Processes processes = {.count = count, .per_host = count};
+        const NamedPlan chosen = plan_of_config(config, sizes, processes);
+        EXPECT_GT(chosen.plan.held.parameters, 0);
+        const auto plans = plans_of_strategies(config, sizes, processes);
+        const auto same = std::ranges::find(plans, true, &NamedPlan::is_chosen);
+        ASSERT_NE(same, plans.end());
+        EXPECT_EQ(same->plan.held.total(), chosen.plan.held.total());
+      }
+    }
+  }
 }
 
 TEST(PlanReport, HasARowForEachStrategyAndTheChosenOnesParts) {

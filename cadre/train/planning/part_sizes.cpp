@@ -13,6 +13,7 @@ namespace cadre::train {
 namespace {
 
 constexpr int64_t kValueBytes = sizeof(float);
+constexpr std::string_view kTiedWeight = "wte.weight";
 
 int64_t divided_up(int64_t number, int64_t divisor) {
   return (number + divisor - 1) / divisor;
@@ -72,6 +73,7 @@ class StagesOfRank {
   bool shares_tied_weight() const {
     return is_tied_ && holders_.front() != holders_.back() && (has_first() || has_last());
   }
+  bool has_both_ends_of_a_tie() const { return is_tied_ && has_first() && has_last(); }
   std::optional<int64_t> num_microbatches() const { return num_microbatches_; }
   int64_t num_blocks() const { return blocks_of_stage_ * std::ranges::count(holders_, rank_); }
   // Activations and gradients of a batch that other processes send.
@@ -169,6 +171,15 @@ ModelSizes part_sizes(const ModelSizes& whole, const Config& config, const Degre
   return part;
 }
 
+int64_t tied_copy_bytes(const ModelSizes& part, const Config& config, const Degrees& degrees,
+                        int pipeline_rank) {
+  if (degrees.pipeline == 1 ||
+      !StagesOfRank(config, degrees, pipeline_rank).has_both_ends_of_a_tie()) {
+    return 0;
+  }
+  return bytes_of(part, [](std::string_view name) { return name == kTiedWeight; });
+}
+
 // The formulas are those of docs/guide/which-strategy.md.
 DivisionTraffic division_traffic(const ModelSizes& part, const Config& config,
                                  const Degrees& degrees, int pipeline_rank) {
@@ -184,8 +195,7 @@ DivisionTraffic division_traffic(const ModelSizes& part, const Config& config,
     const int64_t sent = config.parallel.sequence ? activation / degrees.tensor : activation;
     traffic.pipeline = stages.num_received() * sent;
     if (stages.shares_tied_weight()) {
-      traffic.pipeline +=
-          bytes_of(part, [](std::string_view name) { return name == "wte.weight"; });
+      traffic.pipeline += bytes_of(part, [](std::string_view name) { return name == kTiedWeight; });
     }
   }
   return traffic;

@@ -18,6 +18,12 @@ namespace cadre::train {
 ModelSizes part_sizes(const ModelSizes& whole, const Config& config, const Degrees& degrees,
                       int pipeline_rank);
 
+// Bytes of a tied weight that a process holds twice, because it has the first and the last stage of
+// a pipeline; 0 for other processes. Both copies have gradients, and the optimizer has a state of
+// one. part: the result of part_sizes(). REQUIRES: check_layout().
+int64_t tied_copy_bytes(const ModelSizes& part, const Config& config, const Degrees& degrees,
+                        int pipeline_rank);
+
 // Bytes that a process receives in a step from those with other parts of the model, in an optimal
 // algorithm, without agreements of a few numbers. Of experts: if all are chosen equally often.
 struct DivisionTraffic {

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/base/format.h"
+#include "cadre/checkpoint/sharded_save.h"
 #include "cadre/train/models/model.h"
 
 namespace cadre::train {
@@ -33,6 +35,7 @@ SnapshotWriter::SnapshotWriter(SnapshotFolder folder, const ProcessGroup& world,
                                const Strategy& strategy, const std::string& strategy_name)
     : folder_(std::move(folder)), world_(world), strategy_(strategy) {
   if (!strategy.holds_parts()) return;
+  check_savable(strategy.parts(), world_);
   saver_ = std::make_unique<SnapshotSaver>(folder_, world_, SaveOptions{.strategy = strategy_name});
 }
 
@@ -58,6 +61,23 @@ std::optional<SnapshotWriter::Outcome> SnapshotWriter::finish() {
     outcome->status = error;
   }
   return outcome;
+}
+
+Error unsaved_end(const UnsavedEnd& end) {
+  std::string text = cadre::format("the run ended at step {}, ", end.step);
+  text += end.saved_step < 0
+              ? "but no snapshot could be written, so its result is lost: "
+              : cadre::format("whose snapshot could not be written; the last one is of step {}: ",
+                              end.saved_step);
+  // The disk has nothing to do with it, and another attempt would end in the same way.
+  if (end.cause.code() == ErrorCode::kInvalidArgument) {
+    return Error(ErrorCode::kInternal, cadre::format("{}{}; report this with the configuration",
+                                                     text, end.cause.message()));
+  }
+  text += cadre::format("free disk space in {}", end.run_folder);
+  text += end.saved_step < 0 ? ", or choose another run.folder, and start it again"
+                             : " and resume with run.resume=auto";
+  return Error(ErrorCode::kUnavailable, text);
 }
 
 void SnapshotWriter::close() {

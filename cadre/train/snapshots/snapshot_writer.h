@@ -5,7 +5,8 @@
 // begin() returns when the shards are copied, or the whole files written. Lifetime: refers to the
 // strategy; a staging copy of the size of this rank's shard is kept for the next snapshot. The
 // destructor ends a save in progress. Errors: a snapshot that fails is an Outcome, equal on all
-// ranks; errors of the group are thrown. Format: docs/formats/snapshot.md.
+// ranks; errors of the group are thrown, and by the constructor those of check_savable(), so that
+// a run that no snapshot can hold ends before its first step. Format: docs/formats/snapshot.md.
 #pragma once
 
 #include <cstdint>
@@ -21,6 +22,16 @@
 #include "cadre/train/strategy.h"
 
 namespace cadre::train {
+
+// A run whose last step has no snapshot.
+struct UnsavedEnd {
+  int64_t step = 0;
+  int64_t saved_step = -1;  // of the last snapshot; -1: there is none
+  std::string run_folder;
+  Error cause;  // of the attempt at `step`
+};
+// What the run ends with: the steps, and what to do about the cause.
+Error unsaved_end(const UnsavedEnd& end);
 
 class SnapshotWriter {
  public:
