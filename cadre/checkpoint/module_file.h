@@ -25,8 +25,8 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 CADRE_EXPORT NamedTensors named_state(const torch::nn::Module& module);
 
 // Writes a temporary file with a unique name and renames it, so that `path` is never incomplete,
-// nor a mixture if several ranks write it: the last rename wins. kInvalidArgument, also from load(),
-// for a parameter that is a shard, as after parallelize_module().
+// nor a mixture if several ranks write it: the last rename wins. kInvalidArgument, also from
+// load(), for a parameter that is a shard, as after parallelize_module().
 CADRE_EXPORT void save(const torch::nn::Module& module, const std::string& path);
 // Fills the module in place.
 CADRE_EXPORT void load(torch::nn::Module& module, const std::string& path);
