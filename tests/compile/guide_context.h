@@ -56,6 +56,8 @@ using any_page::world;
 extern std::shared_ptr<any_page::Net> model;
 extern cadre::DeviceMesh mesh;
 extern const std::vector<cadre::PlanEntry> plan;
+extern const std::vector<cadre::ParameterShard> records;
+extern const int64_t step;
 extern const int64_t first_row_of_this_rank;
 }  // namespace tensor_parallel
 

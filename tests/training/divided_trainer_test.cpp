@@ -240,7 +240,7 @@ TEST(SlowStage, OfAProcessIsNamedInTheSummaryOfTheRun) {
                 ::testing::ContainsRegex(
                     format("stages compute for [0-9.]+ ms, [0-9.]+ ms a microbatch; stage {0} on "
                            "rank {0} takes [0-9.]+ times as long as the others, which wait for "
-                           "it: look for other work on its cores, or give it fewer layers\n",
+                           "it: look for other work on its cores\n",
                            slow_rank)));
   }
 }
