@@ -122,7 +122,7 @@ inline void expect_victim_named(const DisturbedOutcome& outcome, WaitsIn groups)
         << message << "\nof all survivors:" << ::testing::PrintToString(outcome.messages);
     num_naming_it += names_victim ? 1 : 0;
   }
-  EXPECT_GE(num_naming_it, 1);
+  EXPECT_GE(num_naming_it, 1) << ::testing::PrintToString(outcome.messages);
 }
 
 }  // namespace cadre::testing

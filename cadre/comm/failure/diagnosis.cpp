@@ -98,20 +98,32 @@ std::string describe_call(const Roster& roster, const Call& call) {
                 OpDescriptor::from_fingerprint(call.fingerprint).to_string(), call.number);
 }
 
+// ", waiting for rank 1 (node0, pid 812)" behind an aborted operation that waits for another rank
+// than the culprit. Ranks of several groups wait for each other in a chain: each names its own
+// link, so that the messages of all ranks lead to the end of the chain.
+std::string describe_awaited(const Roster& roster, const Failure& failure, const Activity& own) {
+  const int rank = own.waiting_for;
+  const bool is_news = failure.code == ErrorCode::kAborted && is_waiting(own) &&
+                       rank != failure.culprit && rank < roster.world_size();
+  return is_news ? ", waiting for " + roster.describe(rank) : "";
+}
+
 std::string first_line(const Roster& roster, const Failure& failure, const Activity& last_own) {
   const std::string where = roster.describe(roster.self);
   if (failure.operation) {
     const Activity& op = *failure.operation;
-    return format("{} on group \"{}\" {} after {} on {}",
+    return format("{} on group \"{}\" {} after {} on {}{}",
                   describe_operation(op.number, op.fingerprint), roster.group,
-                  verb_of(failure.code), describe_duration(Duration(op.age_ns)), where);
+                  verb_of(failure.code), describe_duration(Duration(op.age_ns)), where,
+                  describe_awaited(roster, failure, op));
   }
   std::string when = "before its first operation";
   if (last_own.state != ActivityState::kNothingYet) {
     when = format("{} {}", last_own.state == ActivityState::kRunning ? "during" : "after",
                   describe_operation(last_own.number, last_own.fingerprint));
   }
-  return format("group \"{}\" {} on {} {}", roster.group, verb_of(failure.code), where, when);
+  return format("group \"{}\" {} on {} {}{}", roster.group, verb_of(failure.code), where, when,
+                describe_awaited(roster, failure, last_own));
 }
 
 }  // namespace
