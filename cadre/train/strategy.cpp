@@ -12,6 +12,7 @@
 #include "cadre/train/layout/pipelined.h"
 #include "cadre/train/models/gpt.h"
 #include "cadre/train/tasks/task.h"
+#include "cadre/wrap/autograd_hooks.h"
 #include "cadre/wrap/gradient_norm.h"
 #include "cadre/wrap/named_tensors.h"
 
@@ -34,6 +35,16 @@ NamedTensors parameters_of(const Model& model) {
     parameters.emplace_back(item.key(), item.value());
   }
   return parameters;
+}
+
+// A run that has failed may go on in this process: its groups end with their last owner.
+void run_backward(const at::Tensor& loss) {
+  try {
+    loss.backward();
+  } catch (...) {
+    wrap::release_failed_backward();
+    throw;
+  }
 }
 
 // One process with the plain model.
@@ -314,7 +325,7 @@ double ForwardStrategy::backward(const Task& task, const Batch& batch,
     const auto compute = [&] { return forward(batch.data.slice(0, begin, end), end - begin); };
     const at::Tensor output = options.around_forward ? options.around_forward(compute) : compute();
     if (is_empty) {
-      (output.sum() * 0).backward();  // the mean over no sample is NaN
+      run_backward(output.sum() * 0);  // the mean over no sample is NaN
       continue;
     }
     at::Tensor mean =
@@ -322,7 +333,7 @@ double ForwardStrategy::backward(const Task& task, const Batch& batch,
     if (end - begin < num_samples) {
       mean = mean * (static_cast<double>(end - begin) / static_cast<double>(num_samples));
     }
-    (gradient_factor() == 1 ? mean : mean * gradient_factor()).backward();
+    run_backward(gradient_factor() == 1 ? mean : mean * gradient_factor());
     mean_loss += mean.item<double>();
   }
   finish_gradients();

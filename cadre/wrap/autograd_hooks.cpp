@@ -2,6 +2,7 @@
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -140,6 +141,12 @@ void at_end_of_backward(std::function<void()> on_end, std::function<void()> on_f
     end->has_run = true;
     end->on_end();
   });
+}
+
+void release_failed_backward() {
+  if (torch::autograd::get_current_graph_task_id() != -1) return;
+  const at::AutoGradMode grad_mode(true);
+  at::zeros({}).requires_grad_(true).alias().backward();  // a backward empties the queue first
 }
 
 bool current_backward_creates_graph() {

@@ -20,6 +20,8 @@ namespace torch::autograd {
 struct Node;
 }
 
+#include "cadre/base/export.h"
+
 namespace cadre::wrap {
 
 // The node of a graph that made a tensor. It does not keep the graph: the address may be reused,
@@ -78,6 +80,12 @@ bool current_backward_passes(const GraphNode& node);
 // To be called inside a backward: `on_end` runs when that backward is done, after all its hooks,
 // before it returns; `on_failure` runs instead, and must not throw, if it ends by an exception.
 void at_end_of_backward(std::function<void()> on_end, std::function<void()> on_failure);
+
+// After a backward of this thread has thrown: releases the nodes that it has not reached. libtorch
+// keeps those that were ready to run in a queue of the thread until the next backward there, and
+// with them the tensors and the process groups of the graph behind them. Does nothing during a
+// backward.
+CADRE_EXPORT void release_failed_backward();
 
 // Whether the backward that runs in this thread was called with create_graph=true.
 bool current_backward_creates_graph();

@@ -2,6 +2,7 @@
 #include "cadre/wrap/autograd_hooks.h"
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <string>
 #include <vector>
@@ -152,6 +153,28 @@ TEST(EndOfBackward, FailureIsToldBeforeTheExceptionArrives) {
   }
   Probe::fail = false;
   EXPECT_EQ(events, (std::vector<std::string>{"failure", "caught"}));
+}
+
+// The failing node is made after the branches beside it, or before them: the engine runs the latest
+// node first, so that several are ready when it fails.
+TEST(FailedBackward, ItsGraphIsKeptUntilItIsReleased) {
+  for (const bool fails_first : {true, false}) {
+    Tensor x = torch::ones({2}, kDouble).requires_grad_(true);
+    Tensor saved = torch::ones({2}, kDouble);
+    const c10::weak_intrusive_ptr<c10::TensorImpl> watch(saved.getIntrusivePtr());
+    Probe::fail = true;
+    const auto fail = [&] { return Probe::apply(x, torch::ones({1}, kDouble)); };
+    Tensor sum = fails_first ? x * saved : fail();
+    sum = sum + x.exp() * (fails_first ? fail() : x * saved);
+    EXPECT_THROW(sum.sum().backward(), std::runtime_error);
+    Probe::fail = false;
+    sum = saved = Tensor();
+    EXPECT_EQ(watch.expired(), !fails_first);
+    release_failed_backward();
+    EXPECT_TRUE(watch.expired());
+    x.exp().sum().backward();
+    EXPECT_DOUBLE_EQ(x.grad()[0].item<double>(), std::exp(1.0));
+  }
 }
 
 }  // namespace

@@ -113,28 +113,6 @@ TEST(Diagnosis, TheRankThatAbortsIsNotSentToLookForAFirstFailure) {
               ::testing::EndsWith("Remedy: look at the first failure, then rebuild the group."));
 }
 
-// Ranks that share no group with the late rank wait for one that does, so the messages of all ranks
-// together have to lead to it.
-TEST(Diagnosis, ARankWhoseGroupIsAbortedNamesTheRankThatItWaitedFor) {
-  const Activity own = activity(ActivityState::kRunning, OpKind::kAllReduce, 3, 1, 2);
-  const std::string cause = "first failure: timeout in group \"pp\"";
-  Failure failure{.code = ErrorCode::kAborted, .culprit = -1, .cause = cause, .is_linked = true};
-  EXPECT_EQ(compose_sentence(roster(), failure, own),
-            "group \"fsdp\" was aborted on rank 0 (node0, pid 4711) during all_reduce #3, waiting "
-            "for rank 2 (node1, pid 4713)\n  " +
-                cause);
-  failure.operation = own;
-  const std::string line =
-      "all_reduce #3 on group \"fsdp\" was aborted after 1.0 s on rank 0 (node0, pid 4711)";
-  EXPECT_EQ(compose_sentence(roster(), failure, own),
-            line + ", waiting for rank 2 (node1, pid 4713)\n  " + cause);
-  failure.operation->waiting_for = -1;
-  EXPECT_EQ(compose_sentence(roster(), failure, own), line + "\n  " + cause);
-  failure.operation->waiting_for = 2;
-  failure.culprit = 2;  // which the cause names
-  EXPECT_EQ(compose_sentence(roster(), failure, own), line + "\n  " + cause);
-}
-
 // Nothing but a tag that differs may be wrong.
 TEST(Diagnosis, AMessageThatTimesOutPointsToItsTag) {
   for (const OpKind kind : {OpKind::kSend, OpKind::kRecv}) {

@@ -241,5 +241,31 @@ TEST(FailureArbiter, AnOperationThatTheFailureNamesStays) {
   }
 }
 
+// Ranks that share no group with the late rank wait for one that does, so the messages of all ranks
+// together have to lead to it.
+TEST(FailureArbiter, ARankWhoseGroupIsAbortedNamesTheRankThatItWaitedFor) {
+  const FailureArbiter arbiter(roster_of_four(), "");
+  const auto message = [&](const Failure& failure, int waiting_for) {
+    Activity own = doing(ActivityState::kRunning, OpKind::kAllReduce, 3);
+    own.waiting_for = waiting_for;
+    return arbiter.explain(failure, own).error.message();
+  };
+  const auto naming = [](int rank) {
+    return ::testing::HasSubstr(
+        "all_reduce #3 on group \"world\" was aborted after 0 ms on rank 0 (, "
+        "pid 0)" +
+        (rank < 0 ? "" : format(", waiting for rank {} (, pid 0)", rank)) + "\n  first failure");
+  };
+  Failure failure{.code = ErrorCode::kAborted, .cause = "first failure: a timeout"};
+  EXPECT_THAT(message(failure, 2), naming(2));
+  EXPECT_THAT(message(failure, -1), naming(-1));
+  EXPECT_THAT(message(failure, 4), naming(-1)) << "no rank of the group";
+  failure.culprit = 2;  // which the cause names
+  EXPECT_THAT(message(failure, 2), naming(-1));
+  EXPECT_THAT(message(failure, 3), naming(3));
+  failure.code = ErrorCode::kPeerLost;
+  EXPECT_THAT(message(failure, 3), ::testing::Not(::testing::HasSubstr("waiting for")));
+}
+
 }  // namespace
 }  // namespace cadre

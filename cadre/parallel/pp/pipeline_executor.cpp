@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/wrap/autograd_hooks.h"
 
 namespace cadre::parallel {
 namespace {
@@ -190,6 +191,7 @@ void PipelineExecutor::fail(const PipelineAction& action, const Error& error) {
   messages_.clear();
   to_send_.clear();
   for (auto& [stage, runner] : runners_) runner.clear();
+  wrap::release_failed_backward();
   throw PipelineError(named, action);
 }
 
