@@ -50,12 +50,16 @@ double median(std::vector<double> values) {
 // The sum over a step of what the computations of this rank took; nanoseconds.
 int64_t busy_ns = 0;
 
+// How late a sleep may end; the rest of a computation is waited for.
+constexpr microseconds kMaxOversleep(200);
+
 // Runs `compute`, and sleeps until it has taken `duration`.
 template <typename Compute>
 auto for_at_least(microseconds duration, const Compute& compute) {
   const auto start = Clock::now();
   auto result = compute();
-  std::this_thread::sleep_until(start + duration);
+  std::this_thread::sleep_until(start + duration - kMaxOversleep);
+  while (Clock::now() < start + duration) std::this_thread::yield();
   busy_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start).count();
   return result;
 }
