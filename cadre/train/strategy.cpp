@@ -37,7 +37,8 @@ NamedTensors parameters_of(const Model& model) {
   return parameters;
 }
 
-// A run that has failed may go on in this process: its groups end with their last owner.
+// After a failure, libtorch must not keep the graph: its nodes hold groups of the run, which are to
+// end with the run although the process may go on.
 void run_backward(const at::Tensor& loss) {
   try {
     loss.backward();
