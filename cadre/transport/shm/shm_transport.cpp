@@ -12,6 +12,9 @@ namespace cadre {
 namespace {
 
 constexpr size_t kPage = 4096;
+constexpr size_t kLeastRingBytes = 64 << 10;
+constexpr size_t kMostRingBytes = 512 << 10;
+constexpr size_t kRingBytesOfRank = 8 << 20;
 // Yields are system calls of half a microsecond and more; after so many, sleep is cheaper.
 constexpr int kYields = 50;
 
@@ -60,8 +63,15 @@ ShmTransport::~ShmTransport() {
   }
 }
 
+size_t ShmTransport::default_ring_bytes(size_t num_ranks) {
+  const size_t share = std::bit_floor(kRingBytesOfRank / std::max<size_t>(num_ranks, 1));
+  return std::clamp(share, kLeastRingBytes, kMostRingBytes);
+}
+
 size_t ShmTransport::ring_capacity() const {
-  return std::bit_ceil(std::max(setup_.ring_bytes, kPage));
+  const size_t wanted =
+      setup_.ring_bytes > 0 ? setup_.ring_bytes : default_ring_bytes(channels_.size());
+  return std::bit_ceil(std::max(wanted, kPage));
 }
 
 Channel& ShmTransport::channel(Rank peer) {

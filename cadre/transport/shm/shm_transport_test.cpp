@@ -16,6 +16,7 @@ namespace cadre {
 namespace {
 
 constexpr size_t kSmallestRing = 4096;
+constexpr size_t kSliceBytes = 1 << 20;
 // A page and one for the header of each piece.
 constexpr size_t kForPage = 2 * 4096;
 constexpr size_t kForRing = 4096 + 2 * 4096;
@@ -24,8 +25,8 @@ constexpr size_t kForRing = 4096 + 2 * 4096;
 class TwoTransports {
  public:
   explicit TwoTransports(size_t num_free = 1 << 20)
-      : memories_(testing::make_host_memories(*system_, {.num_slots = 2, .slice_bytes = 16 * 4096},
-                                              {num_free, num_free})) {
+      : memories_(testing::make_host_memories(
+            *system_, {.num_slots = 2, .slice_bytes = kSliceBytes}, {num_free, num_free})) {
     std::array<Piece, 2> pages;
     std::vector<Place> places;
     for (size_t rank = 0; rank < 2; ++rank) {
@@ -68,6 +69,22 @@ class TwoTransports {
   std::array<ShmTransportSetup, 2> setups_;
   std::array<std::unique_ptr<ShmTransport>, 2> transports_;
 };
+
+TEST(ShmTransportRingTest, TheRingsOfARankTakeEightMebibytes) {
+  EXPECT_EQ(ShmTransport::default_ring_bytes(2), size_t{512 << 10});
+  EXPECT_EQ(ShmTransport::default_ring_bytes(16), size_t{512 << 10});
+  EXPECT_EQ(ShmTransport::default_ring_bytes(17), size_t{256 << 10});
+  EXPECT_EQ(ShmTransport::default_ring_bytes(64), size_t{128 << 10});
+  EXPECT_EQ(ShmTransport::default_ring_bytes(HostMemory::kMaxSlots), size_t{64 << 10});
+}
+
+TEST(ShmTransportRingTest, ARingHasTheDefaultSizeForItsRanks) {
+  TwoTransports two;
+  two.setup(0).ring_bytes = 0;
+  two.start(0);
+  const std::vector<std::byte> bytes(1 << 20);
+  EXPECT_EQ(*two.channel(0).try_send(bytes), size_t{512 << 10});
+}
 
 TEST(ShmTransportRingTest, NoMemoryForItsPageIsRefusedAtOnce) {
   EXPECT_THROW(TwoTransports(kForPage - 1), Error);
@@ -140,13 +157,13 @@ TEST(ShmTransportRingTest, ARingThatItsReaderNeverSawIsGivenBack) {
 
 TEST(ShmTransportRingTest, PlacesOutsideOfASliceAreRefused) {
   TwoTransports outside;
-  outside.setup(0).pages[1].offset = 16 * 4096;
+  outside.setup(0).pages[1].offset = kSliceBytes;
   EXPECT_THROW(outside.start(0), Error);
   TwoTransports two;
   two.start(1);
   // Rank 0's page holds, behind its doorbell, the places of its rings.
   std::byte* const page = two.setup(0).page.bytes().data();
-  const Place wild{.piece = 1, .offset = 15 * 4096};
+  const Place wild{.piece = 1, .offset = kSliceBytes - 4096};
   std::memcpy(page + kCacheLine + sizeof(Place), &wild, sizeof(wild));
   EXPECT_EQ(two.receive(1).error().code(), ErrorCode::kCorruption);
 }
