@@ -50,8 +50,9 @@ double median(std::vector<double> values) {
 // The sum over a step of what the computations of this rank took; nanoseconds.
 int64_t busy_ns = 0;
 
-// How late a sleep may end; the rest of a computation is waited for.
-constexpr microseconds kMaxOversleep(200);
+// How late a sleep may end; the rest of a computation is waited for, which takes a core away from
+// what other ranks do.
+constexpr microseconds kMaxOversleep(100);
 
 // Runs `compute`, and sleeps until it has taken `duration`.
 template <typename Compute>
@@ -134,6 +135,16 @@ StageTimes times_of(const Settings& settings, int stage, int stages_per_rank) {
                     : StageTimes{forward, half, half};
 }
 
+int64_t num_computations(const cadre::PipelineSchedule& schedule, int rank) {
+  int64_t count = 0;
+  for (const cadre::PipelineAction& action : schedule.ranks[static_cast<size_t>(rank)]) {
+    for (const cadre::PipelineAction& leaf : cadre::leaves_of(action)) {
+      if (cadre::is_computation(leaf.kind)) ++count;
+    }
+  }
+  return count;
+}
+
 double simulated_ms(const cadre::PipelineSchedule& schedule, const Settings& settings,
                     bool has_equal_stages) {
   const int stages_per_rank = schedule.num_stages() / schedule.num_ranks();
@@ -197,7 +208,8 @@ void measure_emulated(const cadre::ProcessGroup& world, const Settings& settings
   std::cout << "{\"step_ms\": " << median(steps)
             << ", \"ideal_ms\": " << simulated_ms(schedule, settings, false)
             << ", \"equal_stages_ms\": " << simulated_ms(schedule, settings, true)
-            << ", \"stages_per_rank\": " << stages_per_rank << ", \"bubbles_ms\": [";
+            << ", \"stages_per_rank\": " << stages_per_rank
+            << ", \"computations\": " << num_computations(schedule, 0) << ", \"bubbles_ms\": [";
   for (size_t rank = 0; rank < bubbles.size(); ++rank) {
     std::cout << (rank > 0 ? ", " : "") << median(bubbles[rank]);
   }
