@@ -197,6 +197,17 @@ def timed(command, timeout_s, env=None):
     return wall, cpu, stdout
 
 
+def figures(command, timeout_s, environment=None):
+    """What a program printed as one line of JSON, whatever the launcher wrote before it on the line, and `cpu_s`. One
+    thread and memory_settings(), unless there is another environment."""
+    _, cpu, output = timed(command, timeout_s, environment or {"OMP_NUM_THREADS": "1", **memory_settings()})
+    for line in output.splitlines():
+        start = line.find('{"')
+        if start >= 0:
+            return json.loads(line[start:]) | {"cpu_s": cpu}
+    raise RuntimeError(f"{' '.join(map(str, command))} printed no figures:\n{output[-2000:]}")
+
+
 def descendants(root):
     """A process of ours and all its descendants, in whichever session a launcher has put them."""
     parents = {}

@@ -50,8 +50,8 @@ double median(std::vector<double> values) {
 // The sum over a step of what the computations of this rank took; nanoseconds.
 int64_t busy_ns = 0;
 
-// How late a sleep may end; the rest of a computation is waited for, which takes a core away from
-// what other ranks do.
+// How late a sleep may end: the rest of a computation is spent in a loop, which competes with other
+// ranks for the cores.
 constexpr microseconds kMaxOversleep(100);
 
 // Runs `compute`, and sleeps until it has taken `duration`.
