@@ -64,7 +64,7 @@ ShmTransport::~ShmTransport() {
 }
 
 size_t ShmTransport::default_ring_bytes(size_t num_ranks) {
-  const size_t share = std::bit_floor(kRingBytesOfRank / std::max<size_t>(num_ranks, 1));
+  const size_t share = std::bit_floor(kRingBytesOfRank / num_ranks);
   return std::clamp(share, kLeastRingBytes, kMostRingBytes);
 }
 

@@ -40,9 +40,10 @@ struct ShmTransportSetup {
 
 class ShmTransport final : public Transport {
  public:
-  // With 512 KiB a message of 1 MB takes half the time that it takes with 64 KiB, where the ends
-  // copy by turns; with more bytes the rings leave the caches. A rank may make a ring to each peer,
-  // so for more than 16 ranks they shrink to a total of 8 MiB, but not below 64 KiB.
+  // 512 KiB: a message of 1 MB takes half the time that it takes with 64 KiB, where the writer and
+  // the reader of a ring copy alternately instead of at once; one of 4 KB takes a tenth longer. A
+  // rank may make a ring to each peer: for more than 16 ranks the rings of a rank take 8 MiB at
+  // most, unless that is below 64 KiB each. REQUIRES: num_ranks > 0.
   static size_t default_ring_bytes(size_t num_ranks);
 
   // This rank's page, before the ranks exchange the places of theirs.

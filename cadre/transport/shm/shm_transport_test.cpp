@@ -70,7 +70,7 @@ class TwoTransports {
   std::array<std::unique_ptr<ShmTransport>, 2> transports_;
 };
 
-TEST(ShmTransportRingTest, TheRingsOfARankTakeEightMebibytes) {
+TEST(ShmTransportRingTest, TheDefaultSizeOfARingFallsWithTheNumberOfRanks) {
   EXPECT_EQ(ShmTransport::default_ring_bytes(2), size_t{512 << 10});
   EXPECT_EQ(ShmTransport::default_ring_bytes(16), size_t{512 << 10});
   EXPECT_EQ(ShmTransport::default_ring_bytes(17), size_t{256 << 10});
