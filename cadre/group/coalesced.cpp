@@ -9,10 +9,10 @@
 #include "cadre/comm/messages/message_call.h"
 #include "cadre/group/dtype.h"
 #include "cadre/group/group_work.h"
-#include "cadre/group/held_memory.h"
-#include "cadre/group/operands.h"
+#include "cadre/group/operands/held_memory.h"
+#include "cadre/group/operands/operands.h"
+#include "cadre/group/operands/tensor_checks.h"
 #include "cadre/group/process_group.h"
-#include "cadre/group/tensor_checks.h"
 
 namespace cadre {
 namespace {

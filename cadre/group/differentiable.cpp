@@ -22,7 +22,7 @@
 #include "cadre/autograd/autograd_node.h"
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
-#include "cadre/group/tensor_checks.h"
+#include "cadre/group/operands/tensor_checks.h"
 
 namespace cadre::functional {
 namespace {

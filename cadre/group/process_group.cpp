@@ -9,8 +9,8 @@
 #include "cadre/base/format.h"
 #include "cadre/group/dtype.h"
 #include "cadre/group/mapped_parts.h"
-#include "cadre/group/operands.h"
-#include "cadre/group/tensor_checks.h"
+#include "cadre/group/operands/operands.h"
+#include "cadre/group/operands/tensor_checks.h"
 
 namespace cadre {
 namespace {

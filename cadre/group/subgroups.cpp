@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "cadre/comm/groups/split.h"
-#include "cadre/group/operands.h"
+#include "cadre/group/operands/operands.h"
 #include "cadre/group/process_group.h"
 #include "cadre/os/system.h"
 #include "cadre/rendezvous/rendezvous.h"

@@ -13,9 +13,9 @@
 
 #include "cadre/base/format.h"
 #include "cadre/group/group_work.h"
-#include "cadre/group/operands.h"
+#include "cadre/group/operands/operands.h"
+#include "cadre/group/operands/tensor_checks.h"
 #include "cadre/group/process_group.h"
-#include "cadre/group/tensor_checks.h"
 
 namespace cadre {
 namespace {

@@ -8,7 +8,7 @@
 #include "cadre/base/format.h"
 #include "cadre/collective/reduction_table.h"
 #include "cadre/group/dtype.h"
-#include "cadre/group/tensor_checks.h"
+#include "cadre/group/operands/tensor_checks.h"
 #include "cadre/mesh/redistribute.h"
 
 namespace cadre {

@@ -11,7 +11,7 @@
 #include <string>
 #include <utility>
 
-#include "cadre/group/tensor_checks.h"
+#include "cadre/group/operands/tensor_checks.h"
 #include "cadre/mesh/layout.h"
 
 namespace cadre {

@@ -1,4 +1,4 @@
-#include "cadre/group/tensor_checks.h"
+#include "cadre/group/operands/tensor_checks.h"
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>

@@ -1,4 +1,4 @@
-#include "cadre/group/operands.h"
+#include "cadre/group/operands/operands.h"
 
 #include <ATen/ops/from_blob.h>
 
@@ -7,7 +7,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
-#include "cadre/group/tensor_checks.h"
+#include "cadre/group/operands/tensor_checks.h"
 #include "cadre/os/system.h"
 
 namespace cadre {

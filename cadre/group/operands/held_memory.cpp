@@ -1,4 +1,4 @@
-#include "cadre/group/held_memory.h"
+#include "cadre/group/operands/held_memory.h"
 
 #include <c10/core/impl/COW.h>
 

@@ -21,7 +21,7 @@
 #include "cadre/comm/calls/abandoned_memory.h"
 #include "cadre/comm/communicator.h"
 #include "cadre/comm/work.h"
-#include "cadre/group/held_memory.h"
+#include "cadre/group/operands/held_memory.h"
 
 namespace cadre {
 
