@@ -7,6 +7,7 @@
 #include "cadre/base/format.h"
 #include "cadre/comm/calls/checks.h"
 #include "cadre/comm/communicator_impl.h"
+#include "cadre/comm/messages/message_space.h"
 
 namespace cadre {
 namespace {
@@ -66,30 +67,6 @@ auto with_operation(std::span<Collective> collectives, const Communicator& group
         validated(collective, group, impl.capabilities, options.call, collectives.size()));
   }
   return use_with(all);
-}
-
-// Refuses what cannot be right on any rank.
-void check_message(const MessageCall& message, const Communicator& group, std::string_view call) {
-  const bool is_from_any = message.kind == OpKind::kRecv && message.peer == kAnySource;
-  const std::string_view name =
-      call.empty() && is_from_any ? "recv_from_any" : name_of(call, message.kind);
-  if (message.kind != OpKind::kSend && message.kind != OpKind::kRecv) {
-    throw refusal_of(group, name, format("{} is no message; expected send or recv", message.kind));
-  }
-  if (!is_from_any) {
-    check_peer(group, name, message.peer);
-  } else if (group.world_size() == 1) {
-    throw refusal_of(group, name, "a world of one has no other rank");
-  }
-  check_elements(group, name, message.kind == OpKind::kSend ? message.in : message.out,
-                 message.dtype);
-}
-
-Rank run_message(const Communicator& group, Communicator::Impl& impl, const MessageCall& message,
-                 const CollectiveOptions& options) {
-  check_message(message, group, options.call);
-  impl.check_open(name_of(options.call, message.kind));
-  return impl.messages->run(message, options);
 }
 
 // More than any machine has; sums with it do not wrap.
@@ -198,17 +175,16 @@ Work Communicator::issue_own(std::span<Collective> collectives, const Collective
 }
 void Communicator::send(ConstBytes data, DType dtype, Rank destination, int tag,
                         const CollectiveOptions& options) {
-  run_message(*this, impl_->checked(), MessageCall::send(data, dtype, destination, tag), options);
+  run_message(*this, {}, MessageCall::send(data, dtype, destination, tag), options);
 }
 void Communicator::recv(Bytes data, DType dtype, Rank source, int tag,
                         const CollectiveOptions& options) {
   check_peer(*this, name_of(options.call, OpKind::kRecv), source);
-  run_message(*this, impl_->checked(), MessageCall::recv(data, dtype, source, tag), options);
+  run_message(*this, {}, MessageCall::recv(data, dtype, source, tag), options);
 }
 Rank Communicator::recv_from_any(Bytes data, DType dtype, int tag,
                                  const CollectiveOptions& options) {
-  return run_message(*this, impl_->checked(), MessageCall::recv(data, dtype, kAnySource, tag),
-                     options);
+  return run_message(*this, {}, MessageCall::recv(data, dtype, kAnySource, tag), options);
 }
 Work Communicator::send_async(ConstBytes data, DType dtype, Rank destination, int tag,
                               const CollectiveOptions& options) {
@@ -223,11 +199,7 @@ Work Communicator::recv_async(Bytes data, DType dtype, Rank source, int tag,
 }
 std::vector<Work> Communicator::issue(std::span<const MessageCall> calls,
                                       const CollectiveOptions& options) {
-  Impl& impl = impl_->checked();
-  for (const MessageCall& call : calls) check_message(call, *this, options.call);
-  if (calls.empty()) return {};  // also in a world of one, which has no messages
-  impl.check_open(name_of(options.call, calls.front().kind));
-  return impl.messages->issue(calls, options);
+  return issue_messages(*this, {}, calls, options);
 }
 
 std::shared_ptr<SymmetricBuffer> Communicator::allocate_symmetric(

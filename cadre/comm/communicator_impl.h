@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -106,7 +107,8 @@ class Communicator::Impl {
   std::unique_ptr<CollectiveRunner> runner;
   // Shared with Works, which may outlive the group.
   std::shared_ptr<OperationQueue> queue;
-  std::shared_ptr<MessageQueue> messages;  // null for a world of one
+  std::shared_ptr<MessageQueue> messages;       // null for a world of one
+  std::atomic<uint32_t> num_message_spaces{0};  // reserved so far; MessageSpace::reserve
 
  private:
   const wire::RankAddress& own_address() const {

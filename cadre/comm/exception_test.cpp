@@ -223,17 +223,17 @@ TEST_F(ExceptionTest, OfAMessageInTheCallersThread) {
   MessageQueue& queue = messages();
   std::array<std::byte, 8> data{};
   const MessageCall message = MessageCall::recv(data, DType::kUint8, 1, 0);
-  const std::string failure = testing::failure_of([&] { queue.run(message); });
+  const std::string failure = testing::failure_of([&] { queue.run(message, {}, {}); });
   expect_failure_of("recv #1", failure);
   ASSERT_TRUE(queue.is_idle());
-  EXPECT_EQ(testing::failure_of([&] { queue.run(message); }), failure);
+  EXPECT_EQ(testing::failure_of([&] { queue.run(message, {}, {}); }), failure);
 }
 
 TEST_F(ExceptionTest, OfAMessageInTheThreadOfMessages) {
   MessageQueue& queue = messages();
   std::array<std::byte, 8> data{};
   const MessageCall message = MessageCall::send(data, DType::kUint8, 1, 0);
-  const Work work = queue.issue({&message, 1}).front();
+  const Work work = queue.issue({&message, 1}, {}, {}).front();
   const std::string failure = testing::failure_of([&] { work.wait(soon()); });
   expect_failure_of("send #1", failure);
   EXPECT_TRUE(work.error().has_value());
@@ -258,7 +258,7 @@ TEST_F(ExceptionTest, TheOwnerOfAMessageIsReleasedWithoutALock) {
       was_free = has_answer;
     });
     const MessageCall message = MessageCall::send(data, DType::kUint8, 1, 0);
-    const Work work = queue.issue({&message, 1}, {.keep_alive = std::move(owner)}).front();
+    const Work work = queue.issue({&message, 1}, {}, {.keep_alive = std::move(owner)}).front();
     EXPECT_NE(testing::failure_of([&] { work.wait(soon()); }), "");
   }
   ASSERT_NE(user, nullptr);
@@ -285,7 +285,7 @@ TEST_F(ExceptionTest, ACloseLeavesTheMessageThatAWaitingCallerEnds) {
   std::string failure;
   const auto caller = system_->spawn("caller", [&] {
     failure = testing::failure_of([&] {
-      queue.run(MessageCall::send(data, DType::kUint8, 1, 0), std::exchange(options, {}));
+      queue.run(MessageCall::send(data, DType::kUint8, 1, 0), {}, std::exchange(options, {}));
     });
   });
   await(is_releasing);

@@ -5,10 +5,7 @@
 #include <vector>
 
 #include "cadre/base/format.h"
-#include "cadre/comm/calls/checks.h"
-#include "cadre/comm/messages/message_call.h"
 #include "cadre/group/dtype.h"
-#include "cadre/group/group_work.h"
 #include "cadre/group/operands/held_memory.h"
 #include "cadre/group/operands/operands.h"
 #include "cadre/group/operands/tensor_checks.h"
@@ -91,33 +88,6 @@ Coalesced checked_in_place(const GroupCall& call, const std::vector<at::Tensor>&
   return coalesced;
 }
 
-void check_message(const GroupCall& call, const P2POp& op) {
-  const bool is_send = op.kind == P2POp::Kind::kSend;
-  check_tensor(call.group, call.name, is_send ? kInput : kInPlace, op.tensor);
-  if (!is_send) check_contiguous(call.group, call.name, kOutput, op.tensor);
-  check_peer(call.group, call.name, op.peer);
-}
-
-Work issue_messages(const GroupCall& call, const std::vector<P2POp>& ops) {
-  for (const P2POp& op : ops) check_message(call, op);
-  std::vector<MessageCall> messages;
-  std::vector<std::shared_ptr<const void>> kept;
-  for (const P2POp& op : ops) {
-    const DType dtype = *to_dtype(op.tensor.scalar_type());
-    if (op.kind == P2POp::Kind::kSend) {
-      const at::Tensor packed = op.tensor.detach().contiguous();
-      messages.push_back(MessageCall::send(const_bytes_of(packed), dtype, op.peer, op.tag));
-      kept.push_back(hold_memory(packed));
-    } else {
-      messages.push_back(MessageCall::recv(bytes_of(op.tensor), dtype, op.peer, op.tag));
-      kept.push_back(hold_memory(op.tensor));
-    }
-  }
-  CollectiveOptions options = call.options();
-  options.keep_alive = std::make_shared<const decltype(kept)>(std::move(kept));
-  return all_of(call.group.issue(messages, options));
-}
-
 }  // namespace
 
 void ProcessGroup::all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
@@ -158,16 +128,6 @@ Work ProcessGroup::reduce_scatter_tensor_coalesced_async(
     const ReduceScatterOptions& options) const {
   const GroupCall call(communicator_, "reduce_scatter_tensor_coalesced_async", options.timeout);
   return issue_together(call, checked_pairs(call, outputs, inputs, options.op));
-}
-
-void ProcessGroup::batch_send_recv(const std::vector<P2POp>& ops,
-                                   const BatchOptions& options) const {
-  issue_messages(GroupCall(communicator_, "batch_send_recv", options.timeout), ops).wait();
-}
-
-Work ProcessGroup::batch_send_recv_async(const std::vector<P2POp>& ops,
-                                         const BatchOptions& options) const {
-  return issue_messages(GroupCall(communicator_, "batch_send_recv_async", options.timeout), ops);
 }
 
 }  // namespace cadre

@@ -15,20 +15,6 @@
 namespace cadre {
 namespace {
 
-// Runs `operation` on the tensor's memory, or on a packed copy that is copied back.
-template <typename Operation>
-void run_packed(const GroupCall& call, const at::Tensor& tensor, Operation operation) {
-  if (tensor.is_contiguous()) {
-    operation(tensor);
-    return;
-  }
-  check_elements_apart(call.group, call.name, tensor);
-  const at::Tensor packed = tensor.variable_data().contiguous();
-  operation(packed);
-  tensor.variable_data().copy_(packed);
-  mark_changed(tensor);
-}
-
 Collective gather_of(const GroupCall& call, const at::Tensor& output, const at::Tensor& input) {
   const DType dtype = check_pair(call.group, call.name, output, input, /*output_is_large=*/true);
   return comparing(input, Collective::all_gather(const_bytes_of(input), bytes_of(output), dtype));
@@ -240,49 +226,6 @@ void ProcessGroup::barrier(const BarrierOptions& options) const {
 Work ProcessGroup::barrier_async(const BarrierOptions& options) const {
   const GroupCall call(communicator_, "barrier_async", options.timeout);
   return call.group.barrier_async(call.options());
-}
-
-void ProcessGroup::send(const at::Tensor& tensor, Rank destination,
-                        const SendOptions& options) const {
-  const GroupCall call(communicator_, "send", options.timeout);
-  const DType dtype = check_tensor(call.group, call.name, kInput, tensor);
-  const at::Tensor packed = tensor.detach().contiguous();
-  call.group.send(const_bytes_of(packed), dtype, destination, options.tag, call.options());
-}
-
-Work ProcessGroup::send_async(const at::Tensor& tensor, Rank destination,
-                              const SendOptions& options) const {
-  const GroupCall call(communicator_, "send_async", options.timeout);
-  const DType dtype = check_tensor(call.group, call.name, kInput, tensor);
-  const at::Tensor packed = tensor.detach().contiguous();
-  return call.group.send_async(const_bytes_of(packed), dtype, destination, options.tag,
-                               keeping(call, packed));
-}
-
-void ProcessGroup::recv(const at::Tensor& tensor, Rank source, const SendOptions& options) const {
-  const GroupCall call(communicator_, "recv", options.timeout);
-  const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
-  run_packed(call, tensor, [&](const at::Tensor& data) {
-    call.group.recv(bytes_of(data), dtype, source, options.tag, call.options());
-  });
-}
-
-Work ProcessGroup::recv_async(const at::Tensor& tensor, Rank source,
-                              const SendOptions& options) const {
-  const GroupCall call(communicator_, "recv_async", options.timeout);
-  const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
-  check_contiguous(call.group, call.name, kInPlace, tensor);
-  return call.group.recv_async(bytes_of(tensor), dtype, source, options.tag, keeping(call, tensor));
-}
-
-int ProcessGroup::recv_from_any(const at::Tensor& tensor, const SendOptions& options) const {
-  const GroupCall call(communicator_, "recv_from_any", options.timeout);
-  const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
-  Rank source = 0;
-  run_packed(call, tensor, [&](const at::Tensor& data) {
-    source = call.group.recv_from_any(bytes_of(data), dtype, options.tag, call.options());
-  });
-  return source;
 }
 
 at::Tensor ProcessGroup::empty_symmetric(int64_t numel, at::ScalarType type) const {

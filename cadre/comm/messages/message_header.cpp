@@ -9,7 +9,7 @@
 namespace cadre {
 namespace {
 
-constexpr uint32_t kMagic = 0x314d4443;  // "CDM1"
+constexpr uint32_t kMagic = 0x324d4443;  // "CDM2"
 
 Error malformed(std::string_view field, uint64_t value) {
   return Error(ErrorCode::kCorruption,
@@ -27,7 +27,7 @@ std::array<std::byte, MessageHeader::kBytes> MessageHeader::encode() const {
   writer.integer(dtype);
   writer.integer(uint16_t{0});
   writer.integer(tag);
-  writer.integer(uint32_t{0});
+  writer.integer(space);
   writer.integer(sequence);
   writer.integer(num_bytes);
   std::array<std::byte, kBytes> bytes;
@@ -43,12 +43,11 @@ Result<MessageHeader> MessageHeader::parse(ConstBytes bytes) {
   if (kind > static_cast<uint8_t>(Kind::kData)) return malformed("the kind", kind);
   const auto dtype = reader.integer<uint8_t>();
   if (dtype >= kNumDTypes) return malformed("the dtype", dtype);
-  const auto first_reserved = reader.integer<uint16_t>();
-  if (first_reserved != 0) return malformed("a reserved field", first_reserved);
+  const auto reserved = reader.integer<uint16_t>();
+  if (reserved != 0) return malformed("a reserved field", reserved);
   MessageHeader header{.kind = static_cast<Kind>(kind), .dtype = static_cast<DType>(dtype)};
   header.tag = reader.integer<int32_t>();
-  const auto second_reserved = reader.integer<uint32_t>();
-  if (second_reserved != 0) return malformed("a reserved field", second_reserved);
+  header.space = reader.integer<uint32_t>();
   header.sequence = reader.integer<uint64_t>();
   header.num_bytes = reader.integer<uint64_t>();
   if (!reader.is_complete()) return malformed("the length", bytes.size());

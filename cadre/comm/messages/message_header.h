@@ -29,6 +29,7 @@ struct MessageHeader {
   int32_t tag = 0;
   uint64_t sequence = 0;  // counts the messages from the sender to the receiver
   uint64_t num_bytes = 0;
+  uint32_t space = 0;  // MessageSpace::number()
 
   std::array<std::byte, kBytes> encode() const;
   // REQUIRES: bytes.size() == kBytes.

@@ -31,8 +31,9 @@ const char* phase_of(const Message& message) {
 
 class MessageQueue::Pending final : public Message, public IssuedOperation {
  public:
-  Pending(std::shared_ptr<ProgressQueue> queue, const MessageCall& call, CollectiveOptions options)
-      : Message{call, options.deadline},
+  Pending(std::shared_ptr<ProgressQueue> queue, const MessageCall& call,
+          const MessageSpace& message_space, CollectiveOptions options)
+      : Message{call, options.deadline, message_space},
         IssuedOperation(std::move(queue), std::move(options.keep_alive), options.call) {}
   OpKind first_kind() const override { return kind; }
 
@@ -47,21 +48,23 @@ MessageQueue::MessageQueue(const Parts& parts)
                 [monitor = &parts.monitor](int rank) { return monitor->roster().describe(rank); }) {
 }
 
-Rank MessageQueue::run(const MessageCall& call, CollectiveOptions options) {
+Rank MessageQueue::run(const MessageCall& call, const MessageSpace& space,
+                       CollectiveOptions options) {
   if (parts_.monitor.has_failed()) throw parts_.monitor.error();
-  const auto pending = std::make_shared<Pending>(shared_from_this(), call, std::move(options));
+  const auto pending =
+      std::make_shared<Pending>(shared_from_this(), call, space, std::move(options));
   post(std::array<Handle, 1>{pending}, MovedBy::kCaller);
   pending->wait(std::nullopt);
   return pending->peer;
 }
 
-std::vector<Work> MessageQueue::issue(std::span<const MessageCall> calls,
+std::vector<Work> MessageQueue::issue(std::span<const MessageCall> calls, const MessageSpace& space,
                                       const CollectiveOptions& options) {
   if (parts_.monitor.has_failed()) throw parts_.monitor.error();
   std::vector<Handle> posted;
   std::vector<Work> works;
   for (const MessageCall& call : calls) {
-    posted.push_back(std::make_shared<Pending>(shared_from_this(), call, options));
+    posted.push_back(std::make_shared<Pending>(shared_from_this(), call, space, options));
     works.emplace_back(posted.back());
   }
   if (!posted.empty()) post(posted, MovedBy::kThread);
@@ -170,22 +173,25 @@ Error MessageQueue::explain(const Pending& pending, const Error& error) {
     explain_loss(pending, activity, error);
   } else if (error.code() != ErrorCode::kAborted) {
     const bool is_mismatch = error.code() == ErrorCode::kInvalidArgument;
-    parts_.monitor.fail({.code = error.code(),
-                         .culprit = pending.peer.value,
-                         .cause = format("tag {}: {}", pending.tag, error.message()),
-                         .operation = activity,
-                         .remedy = std::string(is_mismatch ? kMatchingMessages : "")});
+    parts_.monitor.fail(
+        {.code = error.code(),
+         .culprit = pending.peer.value,
+         .cause = format("{}: {}", pending.space.describe(pending.tag), error.message()),
+         .operation = activity,
+         .remedy = std::string(is_mismatch ? kMatchingMessages : "")});
   }
   return parts_.monitor.published_failure();
 }
 
 // Where a recv waits for another tag than a message that has arrived, the tags differ by mistake.
 std::string MessageQueue::where_of(const Pending& pending) const {
-  const auto arrived =
-      pending.kind == OpKind::kRecv ? protocol_.first_unexpected(pending.peer) : std::nullopt;
-  if (!arrived) return format("tag {}", pending.tag);
-  return format("tag {} (a message with tag {} from rank {} has arrived, which no recv takes)",
-                pending.tag, arrived->tag, arrived->source);
+  const auto arrived = pending.kind == OpKind::kRecv
+                           ? protocol_.first_unexpected(pending.peer, pending.space)
+                           : std::nullopt;
+  const std::string tag = pending.space.describe(pending.tag);
+  if (!arrived) return tag;
+  return format("{} (a message with tag {} from rank {} has arrived, which no recv takes)", tag,
+                arrived->tag, arrived->source);
 }
 
 void MessageQueue::explain_loss(const Pending& pending, const wire::Activity& activity,
@@ -194,7 +200,8 @@ void MessageQueue::explain_loss(const Pending& pending, const wire::Activity& ac
   const auto end = parts_.monitor.why_stream_ended(peer, error);
   if (!end) return;
   parts_.monitor.fail({ErrorCode::kPeerLost, end->culprit,
-                       format("tag {}: {}", pending.tag, end->cause), activity});
+                       format("{}: {}", pending.space.describe(pending.tag), end->cause),
+                       activity});
 }
 
 }  // namespace cadre

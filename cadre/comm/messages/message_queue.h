@@ -20,6 +20,7 @@
 #include "cadre/comm/failure/monitor.h"
 #include "cadre/comm/flight_recorder.h"
 #include "cadre/comm/messages/message_call.h"
+#include "cadre/comm/messages/message_space.h"
 #include "cadre/comm/messages/point_to_point.h"
 #include "cadre/comm/queue/progress_queue.h"
 #include "cadre/comm/work.h"
@@ -42,10 +43,10 @@ class MessageQueue final : public ProgressQueue {
   explicit MessageQueue(const Parts& parts);
 
   // The other rank, which is the sender's for a receive from any source.
-  Rank run(const MessageCall& call, CollectiveOptions options = {});
+  Rank run(const MessageCall& call, const MessageSpace& space, CollectiveOptions options);
   // Posts them together: all, or none and it throws.
-  std::vector<Work> issue(std::span<const MessageCall> calls,
-                          const CollectiveOptions& options = {});
+  std::vector<Work> issue(std::span<const MessageCall> calls, const MessageSpace& space,
+                          const CollectiveOptions& options);
 
  private:
   class Pending;  // a Message and IssuedOperation

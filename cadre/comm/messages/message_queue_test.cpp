@@ -27,7 +27,7 @@ using testing::SimulatedRanksResult;
 
 constexpr DType kType = DType::kUint8;
 
-using Message = std::array<std::byte, 100>;
+using Payload = std::array<std::byte, 100>;
 
 // Its threads for messages begin late, as on a machine without a free core.
 class LateThreads final : public testing::ForwardingSystem {
@@ -87,7 +87,7 @@ class MessageQueueTest : public ::testing::TestWithParam<TransportChoice> {
   // Rank 0 waits for a message that rank 1 sends after that time: rank 0's scheduling points.
   static int64_t points_of_a_receive(uint64_t seed, bool is_async, Duration time) {
     const auto result = run(seed, [&](RankContext& context, Communicator& group) {
-      Message message{};
+      Payload message{};
       if (context.rank == 1) {
         pause(context, time);
         group.send(message, kType, 0, 1);
@@ -119,8 +119,8 @@ TEST_P(MessageQueueTest, ALongWaitTakesNoMoreLooksThanAShortOne) {
 TEST_P(MessageQueueTest, AMessagePostedDuringAWaitGoesAtOnce) {
   for (const uint64_t seed : testing::test_seeds(100)) {
     const auto result = run(seed, [&](RankContext& context, Communicator& group) {
-      Message first{};
-      Message second{};
+      Payload first{};
+      Payload second{};
       if (context.rank == 0) {
         const Work receive = group.recv_async(first, kType, 1, 1);
         pause(context, seconds(1));
@@ -139,7 +139,7 @@ TEST_P(MessageQueueTest, AMessagePostedDuringAWaitGoesAtOnce) {
 
 TEST_P(MessageQueueTest, AWaitEndsAtItsOwnDeadlineAndTheMessageGoesOn) {
   const auto result = run(1, [&](RankContext& context, Communicator& group) {
-    Message message{};
+    Payload message{};
     if (context.rank == 1) {
       pause(context, seconds(10));
       message[99] = std::byte{7};
@@ -164,7 +164,7 @@ TEST_P(MessageQueueTest, ADefaultDeadlineCountsFromTheStartOfTheMessage) {
   const auto result =
       run(1,
           [&](RankContext& context, Communicator& group) {
-            Message message{};
+            Payload message{};
             group.barrier();
             if (context.rank == 1) {
               pause(context, milliseconds(2500));
@@ -181,8 +181,8 @@ TEST_P(MessageQueueTest, ADefaultDeadlineCountsFromTheStartOfTheMessage) {
 // here at 2 s, so the message must be there before.
 TEST_P(MessageQueueTest, TheThreadGoesOnAtOnceWithWhatABlockingCallLeaves) {
   const auto result = run(1, [&](RankContext& context, Communicator& group) {
-    Message first{};
-    Message second{};
+    Payload first{};
+    Payload second{};
     group.barrier();
     if (context.rank == 1) {
       pause(context, milliseconds(1400));
@@ -212,8 +212,8 @@ TEST_P(MessageQueueTest, TheThreadGoesOnAtOnceWithWhatABlockingCallLeaves) {
 // one that it still waits for.
 TEST_P(MessageQueueTest, TheStatusShowsTheOldestMessageThatIsLeft) {
   const auto result = run(1, [&](RankContext& context, Communicator& group) {
-    Message first{};
-    Message second{};
+    Payload first{};
+    Payload second{};
     if (context.rank == 0) {
       const Work receives[] = {group.recv_async(first, kType, 1, 1),
                                group.recv_async(second, kType, 1, 2)};

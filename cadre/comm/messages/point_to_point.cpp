@@ -7,6 +7,13 @@
 #include "cadre/base/format.h"
 
 namespace cadre {
+namespace {
+
+bool fits(const Message& receive, const MessageHeader& header) {
+  return receive.tag == header.tag && receive.space.number() == header.space;
+}
+
+}  // namespace
 
 PointToPoint::PointToPoint(Transport& transport, Describe describe)
     : transport_(transport), describe_(std::move(describe)) {
@@ -37,7 +44,8 @@ void PointToPoint::queue(Peer& peer, MessageHeader::Kind kind, const Handle& mes
                          uint64_t sequence) {
   const bool has_payload =
       kind == MessageHeader::Kind::kEager || kind == MessageHeader::Kind::kData;
-  const MessageHeader header{kind, message->dtype, message->tag, sequence, message->num_bytes()};
+  const MessageHeader header{kind,     message->dtype,       message->tag,
+                             sequence, message->num_bytes(), message->space.number()};
   peer.outgoing.push_back({.header = header.encode(),
                            .payload = has_payload ? message->in : ConstBytes(),
                            .completes = has_payload ? message : nullptr});
@@ -60,8 +68,8 @@ void PointToPoint::post_receive_from_any(const Handle& message) {
 }
 
 bool PointToPoint::take_unexpected(Peer& peer, const Handle& message) {
-  const auto arrival = std::ranges::find(peer.unexpected, message->tag,
-                                         [](const Arrival& a) { return a.header.tag; });
+  const auto arrival = std::ranges::find_if(
+      peer.unexpected, [&](const Arrival& a) { return fits(*message, a.header); });
   if (arrival == peer.unexpected.end()) return false;
   const Arrival taken = std::move(*arrival);
   peer.unexpected.erase(arrival);
@@ -83,10 +91,13 @@ void PointToPoint::advance(TimePoint now) {
             Error(ErrorCode::kTimeout, "the message did not arrive before the deadline"));
 }
 
-std::optional<PointToPoint::Unexpected> PointToPoint::first_unexpected(Rank source) const {
+std::optional<PointToPoint::Unexpected> PointToPoint::first_unexpected(
+    Rank source, const MessageSpace& space) const {
   for (const Peer& peer : peers_) {
-    if (peer.unexpected.empty() || (source != kAnySource && source != peer.rank)) continue;
-    return Unexpected{peer.rank, peer.unexpected.front().header.tag};
+    if (source != kAnySource && source != peer.rank) continue;
+    for (const Arrival& arrival : peer.unexpected) {
+      if (arrival.header.space == space.number()) return Unexpected{peer.rank, arrival.header.tag};
+    }
   }
   return std::nullopt;
 }
@@ -186,7 +197,7 @@ Status PointToPoint::handle_header(Peer& peer, const MessageHeader& header) {
     }
     return {};
   }
-  Handle receive = take_receive(peer, header.tag);
+  Handle receive = take_receive(peer, header);
   if (receive != nullptr && !agree(peer, receive, header)) {
     return Error(ErrorCode::kInvalidArgument, "an earlier message did not fit its receive");
   }
@@ -229,16 +240,16 @@ void PointToPoint::finish_payload(Peer& peer) {
   }
   Arrival arrival = std::move(*peer.stashing);
   peer.stashing.reset();
-  const Handle receive = take_receive(peer, arrival.header.tag);
+  const Handle receive = take_receive(peer, arrival.header);
   if (receive != nullptr) return deliver(peer, receive, arrival);
   peer.num_unexpected_bytes += MessageHeader::kBytes + arrival.data.size();
   peer.unexpected.push_back(std::move(arrival));
 }
 
-PointToPoint::Handle PointToPoint::take_receive(Peer& peer, int tag) {
-  const auto has_tag = [tag](const Handle& message) { return message->tag == tag; };
-  const auto own = std::ranges::find_if(peer.receives, has_tag);
-  const auto any = std::ranges::find_if(receives_from_any_, has_tag);
+PointToPoint::Handle PointToPoint::take_receive(Peer& peer, const MessageHeader& header) {
+  const auto fits_header = [&](const Handle& message) { return fits(*message, header); };
+  const auto own = std::ranges::find_if(peer.receives, fits_header);
+  const auto any = std::ranges::find_if(receives_from_any_, fits_header);
   const bool has_own = own != peer.receives.end();
   const bool has_any = any != receives_from_any_.end();
   if (!has_own && !has_any) return nullptr;
@@ -319,11 +330,13 @@ void PointToPoint::refuse_overflow_of_all() {
 }
 
 Error PointToPoint::overflow_of(const Peer& peer) const {
+  const MessageHeader& first = peer.unexpected.front().header;
   return Error(ErrorCode::kInvalidArgument,
-               cadre::format("{} sent {} bytes of messages, the first with tag {}, that {} has not "
+               cadre::format("{} sent {} bytes of messages, the first with {}, that {} has not "
                              "received",
                              describe_(peer.rank), peer.num_unexpected_bytes,
-                             peer.unexpected.front().header.tag, describe_(transport_.rank())));
+                             MessageSpace::of_number(first.space).describe(first.tag),
+                             describe_(transport_.rank())));
 }
 
 void PointToPoint::end_where(const std::function<bool(const Message&)>& matches,

@@ -24,6 +24,7 @@
 #include "cadre/base/types.h"
 #include "cadre/comm/messages/message_call.h"
 #include "cadre/comm/messages/message_header.h"
+#include "cadre/comm/messages/message_space.h"
 #include "cadre/transport/transport.h"
 
 namespace cadre {
@@ -32,6 +33,7 @@ namespace cadre {
 // receive has met a message.
 struct Message : MessageCall {
   std::optional<Deadline> deadline;
+  MessageSpace space;
   uint64_t order = 0;  // set by PointToPoint::post()
 };
 
@@ -51,8 +53,8 @@ class PointToPoint {
   using Describe = std::function<std::string(int rank)>;
   PointToPoint(Transport& transport, Describe describe);
 
-  // Receives of one tag take messages in the order of their posts. REQUIRES: a deadline; the peer
-  // is another rank of the group, or kAnySource of a receive.
+  // Receives of one space and tag take messages in the order of their posts. REQUIRES: a deadline;
+  // the peer is another rank of the group, or kAnySource of a receive.
   void post(const Handle& message);
   // Moves what can be moved now, and ends what is late.
   void advance(TimePoint now);
@@ -65,9 +67,9 @@ class PointToPoint {
     Rank source;
     int tag = 0;
   };
-  // The oldest message of the peer that has arrived and is not awaited; of kAnySource, of the
-  // lowest rank that has one.
-  std::optional<Unexpected> first_unexpected(Rank source) const;
+  // The oldest message of that space from the peer that has arrived and is not awaited; of
+  // kAnySource, of the lowest rank that has one.
+  std::optional<Unexpected> first_unexpected(Rank source, const MessageSpace& space) const;
   // Until something can be moved, the transport is woken, a message's deadline or `latest`;
   // kAborted when interrupted.
   Status wait(Deadline latest);
@@ -121,9 +123,9 @@ class PointToPoint {
   Result<bool> receive_payload(Peer& peer);
   Status handle_header(Peer& peer, const MessageHeader& header);
   void finish_payload(Peer& peer);
-  // The oldest receive with that tag, from this peer or from any, taken from its list; null if
-  // there is none.
-  Handle take_receive(Peer& peer, int tag);
+  // The oldest receive with that space and tag, from this peer or from any, taken from its list;
+  // null if there is none.
+  Handle take_receive(Peer& peer, const MessageHeader& header);
   // A receive has met its message: false, and the message has ended, if they differ.
   bool agree(const Peer& peer, const Handle& message, const MessageHeader& header);
   void deliver(Peer& peer, const Handle& message, const Arrival& arrival);

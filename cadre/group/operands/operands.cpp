@@ -30,7 +30,11 @@ Deadline deadline_of(const Communicator& group, std::string_view call, Duration 
 
 GroupCall::GroupCall(const std::shared_ptr<Communicator>& handle, std::string_view call_name,
                      std::optional<Duration> timeout)
-    : group(group_behind(handle, call_name)),
+    : GroupCall(group_behind(handle, call_name), call_name, timeout) {}
+
+GroupCall::GroupCall(Communicator& group_in, std::string_view call_name,
+                     std::optional<Duration> timeout)
+    : group(group_in),
       name(call_name),
       deadline(timeout ? std::optional(deadline_of(group, call_name, *timeout)) : std::nullopt) {}
 

@@ -22,6 +22,7 @@
 #include "cadre/comm/communicator.h"
 #include "cadre/comm/work.h"
 #include "cadre/group/operands/held_memory.h"
+#include "cadre/group/operands/tensor_checks.h"
 
 namespace cadre {
 
@@ -34,6 +35,8 @@ Deadline deadline_of(const Communicator& group, std::string_view call, Duration 
 struct GroupCall {
   // `call_name`: static text.
   GroupCall(const std::shared_ptr<Communicator>& handle, std::string_view call_name,
+            std::optional<Duration> timeout = {});
+  GroupCall(Communicator& group_in, std::string_view call_name,
             std::optional<Duration> timeout = {});
 
   CollectiveOptions options() const { return {.deadline = deadline, .call = name}; }
@@ -73,6 +76,20 @@ CollectiveOptions keeping(const GroupCall& call, const Tensors&... tensors) {
 template <typename... Tensors>
 CollectiveOptions blocking(const GroupCall& call, const Tensors&... tensors) {
   return may_use_memory_after_failure(call.group) ? keeping(call, tensors...) : call.options();
+}
+
+// Runs `operation` on the tensor's memory, or on a packed copy that is copied back.
+template <typename Operation>
+void run_packed(const GroupCall& call, const at::Tensor& tensor, Operation operation) {
+  if (tensor.is_contiguous()) {
+    operation(tensor);
+    return;
+  }
+  check_elements_apart(call.group, call.name, tensor);
+  const at::Tensor packed = tensor.variable_data().contiguous();
+  operation(packed);
+  tensor.variable_data().copy_(packed);
+  mark_changed(tensor);
 }
 
 }  // namespace cadre
