@@ -6,6 +6,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/cli/option_words.h"
+#include "cadre/os/files/private_folder.h"
 
 namespace cadre::cli {
 namespace {
@@ -35,7 +36,10 @@ fs::path make_nested_folder(const fs::path& folder, const std::string& rank,
                             std::error_code& failure) {
   for (int number = 1;; ++number) {
     const fs::path nested = folder / cadre::format("{}{}{}{}", kRank, rank, kJob, number);
-    if (fs::create_directory(nested, failure) || failure) return nested;
+    if (fs::create_directory(nested, failure) || failure) {
+      if (!failure) fs::permissions(nested, fs::perms::owner_all, failure);
+      return nested;
+    }
   }
 }
 
@@ -46,7 +50,10 @@ Status prepare_flight_folder(os::Environment& environment) {
   if (named.empty()) return {};
   std::error_code failure;
   fs::path folder = fs::absolute(named, failure);
-  if (!failure) fs::create_directories(folder, failure);
+  if (!failure) {
+    const Status made = os::make_private_folder(folder.string());
+    if (!made.ok()) return made.error().with_context("the folder for flight records");
+  }
   if (!failure && is_worker(environment)) {
     folder = make_nested_folder(folder, *environment.get("RANK"), failure);
   }

@@ -86,8 +86,14 @@ std::unique_ptr<Communicator> Communicator::connect(os::System& system,
     auto fabric = Fabric::connect(system, membership, options, deadline).value_or_throw();
     std::vector<int> all(static_cast<size_t>(membership.world_size));
     std::iota(all.begin(), all.end(), 0);
-    auto impl = std::make_unique<Impl>(std::move(fabric), options,
-                                       GroupMembers{std::move(all), membership.rank, membership});
+    GroupMembers members{std::move(all), membership.rank, membership};
+    members.membership.group = connection_name(membership.group, id_of(options));
+    GroupIdentity identity =
+        GroupIdentity::of_connection(id_of(options), fabric->connection_number());
+    CommunicatorOptions own = options;
+    own.flight_record_path = fabric->flight_files().path_for_first(identity, options.name);
+    auto impl =
+        std::make_unique<Impl>(std::move(fabric), own, std::move(identity), std::move(members));
     impl->open_first(deadline);
     return std::make_unique<Communicator>(std::move(impl));
   } catch (const Error& error) {
@@ -117,7 +123,7 @@ const std::string& Communicator::name() const {
   return impl_->options.name;
 }
 const std::string& Communicator::id() const {
-  return impl_->id;
+  return impl_->identity.id();
 }
 os::System& Communicator::system() const {
   return impl_->system;

@@ -7,7 +7,6 @@
 #include <string_view>
 #include <utility>
 
-#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 #include "cadre/collective/host/host_engine.h"
 #include "cadre/collective/net/net_engine.h"
@@ -25,18 +24,7 @@ namespace {
 constexpr Duration kAbortTime = std::chrono::seconds(5);
 constexpr Duration kGoodbyeTime = std::chrono::seconds(1);
 
-GroupMembers named(GroupMembers members, const std::string& id) {
-  members.membership.group = id;
-  return members;
-}
-
 }  // namespace
-
-GroupKey key_of(std::string_view id) {
-  Fnv1a hash;
-  hash.add(id);
-  return hash.value();
-}
 
 Result<GroupPieces> GroupPieces::cut(HostMemory& memory, const std::vector<int>& holders) {
   auto block = HostEngine::cut_block(memory, holders);
@@ -63,13 +51,12 @@ GroupPlaces GroupPieces::places() const {
 }
 
 Communicator::Impl::Impl(std::shared_ptr<Fabric> fabric_in, const CommunicatorOptions& options_in,
-                         GroupMembers members_in)
+                         GroupIdentity identity_in, GroupMembers members_in)
     : fabric(std::move(fabric_in)),
       system(fabric->system()),
       options(options_in),
-      id(options.id.empty() ? options.name : options.id),
-      key(key_of(id)),
-      members(named(std::move(members_in), id)),
+      identity(std::move(identity_in)),
+      members(std::move(members_in)),
       rank(members.self),
       world_size(static_cast<int>(members.ranks.size())),
       fork_guard(std::make_shared<const ForkGuard>(options.name, rank, own_address().pid,
@@ -83,14 +70,14 @@ Communicator::Impl::Impl(std::shared_ptr<Fabric> fabric_in, const CommunicatorOp
 std::unique_ptr<FlightRecorder> Communicator::Impl::make_recorder() const {
   const wire::RankAddress& own = own_address();
   const std::string& path = options.flight_record_path;
-  FlightIdentity identity{options.name, own.host, rank,
-                          world_size,   own.pid,  members.membership.round};
+  FlightIdentity flight{options.name, own.host, rank,
+                        world_size,   own.pid,  members.membership.round};
   if (!path.empty()) {
-    identity.process_start = process_start_of(own.pid);
-    identity.made_at_s = os::wall_clock_seconds();
+    flight.process_start = process_start_of(own.pid);
+    flight.made_at_s = os::wall_clock_seconds();
   }
-  identity.id = id;
-  auto made = FlightRecorder::create(path, identity);
+  flight.id = identity.id();
+  auto made = FlightRecorder::create(path, flight);
   if (!made.ok()) {
     // A record that cannot be written is no reason to fail the job: it is then kept in memory, as
     // without a folder.
@@ -100,11 +87,10 @@ std::unique_ptr<FlightRecorder> Communicator::Impl::make_recorder() const {
                                 "rank; make room there or name another folder",
                                 made.error().message()));
     }
-    made = FlightRecorder::create("", identity);
+    made = FlightRecorder::create("", flight);
   }
   std::unique_ptr<FlightRecorder> result = std::move(made).value_or_throw();
-  // A number that all ranks of this group have, and no other group has.
-  result->set_connection(fabric->connection_number() ^ key);
+  result->set_connection(identity.key());
   return result;
 }
 
@@ -113,19 +99,20 @@ std::shared_ptr<Monitor> Communicator::Impl::make_monitor() const {
   for (const int member : members.ranks) slots.push_back(fabric->status_slot_of(member));
   return std::make_shared<Monitor>(
       system,
-      MonitorSetup{Roster{options.name, rank, fabric->shared_layout(), members.ranks}, key,
+      MonitorSetup{Roster{options.name, rank, fabric->shared_layout(), members.ranks},
+                   identity.key(), members.creation ? members.creation->key() : kNoGroup,
                    world_size > 1 ? fabric->plane() : nullptr, std::move(slots),
-                   [fabric = fabric.get(), system = &system, key = key] {
+                   [fabric = fabric.get(), system = &system, key = identity.key()] {
                      return fabric->status_cells().running_besides(key, system->now());
                    },
-                   [links = fabric->shared_links(), key = key](int left) {
+                   [links = fabric->shared_links(), identity = identity](int left) {
                      if (links == nullptr) return;
-                     links->note_left({key, kCollectivePurpose}, left);
-                     links->note_left({key, kMessagePurpose}, left);
+                     links->note_left(identity.stream(kCollectivePurpose), left);
+                     links->note_left(identity.stream(kMessagePurpose), left);
                    },
                    fabric->late_errors(),
                    recorder->has_file() ? options.flight_record_path : std::string(), options.log},
-      fabric->status_page(), fabric->status_cells().take(key, options.name));
+      fabric->status_page(), fabric->status_cells().take(identity.key(), options.name));
 }
 
 bool Communicator::Impl::uses_host_memory() const {
@@ -262,7 +249,8 @@ void Communicator::Impl::release_holds(const std::vector<GroupPlaces>& places) c
 
 void Communicator::Impl::open_streams() {
   const auto stream = [this](uint8_t purpose) {
-    return fabric->links()->open({key, purpose}, members.ranks, rank, monitor->interrupt());
+    return fabric->links()->open(identity.stream(purpose), members.ranks, rank,
+                                 monitor->interrupt());
   };
   message_transport = stream(kMessagePurpose);
   if (!options.backend) {
@@ -278,8 +266,7 @@ void Communicator::Impl::open_streams() {
 
 void Communicator::Impl::build_chosen_engine() {
   const std::shared_ptr<Store>& store = members.membership.store;
-  // The number differs between attempts to connect.
-  const std::string prefix = format("cadre/backend/{:x}/{}", fabric->connection_number(), id);
+  const std::string prefix = format("cadre/backend/{}", identity.unique_name());
   engine = options
                .backend({.rank = rank,
                          .world_size = world_size,
@@ -410,6 +397,10 @@ void Communicator::Impl::release(Deadline deadline) {
   message_transport.reset();
   transport.reset();
   monitor->release_page();
+  recorder->set_closed();
+  if (recorder->has_file()) {
+    fabric->flight_files().release(options.flight_record_path, monitor->has_failed());
+  }
   fabric->leave_group(deadline);
 }
 

@@ -19,6 +19,7 @@
 #include "cadre/comm/failure/monitor.h"
 #include "cadre/comm/flight_recorder.h"
 #include "cadre/comm/fork_guard.h"
+#include "cadre/comm/groups/group_identity.h"
 #include "cadre/comm/messages/message_queue.h"
 #include "cadre/comm/messages/signal_waits.h"
 #include "cadre/comm/queue/operation_queue.h"
@@ -31,7 +32,9 @@ namespace cadre {
 struct GroupMembers {
   std::vector<int> ranks;  // of the fabric, by rank of the group
   Rank self;               // this rank's rank in the group
-  Membership membership;   // for rejoin()
+  Membership membership;   // for rejoin(); its `group` is unique in the job
+  // Of a group that its members create over a store: what those that give up report to.
+  std::optional<GroupIdentity> creation = {};
 };
 
 // What a rank cuts from the host's memory for a group before the group exists: the others learn the
@@ -49,14 +52,11 @@ struct GroupPieces {
   GroupPlaces places() const;
 };
 
-// Names the group of this id on the wire.
-GroupKey key_of(std::string_view id);
-
 class Communicator::Impl {
  public:
   // Registers the group; open() completes it.
   Impl(std::shared_ptr<Fabric> fabric_in, const CommunicatorOptions& options_in,
-       GroupMembers members_in);
+       GroupIdentity identity_in, GroupMembers members_in);
   ~Impl();
 
   // Whether the members communicate through the host's memory. Throws when that was demanded and is
@@ -86,8 +86,7 @@ class Communicator::Impl {
   std::shared_ptr<Fabric> fabric;  // shared by the groups of this process
   os::System& system;
   const CommunicatorOptions options;
-  const std::string id;
-  const GroupKey key;
+  const GroupIdentity identity;
   const GroupMembers members;
   const Rank rank;
   const int world_size;

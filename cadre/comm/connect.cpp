@@ -1,9 +1,7 @@
 #include "cadre/comm/connect.h"
 
-#include <filesystem>
-#include <system_error>
-
 #include "cadre/base/format.h"
+#include "cadre/os/files/private_folder.h"
 #include "cadre/os/host/stderr_log.h"
 #include "cadre/rendezvous/environment_rendezvous.h"
 #include "cadre/rendezvous/job_environment.h"
@@ -16,8 +14,7 @@ namespace {
 std::string flight_record_path(const JobEnvironment& environment, std::string_view group,
                                uint64_t round) {
   if (environment.flight_folder.empty()) return "";
-  std::error_code failure;
-  std::filesystem::create_directories(environment.flight_folder, failure);
+  static_cast<void>(os::make_private_folder(environment.flight_folder));
   return format("{}/{}-round{}-rank{}.flight", environment.flight_folder, group, round,
                 environment.rank);
 }

@@ -10,6 +10,7 @@ namespace cadre {
 namespace {
 
 constexpr size_t kFileBytes = kFlightHeaderBytes + kFlightRecordCapacity * kFlightEntryBytes;
+constexpr size_t kClosedAt = 28;
 
 }  // namespace
 
@@ -40,7 +41,7 @@ Result<std::unique_ptr<FlightRecorder>> FlightRecorder::create(const std::string
                                                                const FlightIdentity& identity) {
   std::optional<os::MappedFile> file;
   if (!path.empty()) {
-    auto created = os::MappedFile::create(path, kFileBytes);
+    auto created = os::MappedFile::create(path, kFileBytes, os::MappedFile::Readers::kUser);
     if (!created.ok()) return created.error().with_context("flight record");
     file = std::move(created).value();
   }
@@ -54,6 +55,17 @@ FlightRecorder::Slot& FlightRecorder::slot(uint64_t index) const {
 
 void FlightRecorder::set_connection(uint64_t connection) {
   std::memcpy(bytes_.data() + kFlightConnectionAt, &connection, sizeof connection);
+}
+
+void FlightRecorder::set_closed() {
+  constexpr uint32_t kClosed = 1;
+  std::memcpy(bytes_.data() + kClosedAt, &kClosed, sizeof kClosed);
+}
+
+bool FlightRecorder::is_closed(ConstBytes file) {
+  uint32_t word = 0;
+  std::memcpy(&word, file.data() + kClosedAt, sizeof word);
+  return word != 0;
 }
 
 uint64_t FlightRecorder::begin(uint64_t number, const Fingerprint& fingerprint, int peer,

@@ -42,6 +42,10 @@ class FlightRecorder {
 
   // Says of which connection of the group the record is: the same number on all its ranks.
   void set_connection(uint64_t connection);
+  // The group was closed: nothing more is recorded.
+  void set_closed();
+  // Whether that was said of the record. REQUIRES: the bytes were parsed.
+  static bool is_closed(ConstBytes file);
   bool has_file() const { return file_.has_value(); }
   FlightRecord read() const;
 

@@ -18,7 +18,8 @@ std::unique_ptr<Communicator> make_lone_group(os::System& system, int world_size
   membership.world_size = world_size;
   // All its ranks are this process, the only one of the fabric.
   const std::vector<int> ranks(static_cast<size_t>(world_size), 0);
-  auto impl = std::make_unique<Communicator::Impl>(std::move(fabric), options,
+  const auto identity = GroupIdentity::of_connection(id_of(options), fabric->connection_number());
+  auto impl = std::make_unique<Communicator::Impl>(std::move(fabric), options, identity,
                                                    GroupMembers{ranks, 0, membership});
   impl->open(std::nullopt, {});
   return std::make_unique<Communicator>(std::move(impl));

@@ -46,6 +46,7 @@ bool EventLog::add_leave(int rank, int from) {
 bool EventLog::add_entry(const Event& event, Identity identity, int from, TimePoint now) {
   if (!known_.insert(identity).second) return false;
   known_order_.emplace_back(identity, now);
+  entries_of_[std::get<1>(identity)].push_back(num_pruned_ + entries_.size());
   entries_.push_back({event, from, now});
   prune(now);
   return true;
@@ -54,12 +55,24 @@ bool EventLog::add_entry(const Event& event, Identity identity, int from, TimePo
 void EventLog::prune(TimePoint now) {
   while (!entries_.empty() &&
          (entries_.size() > kMaxEntries || now - entries_.front().at >= kMaxAge)) {
-    entries_.pop_front();
+    drop_oldest();
   }
   while (known_order_.size() > 2 * kMaxEntries && now - known_order_.front().second >= kMaxAge) {
     known_.erase(known_order_.front().first);
     known_order_.pop_front();
   }
+}
+
+void EventLog::drop_oldest() {
+  const Event& event = entries_.front().event;
+  const auto* leave = std::get_if<wire::GroupLeave>(&event);
+  const GroupKey group =
+      leave != nullptr ? leave->group : std::get<wire::GroupFailure>(event).group;
+  const auto of_group = entries_of_.find(group);
+  of_group->second.pop_front();
+  if (of_group->second.empty()) entries_of_.erase(of_group);
+  entries_.pop_front();
+  ++num_pruned_;
 }
 
 std::vector<bool> EventLog::presence() const {
@@ -113,12 +126,10 @@ std::vector<Event> EventLog::of_group(GroupKey group, TimePoint now) {
   std::vector<Event> events = events_of_ranks();
   std::erase_if(
       events, [](const Event& event) { return !std::holds_alternative<wire::LossReport>(event); });
-  for (const Entry& entry : entries_) {
-    const auto* leave = std::get_if<wire::GroupLeave>(&entry.event);
-    const auto* failure = std::get_if<wire::GroupFailure>(&entry.event);
-    const bool concerns = (leave != nullptr && leave->group == group) ||
-                          (failure != nullptr && failure->group == group);
-    if (concerns) events.push_back(entry.event);
+  const auto of_group = entries_of_.find(group);
+  if (of_group == entries_of_.end()) return events;
+  for (const uint64_t number : of_group->second) {
+    events.push_back(entries_[number - num_pruned_].event);
   }
   return events;
 }

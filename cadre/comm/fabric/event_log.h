@@ -12,6 +12,7 @@
 #include <optional>
 #include <set>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -70,11 +71,16 @@ class EventLog {
   bool add_leave(int rank, int from);
   bool add_entry(const wire::Event& event, Identity identity, int from, TimePoint now);
   void prune(TimePoint now);
+  void drop_oldest();
   std::vector<wire::Event> events_of_ranks() const;
 
   const int self_;
   std::vector<RankState> ranks_;
   std::deque<Entry> entries_;  // of groups, in the order in which they came
+  // Which of them concern each group, by the number of the entry, so that a new group does not
+  // search the events of all others.
+  std::unordered_map<GroupKey, std::deque<uint64_t>> entries_of_;
+  uint64_t num_pruned_ = 0;  // the number of the oldest entry
   std::set<Identity> known_;
   std::deque<std::pair<Identity, TimePoint>> known_order_;
 };

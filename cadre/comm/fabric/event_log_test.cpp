@@ -109,5 +109,32 @@ TEST(EventLog, ReturnsTheEventsOfOneRankAndOfOneGroup) {
             (std::vector<Event>{loss_of(4, 2), GroupLeave{7, 1, 3}, GroupFailure{7, 2, {}}}));
 }
 
+// The events of a group are found among those of others, also when the oldest have expired.
+TEST(EventLog, FindsTheEventsOfEachGroupAmongMany) {
+  EventLog log(3, 0);
+  constexpr uint64_t kNumGroups = 1000;
+  for (int rank = 1; rank <= 2; ++rank) {
+    const TimePoint at = kStart + seconds(30 * (rank - 1));
+    for (uint64_t group = 1; group <= kNumGroups; ++group) {
+      log.add(GroupLeave{group, rank, group}, rank, at);
+    }
+  }
+  const auto leaves_of = [&](uint64_t group, TimePoint now) {
+    std::vector<int> ranks;
+    for (const Event& event : log.of_group(group, now)) {
+      EXPECT_EQ(std::get<GroupLeave>(event).num_collectives, group);
+      ranks.push_back(std::get<GroupLeave>(event).rank);
+    }
+    return ranks;
+  };
+  EXPECT_EQ(leaves_of(500, kStart + seconds(59)), (std::vector<int>{1, 2}));
+  EXPECT_EQ(leaves_of(500, kStart + seconds(61)), (std::vector<int>{2}));
+  EXPECT_TRUE(log.add(GroupLeave{2000, 1, 2000}, 1, kStart + seconds(61)));
+  EXPECT_EQ(leaves_of(2000, kStart + seconds(61)), (std::vector<int>{1}));
+  EXPECT_EQ(leaves_of(1000, kStart + seconds(61)), (std::vector<int>{2}));
+  EXPECT_TRUE(leaves_of(500, kStart + seconds(95)).empty());
+  EXPECT_TRUE(leaves_of(2001, kStart).empty());
+}
+
 }  // namespace
 }  // namespace cadre

@@ -7,6 +7,7 @@
 #include "cadre/base/format.h"
 #include "cadre/comm/bootstrap/connect_fabric.h"
 #include "cadre/comm/bootstrap/listening.h"
+#include "cadre/comm/groups/group_identity.h"
 #include "cadre/os/process_watcher.h"
 #include "cadre/os/shared_pages.h"
 
@@ -17,7 +18,7 @@ namespace {
 constexpr size_t kPageBytes = 4096;
 constexpr Duration kLeaveTime = std::chrono::seconds(1);
 
-// Of no group: the digest of an id is never so small.
+// A key that GroupIdentity gives to no group.
 constexpr GroupKey kFabricKey = 1;
 
 // Tells the host's memory of ranks that died, so that what they held can be used again.
@@ -48,13 +49,17 @@ HostMemoryLayout memory_layout(const os::HostInfo& host, int num_slots) {
 
 }  // namespace
 
-Fabric::Fabric(Key, os::System& system, const Membership& membership)
-    : system_(system), rank_(membership.rank), fork_mark_(std::make_shared<const os::ForkMark>()) {}
+Fabric::Fabric(Key, os::System& system, const Membership& membership,
+               const CommunicatorOptions& options)
+    : system_(system),
+      rank_(membership.rank),
+      fork_mark_(std::make_shared<const os::ForkMark>()),
+      flight_files_(options.flight_record_path) {}
 
 Result<std::shared_ptr<Fabric>> Fabric::connect(os::System& system, const Membership& membership,
                                                 const CommunicatorOptions& options,
                                                 Deadline deadline) {
-  auto fabric = std::make_shared<Fabric>(Key(), system, membership);
+  auto fabric = std::make_shared<Fabric>(Key(), system, membership, options);
   if (membership.world_size == 1) {
     fabric->stand_alone();
   } else {
@@ -73,7 +78,7 @@ Status Fabric::connect_ranks(const Membership& membership, const CommunicatorOpt
                              Deadline deadline) {
   const os::HostInfo host = system_.host();
   const FabricOptions fabric_options{
-      .id = options.id.empty() ? options.name : options.id,
+      .id = connection_name(membership.group, id_of(options)),
       .listen_host = options.listen_host,
       .version = CADRE_VERSION,
       .may_share_memory = true,

@@ -26,6 +26,7 @@
 #include "cadre/comm/fabric/late_errors.h"
 #include "cadre/comm/fabric/layout.h"
 #include "cadre/comm/status_page.h"
+#include "cadre/comm/trace/flight_files.h"
 #include "cadre/memory/host_memory.h"
 #include "cadre/os/host/fork_mark.h"
 #include "cadre/os/system.h"
@@ -50,7 +51,7 @@ class Fabric {
   static Result<std::shared_ptr<Fabric>> connect(os::System& system, const Membership& membership,
                                                  const CommunicatorOptions& options,
                                                  Deadline deadline);
-  Fabric(Key, os::System& system, const Membership& membership);
+  Fabric(Key, os::System& system, const Membership& membership, const CommunicatorOptions& options);
   ~Fabric();
   Fabric(const Fabric&) = delete;
   Fabric& operator=(const Fabric&) = delete;
@@ -62,6 +63,8 @@ class Fabric {
   // A random number that all ranks of this fabric know, and no other fabric has.
   uint64_t connection_number() const { return layout_->rank_address(0).probe; }
   const std::shared_ptr<const os::ForkMark>& fork_mark() const { return fork_mark_; }
+
+  FlightFiles& flight_files() { return flight_files_; }
 
   // Null for a world of one.
   ControlPlane* plane() const { return plane_.get(); }
@@ -110,7 +113,8 @@ class Fabric {
   os::System& system_;
   const Rank rank_;
   const std::shared_ptr<const os::ForkMark> fork_mark_;  // shared with the groups and their Works
-  std::shared_ptr<const Layout> layout_;                 // shared with the plane and groups
+  FlightFiles flight_files_;
+  std::shared_ptr<const Layout> layout_;     // shared with the plane and groups
   std::shared_ptr<HostMemory> host_memory_;  // shared with pieces that outlive the fabric
   const std::shared_ptr<LateErrors> late_errors_ = std::make_shared<LateErrors>();
   std::string obstacle_;

@@ -14,8 +14,9 @@
 
 namespace cadre {
 
-// Identifies a group in control messages; unique in the job and round, never reused.
+// Identifies a group in control messages: GroupIdentity::key(), which no other group has.
 using GroupKey = uint64_t;
+inline constexpr GroupKey kNoGroup = 0;
 
 using SignOfLoss = wire::SignOfLoss;
 using GroupActivity = wire::GroupActivity;

@@ -27,7 +27,9 @@ Monitor::Monitor(os::System& system, MonitorSetup setup, StatusPage page,
       page_(std::move(page)) {}
 
 void Monitor::start() {
-  if (setup_.plane != nullptr) setup_.plane->attach(setup_.key, shared_from_this());
+  if (setup_.plane == nullptr) return;
+  setup_.plane->attach(setup_.key, shared_from_this());
+  if (setup_.creation != kNoGroup) setup_.plane->attach(setup_.creation, shared_from_this());
 }
 
 void Monitor::stop() {
@@ -36,7 +38,7 @@ void Monitor::stop() {
     is_leaving_ = true;
     if (std::exchange(is_stopped_, true) || ends_.is_open()) return;
   }
-  if (setup_.plane != nullptr) setup_.plane->detach(setup_.key);
+  detach();
 }
 
 void Monitor::release_page() {
@@ -355,7 +357,7 @@ void Monitor::detach_if_over() {
     const std::lock_guard lock(mutex_);
     if (!is_stopped_ || ends_.is_open()) return;
   }
-  setup_.plane->detach(setup_.key);
+  detach();
 }
 
 void Monitor::await(const std::function<bool(TimePoint now)>& is_met, Deadline deadline) {

@@ -42,7 +42,8 @@ namespace cadre {
 
 struct MonitorSetup {
   Roster roster;
-  GroupKey key = 0;
+  GroupKey key = kNoGroup;
+  GroupKey creation = kNoGroup;   // whose failures are the group's, too; may be none
   ControlPlane* plane = nullptr;  // null for a world of one
   std::vector<int> slots;         // in the page, by rank; -1 for ranks of other hosts
   // Returns what this process runs in another group, for replies to status questions; may be null.
@@ -185,6 +186,11 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   void fail_if_left_before(uint64_t number);
   PeerView view_of(size_t rank, TimePoint now) const;  // under the lock
   void report_mismatch();
+  void detach() const {
+    if (setup_.plane == nullptr) return;
+    setup_.plane->detach(setup_.key);
+    if (setup_.creation != kNoGroup) setup_.plane->detach(setup_.creation);
+  }
   // Detaches from the plane once all members have left or failed after stop(), so that no event
   // matters any more.
   void detach_if_over();

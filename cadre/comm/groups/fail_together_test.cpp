@@ -142,7 +142,7 @@ TEST_P(FailTogether, NoMonitorIsKeptOfAClosedGroupThatFailedByItsLink) {
     const auto pair = split(world, {.color = 0, .name = "pair"}, soon(context));
     const auto other = split(world, {.color = 0, .name = "other"}, soon(context));
     pair->fail_together(*other);
-    const GroupKey key = CommunicatorParts::impl_of(*pair).key;
+    const GroupKey key = CommunicatorParts::impl_of(*pair).identity.key();
     world.barrier();
     if (world.rank() == 0) pair->close(soon(context));
     world.barrier();

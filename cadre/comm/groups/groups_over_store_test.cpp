@@ -20,7 +20,15 @@
 namespace cadre {
 namespace {
 
-class StoreGroups : public GroupsTest {};
+class StoreGroups : public GroupsTest {
+ protected:
+  // The key of a member of the group of that id in the store.
+  static std::string member_key(const Communicator& world, const std::string& id, Rank member) {
+    const uint64_t connection = CommunicatorParts::impl_of(world).fabric->connection_number();
+    return format("cadre/1/{}/member/{}",
+                  GroupIdentity::of_creation(id, connection, {}).unique_name(), member);
+  }
+};
 
 INSTANTIATE_TEST_SUITE_P(Transports, StoreGroups,
                          ::testing::Values(TransportChoice::kAuto, TransportChoice::kTcp),
@@ -243,7 +251,7 @@ TEST_P(StoreGroups, ARefusedIdLeavesTheGroupThatHasItAtWork) {
     const StoreGroupOptions options{.store = store_, .id = "shared"};
     const auto group = new_group_over_store(world, list, options, soon(context));
     world.barrier();
-    const std::string key = format("cadre/1/shared/member/{}", context.rank);
+    const std::string key = member_key(world, "shared", context.rank);
     store_->set(key, "there", soon(context)).value_or_throw();
     const std::string refused =
         testing::failure_of([&] { new_group_over_store(world, list, options, soon(context)); });
@@ -285,8 +293,8 @@ TEST_P(StoreGroups, ARankWhoseIdIsRefusedFailsTheGroupOfTheOthers) {
       const Deadline early = context.system.deadline_in(milliseconds(50));
       const StoreGroupOptions other{.store = store_, .id = "other"};
       testing::failure_of([&] { new_group_over_store(world, list, other, early); });
-      const auto key = store_->get("cadre/1/other/member/0", soon(context)).value_or_throw();
-      store_->set("cadre/1/again/member/0", key, soon(context)).value_or_throw();
+      const auto key = store_->get(member_key(world, "other", 0), soon(context)).value_or_throw();
+      store_->set(member_key(world, "again", 0), key, soon(context)).value_or_throw();
     }
     world.barrier();
     const std::string failure = testing::failure_of(
@@ -294,6 +302,68 @@ TEST_P(StoreGroups, ARankWhoseIdIsRefusedFailsTheGroupOfTheOthers) {
     require(failure.find("the id \"again\" was used before") != std::string::npos, failure);
     const bool is_told = failure.find("gave up making the group") != std::string::npos;
     require(is_told == (context.rank == 1), failure);
+    world.barrier();
+  });
+}
+
+// The first operation of the world splits off a group with the id that the program has chosen.
+TEST_P(StoreGroups, AnIdThatSplitDerivesLaterIsOfAnotherGroup) {
+  run(3, [this](RankContext& context, Communicator& world) {
+    const auto sum_over = [](Communicator& group, int64_t value) {
+      std::vector<int64_t> values(1000, value);
+      group.all_reduce(bytes_of(values), bytes_of(values), DType::kInt64, ReduceOp::kSum);
+      return values.front();
+    };
+    const std::vector<Rank> list = {0, 1};
+    const int64_t value = int64_t{1} << (4 * context.rank.value);
+    std::unique_ptr<Communicator> pair;
+    if (context.rank < 2) {
+      pair = new_group_over_store(world, list, {.store = store_, .id = "world/1.0"}, soon(context));
+    }
+    const auto all = split(world, {.color = 0}, soon(context));
+    require(all->id() == "world/1.0", all->id());
+    for (int i = 0; i < 3; ++i) {
+      if (pair) require(sum_over(*pair, value) == 0x011, "the sum of the pair");
+      require(sum_over(*all, value) == 0x111, "the sum of all");
+    }
+    if (pair) pair->close(soon(context));
+    world.barrier();
+    require(sum_over(*all, value) == 0x111, "the sum of all without the pair");
+    all->close(soon(context));
+  });
+}
+
+// All members have left the first group of the id, of which each rank knows.
+TEST_P(StoreGroups, AnIdIsFreeAgainWhenAllMembersHaveLeft) {
+  run(2, [this](RankContext& context, Communicator& world) {
+    const std::vector<Rank> list = {0, 1};
+    const StoreGroupOptions options{.store = store_, .id = "again"};
+    for (int round = 0; round < 3; ++round) {
+      const auto group = new_group_over_store(world, list, options, soon(context));
+      for (int i = 0; i <= round; ++i) group->barrier();
+      group->close(soon(context));
+      await_leave(context, *group, 1 - context.rank.value);
+      world.barrier();
+    }
+  });
+}
+
+// One rank is in both groups of an id, one after the other.
+TEST_P(StoreGroups, GroupsOfOneIdWithOtherMembersStayApart) {
+  run(3, [this](RankContext& context, Communicator& world) {
+    const auto sum_of = [&](const std::vector<Rank>& list) {
+      const auto group =
+          new_group_over_store(world, list, {.store = store_, .id = "one"}, soon(context));
+      std::vector<int64_t> values(100, int64_t{1} << (4 * context.rank.value));
+      group->all_reduce(bytes_of(values), bytes_of(values), DType::kInt64, ReduceOp::kSum);
+      group->close(soon(context));
+      return values.front();
+    };
+    if (context.rank != 2) require(sum_of({0, 1}) == 0x011, "the sum of ranks 0 and 1");
+    world.barrier();
+    if (context.rank != 1) require(sum_of({0, 2}) == 0x101, "the sum of ranks 0 and 2");
+    world.barrier();
+    require(store_->list_keys(soon(context)).value_or_throw().empty(), "no key is left");
     world.barrier();
   });
 }

@@ -241,11 +241,13 @@ int64_t begin_of(const FlightRecord& record) {
 }  // namespace
 
 std::vector<GroupTrace> trace_groups(std::vector<FlightRecord> records) {
-  using Key = std::tuple<std::string, std::string, uint64_t>;
+  // Two groups may share all but the connection.
+  using Key = std::tuple<std::string, std::string, uint64_t, uint64_t>;
   std::map<Key, std::map<int, FlightRecord>> groups;
   for (FlightRecord& record : records) {
     const FlightIdentity& who = record.identity;
-    auto& ranks = groups[{who.group, who.id.empty() ? who.group : who.id, who.round}];
+    auto& ranks =
+        groups[{who.group, who.id.empty() ? who.group : who.id, who.round, who.connection}];
     const auto found = ranks.find(who.rank);
     if (found != ranks.end() && begin_of(found->second) >= begin_of(record)) continue;
     ranks[who.rank] = std::move(record);
@@ -253,7 +255,7 @@ std::vector<GroupTrace> trace_groups(std::vector<FlightRecord> records) {
   std::vector<GroupTrace> traces;
   for (auto& [key, ranks] : groups) {
     GroupTrace trace;
-    std::tie(trace.group, trace.id, trace.round) = key;
+    std::tie(trace.group, trace.id, trace.round, std::ignore) = key;
     for (auto& [rank, record] : ranks) {
       trace.world_size = std::max({trace.world_size, record.identity.world_size, rank + 1});
       trace.records.push_back(std::move(record));

@@ -13,11 +13,12 @@
 namespace cadre::os {
 namespace {
 
-constexpr mode_t kFileMode = 0644;
+constexpr mode_t kReadableMode = 0644;
+constexpr mode_t kPrivateMode = 0600;
 
 }  // namespace
 
-Result<MappedFile> MappedFile::create(const std::string& path, size_t num_bytes) {
+Result<MappedFile> MappedFile::create(const std::string& path, size_t num_bytes, Readers readers) {
   if (num_bytes == 0) {
     return Error(ErrorCode::kInvalidArgument,
                  cadre::format("map {} with 0 bytes; expected at least 1", path));
@@ -27,7 +28,8 @@ Result<MappedFile> MappedFile::create(const std::string& path, size_t num_bytes)
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
     return errno_error(ErrorCode::kUnavailable, what, errno);
   }
-  const Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, kFileMode));
+  const Fd fd(::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC,
+                     readers == Readers::kAll ? kReadableMode : kPrivateMode));
   if (!fd.is_open()) return errno_error(ErrorCode::kUnavailable, what, errno);
   const int status = ::posix_fallocate(fd.get(), 0, static_cast<off_t>(num_bytes));
   if (status != 0) return errno_error(ErrorCode::kUnavailable, what, status);
