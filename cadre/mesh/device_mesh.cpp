@@ -125,7 +125,9 @@ std::shared_ptr<MeshGroups> groups_for(const ProcessGroup& world,
   // The axes are compared first: then all ranks check the same axes and refuse them alike.
   const uint64_t number = number_of_mesh(world, axes);
   check_axes(world, axes);
-  return std::make_shared<MeshGroups>(world, format("{}/{}", world.communicator().id(), number));
+  // Two groups may have one id, but not one name.
+  const std::string& name = world.communicator().membership().group;
+  return std::make_shared<MeshGroups>(world, format("{}/{}", name, number));
 }
 
 int size_of_steps(const auto& steps) {

@@ -8,7 +8,7 @@
 
 namespace cadre {
 
-// Equal on all members of a group, and never used again in one job and round.
+// Equal on all members of a group, and of no other group: GroupIdentity::stream().
 struct StreamId {
   uint64_t group = 0;
   uint8_t purpose = 0;  // of the group's streams: collectives, messages
