@@ -38,7 +38,7 @@ struct Membership {
   std::shared_ptr<StoreWill> will;
   // The group that left the wills: this one, or the one that it was split off from.
   std::string will_group = {};
-  // The id of the group whose ranks these are; part of the keys by which its survivors rejoin.
+  // A name that only the group of these ranks has: in the keys by which its survivors rejoin.
   std::string group = "world";
 };
 

@@ -1,6 +1,7 @@
 #include "cadre/comm/groups/group_identity.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <utility>
 
 #include "cadre/base/fnv1a.h"
