@@ -41,6 +41,13 @@ std::string name_in_proofs(const FabricOptions& options, uint64_t attempt) {
   return attempt == 0 ? options.id : format("{} (attempt {})", options.id, attempt + 1);
 }
 
+// A process that still is in an earlier connection of the same ranks, which may dial a port that
+// this one has been given since, is of another group.
+LinkIdentity identity_after(LinkIdentity identity, const Layout& layout) {
+  identity.group = format("{}#{:016x}", identity.group, layout.rank_address(0).probe);
+  return identity;
+}
+
 // Of all ranks together: each alone may be bound to a core of its own.
 int num_cores_of(const Layout& layout, std::span<const int> ranks) {
   std::vector<unsigned char> cores;
@@ -74,7 +81,7 @@ class FabricBuilder {
     if (!status.ok()) return explain(status.error());
     return FabricConnections{
         .layout = layout_,
-        .identity = identity_,
+        .identity = identity_after(identity_, *layout_),
         .control = links_->take(),
         .tcp_listeners = std::move(listening_.tcp),
         .unix_listener = std::move(listening_.unix),

@@ -106,13 +106,28 @@ TEST_F(FabricTest, OneHostSharesMemoryAndLeavesNoKeyBehind) {
           testing::require(!socket || socket->local_address().kind == os::Address::Kind::kUnix,
                            "over unix sockets");
         }
-        testing::require(fabric.identity.group == "world" && fabric.identity.rank == rank,
-                         "the identity in later handshakes");
+        testing::require(fabric.identity.rank == rank, "the rank in later handshakes");
       });
   EXPECT_EQ(outputs, std::vector<std::string>(4, "ok"));
   // Threads of one System share one mapping of a segment.
   for (const auto& segment : segments) EXPECT_EQ(segment.load(), segments[0].load());
   EXPECT_EQ(store_->num_keys(system_->deadline_in(seconds(1))).value_or_throw(), 0);
+}
+
+// The same ranks connect twice: the later handshakes of the one are of another group in the other.
+TEST_F(FabricTest, LaterHandshakesAreOfOneConnection) {
+  std::array<std::array<std::string, 3>, 2> names;
+  for (auto& of_connection : names) {
+    const auto outputs = connect_all(std::vector<FabricVariation>(3), seconds(20),
+                                     [&](os::System&, FabricConnections& fabric, int rank) {
+                                       of_connection[static_cast<size_t>(rank)] =
+                                           fabric.identity.group;
+                                     });
+    EXPECT_EQ(outputs, std::vector<std::string>(3, "ok"));
+    EXPECT_THAT(of_connection, ::testing::Each(of_connection[0])) << "the same on all ranks";
+    EXPECT_THAT(of_connection[0], ::testing::StartsWith("world#"));
+  }
+  EXPECT_NE(names[0][0], names[1][0]);
 }
 
 TEST_F(FabricTest, AnotherBuildIsRefusedWithBothVersions) {
