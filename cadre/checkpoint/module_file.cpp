@@ -11,6 +11,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/on_file_system.h"
+#include "cadre/checkpoint/planning/shared_memory.h"
 #include "cadre/checkpoint/safetensors.h"
 #include "cadre/os/files/durable_file.h"
 #include "cadre/os/files/native_file_system.h"
@@ -64,6 +65,7 @@ void load(torch::nn::Module& module, const std::string& path) {
     if (by_name.contains(name)) in_file.insert(tensor.unsafeGetTensorImpl());
   }
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
+  std::vector<PlannedWrite> writes;
   for (const auto& [name, tensor] : state) {
     const auto found = by_name.find(name);
     if (found == by_name.end()) {
@@ -80,12 +82,20 @@ void load(torch::nn::Module& module, const std::string& path) {
                         c10::toString(tensor.scalar_type()), c10::str(tensor.sizes())));
     }
     copies.emplace_back(tensor, found->second);
+    writes.push_back({.name = name, .target = tensor, .values = [&found_values = found->second] {
+                        return found_values.contiguous().view({-1});
+                      }});
   }
   if (by_name.size() != copies.size()) {
     for (const auto& [name, tensor] : state) by_name.erase(name);
     throw Error(ErrorCode::kInvalidArgument,
                 cadre::format("{} has a tensor '{}', which the model does not", path,
                               by_name.begin()->first));
+  }
+  try {
+    check_shared_memory(writes);
+  } catch (const Error& error) {
+    throw error.with_context(path);
   }
   const at::NoGradGuard no_grad;
   for (const auto& [to, from] : copies) to.copy_(from);

@@ -164,7 +164,7 @@ std::unique_ptr<OptimizerParamState> state_from(const Rule& rule, const Place& p
   const at::Tensor& values = place.parameter->values;
   for (const auto& [name, field] : wanted.tensors) {
     const at::Tensor* tensor = find(given.tensors, name);
-    if (tensor == nullptr) {
+    if (tensor == nullptr || !tensor->defined()) {
       refuse(rule, given.parameter, cadre::format("'{}' is missing", name));
     }
     if (tensor->numel() != values.numel()) {
@@ -172,14 +172,24 @@ std::unique_ptr<OptimizerParamState> state_from(const Rule& rule, const Place& p
              cadre::format("'{}' has {} elements; expected {}", name, tensor->numel(),
                            values.numel()));
     }
+    if (tensor->scalar_type() != values.scalar_type()) {
+      refuse(
+          rule, given.parameter,
+          cadre::format("'{}' is {}; expected {}, as the parameter", name,
+                        c10::toString(tensor->scalar_type()), c10::toString(values.scalar_type())));
+    }
     *field = moved_beside(values, tensor->view(values.sizes()));
   }
   if (wanted.step != nullptr) {
     const at::Tensor* step = find(given.scalars, "step");
-    if (step == nullptr || step->numel() != 1) {
+    if (step == nullptr || !step->defined() || step->numel() != 1) {
       refuse(rule, given.parameter, "'step' is missing");
     }
     *wanted.step = step->item().to<int64_t>();
+    if (*wanted.step < 0) {
+      refuse(rule, given.parameter,
+             cadre::format("'step' is {}; expected 0 or more", *wanted.step));
+    }
   }
   const size_t num_scalars = wanted.step != nullptr ? 1 : 0;
   for (const auto& [name, tensor] : given.tensors) {
@@ -190,6 +200,11 @@ std::unique_ptr<OptimizerParamState> state_from(const Rule& rule, const Place& p
              cadre::format("it has no '{}' with these options; is it the optimizer that was saved?",
                            name));
     }
+  }
+  if (given.tensors.size() != wanted.tensors.size()) {
+    refuse(rule, given.parameter,
+           cadre::format("{} tensors; expected {}, each once", given.tensors.size(),
+                         wanted.tensors.size()));
   }
   if (given.scalars.size() != num_scalars) {
     refuse(rule, given.parameter,
@@ -242,8 +257,11 @@ void set_optimizer_state(torch::optim::Optimizer& optimizer,
     const auto place = places.find({state.parameter, state.entry});
     if (place == places.end() && is_held_elsewhere(entries, state)) continue;
     if (place == places.end()) refuse(rule, state.parameter, "it has no such parameter");
-    made.emplace_back(place->second.parameter->values.unsafeGetTensorImpl(),
-                      state_from(rule, place->second, state));
+    void* const key = place->second.parameter->values.unsafeGetTensorImpl();
+    if (std::ranges::any_of(made, [key](const auto& known) { return known.first == key; })) {
+      refuse(rule, state.parameter, "it is given twice");
+    }
+    made.emplace_back(key, state_from(rule, place->second, state));
   }
   optimizer.state().clear();
   for (auto& [key, state] : made) optimizer.state()[key] = std::move(state);

@@ -1,5 +1,6 @@
 #include "cadre/checkpoint/optimizer_state.h"
 
+#include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -146,6 +147,39 @@ TEST(OptimizerState, AStateThatDoesNotFitIsRefusedAndNothingIsChanged) {
             "was saved?");
   EXPECT_EQ(refusal([](auto& all) { all[0].scalars.emplace_back("lr", torch::zeros({})); }),
             "state of 'p0' for AdamW: 2 scalars; expected 1");
+  EXPECT_EQ(refusal([](auto& all) { all[0].tensors[0].second = torch::zeros({12}, at::kDouble); }),
+            "state of 'p0' for AdamW: 'exp_avg' is Double; expected Float, as the parameter");
+  EXPECT_EQ(refusal([](auto& all) { all[0].tensors[1].second = at::Tensor(); }),
+            "state of 'p0' for AdamW: 'exp_avg_sq' is missing");
+  EXPECT_EQ(refusal([](auto& all) { all[0].tensors.push_back(all[0].tensors[0]); }),
+            "state of 'p0' for AdamW: 3 tensors; expected 2, each once");
+  EXPECT_EQ(refusal([](auto& all) { all.push_back(all[0]); }),
+            "state of 'p0' for AdamW: it is given twice");
+  EXPECT_EQ(refusal([](auto& all) { all[0].scalars[0].second = torch::tensor(-1); }),
+            "state of 'p0' for AdamW: 'step' is -1; expected 0 or more");
+}
+
+// What is read in inference mode is used by the steps outside of it.
+TEST(OptimizerState, AStateThatIsLoadedInInferenceModeGoesOn) {
+  const testing::TemporaryFolder run;
+  SnapshotFolder folder(run.path());
+  OwnedSlices rank(0, 1);
+  torch::optim::AdamW optimizer(rank.leaves, torch::optim::AdamWOptions(0.1));
+  rank.step(optimizer, 0);
+  rank.parts.optimizer = optimizer_state(optimizer, rank.parts.parameters);
+  save_sharded(folder, 1, rank.parts);
+  {
+    const c10::InferenceMode mode;
+    const LoadedSnapshot loaded = load_sharded(folder.path_of(1), rank.parts);
+    set_optimizer_state(optimizer, rank.parts.parameters, loaded.optimizer);
+  }
+  OwnedSlices twin(0, 1);
+  torch::optim::AdamW of_twin(twin.leaves, torch::optim::AdamWOptions(0.1));
+  for (int i = 0; i < 2; ++i) twin.step(of_twin, i);
+  rank.step(optimizer, 1);
+  for (size_t i = 0; i < rank.leaves.size(); ++i) {
+    EXPECT_TRUE(rank.leaves[i].equal(twin.leaves[i])) << i;
+  }
 }
 
 TEST(OptimizerState, AnOptimizerOfOtherLeavesOrOfNoKnownKindIsRefused) {

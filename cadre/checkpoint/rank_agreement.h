@@ -1,4 +1,5 @@
-// Collective exchanges of texts or errors among the ranks of a group.
+// Exchanges of texts or errors among the ranks that save or load a snapshot together, or in one
+// process.
 //
 // Threads: one. Blocking: gather() and follow_first(), until the slowest rank has called it, at
 // most for `timeout`. Lifetime: keeps the group. Errors: as a value, also those of the group.
@@ -32,9 +33,7 @@ class RankAgreement {
   Status follow_first(const Status& own) const;
 
  private:
-  Result<std::vector<Result<std::string>>> gather_outcomes(const Result<std::string>& own) const;
-  // Throws the errors of the group.
-  std::vector<std::vector<std::byte>> gather_bytes(const std::vector<std::byte>& own) const;
+  Result<std::vector<Result<std::string>>> outcomes_of(const Result<std::string>& own) const;
 
   std::optional<ProcessGroup> group_;
   Duration timeout_{};

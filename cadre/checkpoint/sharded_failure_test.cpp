@@ -14,7 +14,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/file_digests.h"
-#include "cadre/checkpoint/save_plan.h"
+#include "cadre/checkpoint/planning/save_plan.h"
 #include "cadre/checkpoint/sharded_load.h"
 #include "cadre/checkpoint/sharded_save.h"
 #include "cadre/checkpoint/sharded_snapshot_test.h"

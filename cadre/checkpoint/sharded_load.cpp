@@ -3,10 +3,9 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <c10/util/Exception.h>
+#include <c10/core/InferenceMode.h>
 
 #include <algorithm>
-#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -15,9 +14,10 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/checkpoint/planning/shared_memory.h"
 #include "cadre/checkpoint/rank_agreement.h"
 #include "cadre/checkpoint/snapshot_reader.h"
-#include "cadre/comm/queue/thrown_error.h"
+#include "cadre/group/caught_error.h"
 #include "cadre/shard/flat_parameters.h"
 #include "cadre/shard/shard_fence.h"
 #include "cadre/wrap/named_tensors.h"
@@ -62,6 +62,7 @@ class Loader {
       reader_.check_digests(static_cast<size_t>(ranks.rank()),
                             static_cast<size_t>(ranks.world_size()));
     }
+    check_targets_apart();
   }
 
   LoadedSnapshot load() {
@@ -86,6 +87,21 @@ class Loader {
  private:
   [[noreturn]] void refuse(const std::string& what) const {
     throw Error(ErrorCode::kInvalidArgument, cadre::format("{} {}", reader_.path(), what));
+  }
+
+  // The tensors of the model may share memory; the states of the optimizer are new.
+  void check_targets_apart() const {
+    std::vector<PlannedWrite> writes;
+    for (const Read& read : reads_) {
+      if (!read.source->state.empty()) continue;
+      writes.push_back({.name = read.source->name, .target = read.target, .values = [this, &read] {
+                          const at::Tensor flat =
+                              at::empty({read.target.numel()}, read.target.scalar_type());
+                          reader_.read(*read.source, read.boxes, flat);
+                          return flat;
+                        }});
+    }
+    check_shared_memory(writes);
   }
 
   // The model and the snapshot have the same tensors.
@@ -166,6 +182,8 @@ class Loader {
       refuse(cadre::format("has '{}' as {} {}; the parameter is {}", name_in_files(source),
                            source.dtype, list_of(source.shape), list_of(parameter.sizes)));
     }
+    // A state that is made in inference mode could not be changed outside of it.
+    const c10::InferenceMode mode(false);
     const at::Tensor target =
         at::empty(source.is_scalar ? at::IntArrayRef() : parameter.values.sizes(), *dtype);
     (source.is_scalar ? loaded.scalars : loaded.tensors).emplace_back(source.state, target);
@@ -179,16 +197,13 @@ class Loader {
   std::vector<ParameterState> states_;
 };
 
-// Converts exceptions, also those of libtorch, to an Error, which the other ranks receive in place
-// of the result.
+// An exception becomes an Error, which the other ranks receive in place of the result.
 template <typename Run>
 Result<std::string> outcome_of(const Run& run) {
   try {
     return run();
-  } catch (const c10::Error& error) {
-    return Error(ErrorCode::kInvalidArgument, error.what_without_backtrace());
-  } catch (const std::exception& thrown) {
-    return error_of(thrown);
+  } catch (...) {
+    return caught_error();
   }
 }
 
@@ -202,19 +217,24 @@ std::vector<std::shared_ptr<FlatParameters>> flats_of(const SnapshotParts& parts
   return flats;
 }
 
-// No rank gathers before all have read, because the others would wait for a rank that failed.
+// No rank gathers or returns before all have read, because the others would wait for a rank that
+// failed, or go on with other values than it.
 LoadedSnapshot load_and_gather(Loader& loader,
                                const std::vector<std::shared_ptr<FlatParameters>>& flats,
                                const RankAgreement& ranks) {
-  if (flats.empty()) return loader.load();
   LoadedSnapshot loaded;
   const auto read = [&] {
     loaded = loader.load();
     return std::string();
   };
   ranks.gather(outcome_of(read)).value_or_throw();
-  gather_changed(flats);
+  if (!flats.empty()) gather_changed(flats);
   return loaded;
+}
+
+// Of what must be equal on all ranks; one character for each option.
+std::string text_of(const LoadOptions& options) {
+  return {options.with_optimizer ? 'o' : '-', options.with_digests ? 'd' : '-'};
 }
 
 LoadedSnapshot load_on(const std::string& path, const SnapshotParts& parts,
@@ -223,11 +243,18 @@ LoadedSnapshot load_on(const std::string& path, const SnapshotParts& parts,
   const auto prepare = [&] {
     loader.emplace(path, parts);
     loader->prepare(options, ranks);
-    return loader->reader().fingerprint();
+    return text_of(options) + loader->reader().fingerprint();
   };
   const std::vector<std::string> fingerprints = ranks.gather(outcome_of(prepare)).value_or_throw();
   for (size_t rank = 1; rank < fingerprints.size(); ++rank) {
     if (fingerprints[rank] == fingerprints[0]) continue;
+    const size_t num_options = text_of(options).size();
+    if (fingerprints[rank].compare(0, num_options, fingerprints[0], 0, num_options) != 0) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  cadre::format("load {}: with_optimizer or with_digests of the options is not the "
+                                "same on all ranks: rank {} differs from rank 0",
+                                path, rank));
+    }
     throw Error(ErrorCode::kInvalidArgument,
                 cadre::format("load {}: rank {} reads another snapshot than rank 0", path, rank));
   }

@@ -14,9 +14,10 @@
 #include "cadre/base/format.h"
 #include "cadre/base/printable.h"
 #include "cadre/checkpoint/file_digests.h"
+#include "cadre/checkpoint/planning/save_plan.h"
 #include "cadre/checkpoint/rank_agreement.h"
 #include "cadre/checkpoint/safetensors.h"
-#include "cadre/checkpoint/save_plan.h"
+#include "cadre/group/caught_error.h"
 #include "cadre/mesh/layout.h"
 #include "cadre/os/files/durable_file.h"
 #include "cadre/wire/blake2b.h"
@@ -138,6 +139,16 @@ Result<Held> held_of(const SnapshotParts& parts, int rank) {
   return held.take();
 }
 
+// Exceptions, of libtorch and for lack of memory, become an error that all ranks get.
+Result<Held> try_held_of(const Result<SnapshotParts>& parts, int rank) {
+  if (!parts.ok()) return parts.error();
+  try {
+    return held_of(without_copies(*parts), rank);
+  } catch (...) {
+    return caught_error();
+  }
+}
+
 // The elements of one piece, which is in a box that is held, with its sizes; contiguous.
 at::Tensor values_of(const HeldTensor& held, const at::Tensor& flat, const ManifestPiece& piece) {
   const Box part{piece.offsets, piece.sizes};
@@ -158,7 +169,17 @@ class FileWriter {
     }
   }
 
-  // The sizes and digests of the files, in the order of the plan.
+  // The sizes and digests of the files, in the order of the plan. Throws nothing, because the other
+  // ranks wait for the result.
+  Result<std::string> try_write(os::FileSystem& files, const std::string& folder) const {
+    try {
+      return write(files, folder);
+    } catch (...) {
+      return caught_error();
+    }
+  }
+
+ private:
   Result<std::string> write(os::FileSystem& files, const std::string& folder) const {
     wire::ByteWriter written;
     for (size_t i = 0; i < plan_.files.size(); ++i) {
@@ -172,7 +193,6 @@ class FileWriter {
     return std::string(wire::as_text(written.bytes()));
   }
 
- private:
   Result<WrittenFile> write_file(os::FileSystem& files, size_t file,
                                  const std::string& path) const {
     NamedTensors tensors;
@@ -213,6 +233,22 @@ Result<std::vector<FileDigest>> digests_of(SavePlan& plan, std::span<const std::
   return digests;
 }
 
+// That rank 0 sees what the others have written: a rank may have written to a disk of its own under
+// the same path.
+Status check_files(os::FileSystem& files, const std::string& folder, const SavePlan& plan) {
+  for (size_t i = 0; i < plan.files.size(); ++i) {
+    const std::string path = cadre::format("{}/{}", folder, plan.manifest.files[i].name);
+    const auto kind = files.kind_of(path);
+    if (!kind.ok()) return kind.error();
+    if (*kind) continue;
+    return Error(ErrorCode::kUnavailable,
+                 cadre::format("rank {} has written {}, but rank 0 does not see it; the run folder "
+                               "must be on a disk that all ranks share",
+                               plan.files[i].writer, path));
+  }
+  return {};
+}
+
 Status write_manifest(os::FileSystem& files, const std::string& folder, const SavePlan& plan,
                       std::vector<FileDigest> digests) {
   const auto text = encode_snapshot_manifest(plan.manifest);
@@ -227,14 +263,26 @@ Status write_manifest(os::FileSystem& files, const std::string& folder, const Sa
   return write_digest_list(files, folder, digests);
 }
 
-// What all ranks hold, and who writes what.
-Result<SavePlan> agree_on_plan(const Result<Held>& held, const RankAgreement& ranks) {
-  const auto lists = ranks.gather(held.ok() ? Result<std::string>(encode_held(held->tensors))
-                                            : Result<std::string>(held.error()));
-  if (!lists.ok()) return lists.error();
+// What all ranks hold, and who writes what. subject: what they do, which must be the same.
+Result<SavePlan> agree_on_plan(const Result<Held>& held, std::string_view subject,
+                               const RankAgreement& ranks) {
+  const auto text_of = [&] { return cadre::format("{}\n{}", subject, encode_held(held->tensors)); };
+  const auto texts =
+      ranks.gather(held.ok() ? Result<std::string>(text_of()) : Result<std::string>(held.error()));
+  if (!texts.ok()) return texts.error();
+  const auto subject_of = [&](size_t rank) {
+    return (*texts)[rank].substr(0, (*texts)[rank].find('\n'));
+  };
   std::vector<std::vector<HeldTensor>> by_rank;
-  for (const std::string& list : *lists) {
-    auto decoded = decode_held(list);
+  for (size_t rank = 0; rank < texts->size(); ++rank) {
+    if (subject_of(rank) != subject_of(0)) {
+      return Error(
+          ErrorCode::kInvalidArgument,
+          cadre::format("rank {} saves a {}, but rank 0 a {}; all ranks save the same step", rank,
+                        subject_of(rank), subject_of(0)));
+    }
+    auto decoded =
+        decode_held(std::string_view((*texts)[rank]).substr(subject_of(rank).size() + 1));
     if (!decoded.ok()) return decoded.error();
     by_rank.push_back(std::move(decoded).value());
   }
@@ -251,12 +299,14 @@ Status write_as_first(SnapshotFolder& folder, const FileWriter& writer, SavePlan
     folder.save(plan.manifest.step, [&](const std::string& temporary) {
       has_told = true;
       ranks.gather(std::filesystem::path(temporary).filename().string()).value_or_throw();
-      const auto written = ranks.gather(writer.write(folder.files(), temporary)).value_or_throw();
+      const auto written =
+          ranks.gather(writer.try_write(folder.files(), temporary)).value_or_throw();
+      check_files(folder.files(), temporary, plan).value_or_throw();
       write_manifest(folder.files(), temporary, plan, digests_of(plan, written).value_or_throw())
           .value_or_throw();
     });
-  } catch (const Error& error) {
-    status = error;
+  } catch (...) {
+    status = caught_error();
   }
   // If the folder could not be created, the others receive the error in place of its name.
   if (!has_told) static_cast<void>(ranks.gather(status.error()));
@@ -267,22 +317,23 @@ Status write_as_other(const SnapshotFolder& folder, const FileWriter& writer,
                       const RankAgreement& ranks) {
   const auto names = ranks.gather(std::string());
   if (!names.ok()) return ranks.follow_first(names.error());
-  const auto written = ranks.gather(
-      writer.write(folder.files(), cadre::format("{}/{}", folder.run_folder(), names->front())));
+  const auto written = ranks.gather(writer.try_write(
+      folder.files(), cadre::format("{}/{}", folder.run_folder(), names->front())));
   return ranks.follow_first(written.ok() ? Status() : written.error());
 }
 
 }  // namespace
 
-void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
+void save_sharded(SnapshotFolder& folder, int64_t step, const Result<SnapshotParts>& parts,
                   const RankAgreement& ranks, const SaveOptions& options) {
-  const Result<Held> held = held_of(without_copies(parts), ranks.rank());
-  Result<SavePlan> plan = agree_on_plan(held, ranks);
-  if (!plan.ok()) throw plan.error().with_context(cadre::format("snapshot of step {}", step));
+  const Result<Held> held = try_held_of(parts, ranks.rank());
+  const std::string subject = cadre::format("snapshot of step {}", step);
+  Result<SavePlan> plan = agree_on_plan(held, subject, ranks);
+  if (!plan.ok()) throw plan.error().with_context(subject);
   plan->manifest.step = step;
   plan->manifest.strategy = options.strategy;
   plan->manifest.mesh = options.mesh;
-  plan->manifest.extra = parts.extra;
+  plan->manifest.extra = parts->extra;
   const FileWriter writer(*held, *plan, ranks.rank());
   const Status status = ranks.rank() == 0 ? write_as_first(folder, writer, *plan, ranks)
                                           : write_as_other(folder, writer, ranks);
@@ -292,7 +343,7 @@ void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& par
 void check_savable(const SnapshotParts& parts, const ProcessGroup& group,
                    const SaveOptions& options) {
   const RankAgreement ranks(group, options.timeout);
-  const Result<SavePlan> plan = agree_on_plan(held_of(without_copies(parts), ranks.rank()), ranks);
+  const Result<SavePlan> plan = agree_on_plan(try_held_of(parts, ranks.rank()), "snapshot", ranks);
   if (!plan.ok()) throw plan.error().with_context("snapshot");
 }
 

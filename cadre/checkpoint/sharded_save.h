@@ -32,8 +32,9 @@ struct SaveOptions {
   Duration timeout = kDefaultSnapshotTimeout;
 };
 
-// Collective. The parts of all ranks together must be whole tensors. Elements that several ranks
-// hold are written once, also where the boxes of these ranks begin and end at different places.
+// Collective, of one step on all ranks. The parts of all ranks together must be whole tensors.
+// Elements that several ranks hold are written once, also where the boxes of these ranks begin and
+// end at different places.
 CADRE_EXPORT void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
                                const ProcessGroup& group, const SaveOptions& options = {});
 // Without a group: a single process.
@@ -43,8 +44,9 @@ CADRE_EXPORT void save_sharded(SnapshotFolder& folder, int64_t step, const Snaps
 // can hold, with "snapshot" in place of the step: to be called before the parts have cost anything.
 CADRE_EXPORT void check_savable(const SnapshotParts& parts, const ProcessGroup& group,
                                 const SaveOptions& options = {});
-// The implementation of both overloads, for a RankAgreement that exists already.
-void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
+// The implementation of both overloads, for a RankAgreement that exists already. An error in place
+// of the parts is thrown on all ranks.
+void save_sharded(SnapshotFolder& folder, int64_t step, const Result<SnapshotParts>& parts,
                   const RankAgreement& ranks, const SaveOptions& options);
 
 }  // namespace cadre

@@ -29,6 +29,9 @@ class CADRE_EXPORT SnapshotFolder {
  public:
   // files: outlives this object; null: that of the operating system.
   explicit SnapshotFolder(std::string run_folder, os::FileSystem* files = nullptr);
+  // A move is a copy, so that an object that was moved from is usable.
+  SnapshotFolder(const SnapshotFolder&) = default;
+  SnapshotFolder& operator=(const SnapshotFolder&) = default;
 
   const std::string& run_folder() const { return run_folder_; }
   os::FileSystem& files() const { return *files_; }

@@ -23,6 +23,11 @@ class CADRE_EXPORT SnapshotReader {
  public:
   // A snapshot's folder, whose manifest is checked against its digest, or one safetensors file.
   static SnapshotReader open(const std::string& path);
+  // Its maps point into its manifest.
+  SnapshotReader(const SnapshotReader&) = delete;
+  SnapshotReader& operator=(const SnapshotReader&) = delete;
+  SnapshotReader(SnapshotReader&&) = default;
+  SnapshotReader& operator=(SnapshotReader&&) = default;
 
   const std::string& path() const { return path_; }
   const SnapshotManifest& manifest() const { return manifest_; }

@@ -2,7 +2,11 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <exception>
 #include <map>
 #include <string>
@@ -10,12 +14,16 @@
 
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/rank_agreement.h"
+#include "cadre/group/caught_error.h"
+#include "cadre/os/host/stderr_log.h"
 #include "cadre/os/system.h"
 
 namespace cadre {
 namespace {
 
 constexpr const char* kThreadName = "cadre-snapshot";
+// How long a destructor waits for a save while an exception ends its scope.
+constexpr Duration kUnwindingTimeout = std::chrono::seconds(5);
 
 // Copies of tensors, in memory that the next copy of the same sizes reuses.
 class Staging {
@@ -25,14 +33,14 @@ class Staging {
     SnapshotParts copied = without_copies(parts);
     for (auto* tensors : {&copied.parameters, &copied.buffers}) {
       for (SnapshotTensor& tensor : *tensors) {
-        tensor.values = staged("model." + tensor.name, tensor.values);
+        tensor.values = staged({"", tensor.name}, tensor.values);
         tensor.flat.reset();
       }
     }
     for (ParameterState& state : copied.optimizer) {
       for (auto* tensors : {&state.tensors, &state.scalars}) {
         for (auto& [key, tensor] : *tensors) {
-          tensor = staged(cadre::format("state.{}.{}", state.parameter, key), tensor);
+          tensor = staged({key, state.parameter}, tensor);
         }
       }
     }
@@ -40,17 +48,22 @@ class Staging {
   }
 
  private:
-  at::Tensor staged(const std::string& name, const at::Tensor& tensor) {
+  // The state of an optimizer, empty for a tensor of the model; and the name.
+  using Key = std::pair<std::string, std::string>;
+
+  at::Tensor staged(const Key& key, const at::Tensor& tensor) {
     if (!tensor.defined()) return tensor;  // saving refuses it
-    at::Tensor& memory = memory_[name];
+    at::Tensor& memory = memory_[key];
     if (!memory.defined() || memory.sizes() != tensor.sizes() ||
         memory.scalar_type() != tensor.scalar_type()) {
+      // Memory that is made in inference mode could not be written outside of it.
+      const c10::InferenceMode mode(false);
       memory = at::empty(tensor.sizes(), tensor.scalar_type());
     }
     return memory.copy_(tensor.detach());
   }
 
-  std::map<std::string, at::Tensor> memory_;
+  std::map<Key, at::Tensor> memory_;
 };
 
 }  // namespace
@@ -64,15 +77,29 @@ class SnapshotSaver::Impl {
         ranks_(group_ ? RankAgreement(*group_, options_.timeout) : RankAgreement()) {}
 
   ~Impl() {
-    if (thread_ && group_) group_->abort("the saver of snapshots is destroyed while it saves");
-    join();
+    try {
+      end();
+    } catch (...) {
+      report(caught_error());
+    }
   }
 
   Status save(int64_t step, const SnapshotParts& parts) {
     join();
     Status earlier = std::exchange(outcome_, Status());
-    staged_ = staging_.copy(parts);
-    thread_ = system_->spawn(kThreadName, [this, step] { outcome_ = write(step); });
+    try {
+      staged_ = staging_.copy(parts);
+    } catch (...) {
+      // The other ranks have begun this save and wait for this one.
+      staged_ = caught_error();
+    }
+    step_ = step;
+    is_done_ = false;
+    thread_ = system_->spawn(kThreadName, [this, step] {
+      outcome_ = write(step);
+      is_done_ = true;
+      end_of_save_->unpark();
+    });
     return earlier;
   }
 
@@ -102,12 +129,37 @@ class SnapshotSaver::Impl {
     try {
       save_sharded(folder_, step, staged_, ranks_, options_);
       return {};
-    } catch (const Error& error) {
-      return error.with_context("saved in the background");
-    } catch (const std::exception& error) {
-      return Error(
-          ErrorCode::kInternal,
-          cadre::format("snapshot of step {}, saved in the background: {}", step, error.what()));
+    } catch (...) {
+      return caught_error().with_context("saved in the background");
+    }
+  }
+
+  // The last save, of which no call has told the program yet.
+  void end() {
+    const bool is_unwinding = std::uncaught_exceptions() > num_exceptions_;
+    if (thread_ && is_unwinding) {
+      const Deadline deadline = system_->deadline_in(std::min(options_.timeout, kUnwindingTimeout));
+      while (!is_done_ && end_of_save_->park(deadline)) continue;
+      if (!is_done_ && group_) {
+        group_->abort(
+            cadre::format("rank {} leaves by an exception while the snapshot of step {} "
+                          "is saved",
+                          group_->rank(), step_));
+      }
+    }
+    join();
+    if (!outcome_.ok()) report(outcome_.error());
+  }
+
+  void report(const Error& error) const noexcept {
+    try {
+      os::StderrLog(LogLevel::kError, Rank(ranks_.rank()))
+          .write(LogLevel::kError, "checkpoint",
+                 cadre::format("the snapshot of step {} is lost folder={} error=\"{}\"", step_,
+                               folder_.run_folder(), error.message()));
+    } catch (...) {
+      // There is nobody left to tell.
+      return;
     }
   }
 
@@ -116,8 +168,12 @@ class SnapshotSaver::Impl {
   std::optional<ProcessGroup> group_;
   RankAgreement ranks_;
   Staging staging_;
-  SnapshotParts staged_;
+  Result<SnapshotParts> staged_ = SnapshotParts();
+  int64_t step_ = 0;
+  const int num_exceptions_ = std::uncaught_exceptions();
   std::unique_ptr<os::System> system_ = os::make_native_system();
+  std::unique_ptr<os::Waiter> end_of_save_ = system_->make_waiter();
+  std::atomic<bool> is_done_ = true;
   // Written by the thread, read after it was joined.
   Status outcome_;
   std::unique_ptr<os::Thread> thread_;

@@ -1,19 +1,26 @@
 #include "cadre/checkpoint/snapshot_saver.h"
 
+#include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <optional>
+#include <stdexcept>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/sharded_load.h"
 #include "cadre/checkpoint/sharded_snapshot_test.h"
 #include "cadre/group/process_group_test_ranks.h"
+#include "cadre/os/files/native_file_system.h"
 #include "cadre/testing/temporary_folder.h"
 
 namespace cadre {
@@ -115,6 +122,170 @@ TEST(SnapshotSaver, WorksInOneProcessAndAfterADiskThatWasInTheWay) {
   saver.close();
   saver.close();
   EXPECT_EQ(SnapshotFolder(path).latest_step(), 2);
+}
+
+// Takes a while to make the folder of a snapshot.
+class SlowFiles final : public os::FileSystem {
+ public:
+  Result<std::string> make_folder_beside(const std::string& path) override {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    return native_.make_folder_beside(path);
+  }
+  Result<std::unique_ptr<os::OutputFile>> create(const std::string& path) override {
+    return native_.create(path);
+  }
+  Result<std::unique_ptr<os::SizedFile>> create_sized(const std::string& path,
+                                                      size_t num_bytes) override {
+    return native_.create_sized(path, num_bytes);
+  }
+  Result<std::string> create_beside(const std::string& path) override {
+    return native_.create_beside(path);
+  }
+  Result<std::unique_ptr<os::SharedFile>> open_shared(const std::string& path) override {
+    return native_.open_shared(path);
+  }
+  Result<std::string> read(const std::string& path, size_t max_bytes) override {
+    return native_.read(path, max_bytes);
+  }
+  Result<std::optional<os::FileKind>> kind_of(const std::string& path) override {
+    return native_.kind_of(path);
+  }
+  Result<std::vector<std::string>> list(const std::string& folder) override {
+    return native_.list(folder);
+  }
+  Status make_folder(const std::string& path) override { return native_.make_folder(path); }
+  Status sync(const std::string& path) override { return native_.sync(path); }
+  Status rename(const std::string& from, const std::string& to) override {
+    return native_.rename(from, to);
+  }
+  Status exchange(const std::string& from, const std::string& to) override {
+    return native_.exchange(from, to);
+  }
+  Status remove(const std::string& path) override { return native_.remove(path); }
+
+ private:
+  os::NativeFileSystem native_;
+};
+
+TEST(SnapshotSaver, TheEndOfItsScopeFinishesTheLastSave) {
+  const testing::TemporaryFolder run;
+  SlowFiles files;
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
+    SnapshotSaver saver(SnapshotFolder(run.path(), &files), group);
+    saver.save(7, make_parts(kFlatOnTwo, group.rank(), true));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_EQ(SnapshotFolder(run.path()).latest_step(), 7);
+}
+
+// All ranks leave by exceptions, but all have begun the save: it is finished.
+TEST(SnapshotSaver, AnExceptionAfterTheSaveLosesNothing) {
+  const testing::TemporaryFolder run;
+  SlowFiles files;
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
+    (void)testing::failure_of([&] {
+      SnapshotSaver saver(SnapshotFolder(run.path(), &files), group);
+      saver.save(7, make_parts(kFlatOnTwo, group.rank(), true));
+      throw std::runtime_error("after the save");
+    });
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_EQ(SnapshotFolder(run.path()).latest_step(), 7);
+}
+
+// One rank leaves before the save that the other has begun: the other learns of it and says what
+// is lost, without a wait for the timeout.
+TEST(SnapshotSaver, ASaveThatOneRankNeverBeginsIsReportedAsLost) {
+  const testing::TemporaryFolder run;
+  ::testing::internal::CaptureStderr();
+  const auto start = std::chrono::steady_clock::now();
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+    output = testing::failure_of([&] {
+      SnapshotSaver saver(SnapshotFolder(run.path()), group);
+      if (group.rank() == 1) throw std::runtime_error("before the save");
+      saver.save(7, make_parts(kFlatOnTwo, group.rank(), true));
+    });
+  });
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_EQ(result.ranks[0].output, "");
+  EXPECT_THAT(log, ::testing::HasSubstr("the snapshot of step 7 is lost"));
+  EXPECT_THAT(log, ::testing::HasSubstr("error"));
+  EXPECT_THAT(log, ::testing::HasSubstr("rank 1"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, testing::kRankTimeout);
+  EXPECT_EQ(SnapshotFolder(run.path()).latest_step(), std::nullopt);
+}
+
+TEST(SnapshotSaver, AnErrorThatNoCallHasThrownIsWrittenToStandardError) {
+  const testing::TemporaryFolder run;
+  const std::string path = run.file("run");
+  std::ofstream(path) << "a file in the way";
+  ::testing::internal::CaptureStderr();
+  {
+    SnapshotSaver saver{SnapshotFolder(path)};
+    saver.save(3, make_parts({Strategy::kReplicated, 1}, 0, true));
+  }
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              ::testing::AllOf(::testing::HasSubstr("the snapshot of step 3 is lost"),
+                               ::testing::HasSubstr("make the folder " + path)));
+}
+
+TEST(SnapshotSaver, PartsThatOneRankCannotCopyFailTheSaveOnAllRanks) {
+  const testing::TemporaryFolder run;
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+    SnapshotSaver saver(SnapshotFolder(run.path()), group);
+    SnapshotParts parts = make_parts(kFlatOnTwo, group.rank(), true);
+    SnapshotParts wrong = parts;
+    if (group.rank() == 1) wrong.parameters[0].values = torch::ones({17}).to_sparse();
+    saver.save(1, wrong);
+    output = testing::failure_of([&] { saver.finish(); });
+    saver.save(2, parts);
+    saver.close();
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  EXPECT_THAT(result.ranks[0].output, ::testing::HasSubstr("rank 1: "));
+  EXPECT_EQ(result.ranks[0].output, result.ranks[1].output);
+  EXPECT_THAT(SnapshotFolder(run.path()).steps(), ::testing::ElementsAre(2));
+}
+
+TEST(SnapshotSaver, ASaveInInferenceModeIsFollowedByOneOutsideOfIt) {
+  const testing::TemporaryFolder run;
+  SnapshotSaver saver{SnapshotFolder(run.path())};
+  const SnapshotParts parts = make_parts({Strategy::kReplicated, 1}, 0, true);
+  {
+    const c10::InferenceMode mode;
+    saver.save(1, parts);
+  }
+  saver.save(2, parts);
+  saver.close();
+  EXPECT_THAT(SnapshotFolder(run.path()).steps(), ::testing::ElementsAre(1, 2));
+}
+
+TEST(SnapshotSaver, RanksThatSaveDifferentStepsAreRefused) {
+  const testing::TemporaryFolder run;
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+    SnapshotFolder folder(run.path());
+    const SnapshotParts parts = make_parts(kFlatOnTwo, group.rank(), true);
+    output = testing::failure_of([&] { save_sharded(folder, 4 + group.rank(), parts, group); });
+    save_sharded(folder, 6, parts, group);
+    output += testing::failure_of([&] {
+      load_sharded(folder.path_of(6), parts, group, {.with_digests = group.rank() == 0});
+    });
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  EXPECT_THAT(result.ranks[0].output,
+              ::testing::HasSubstr("rank 1 saves a snapshot of step 5, but rank 0 a snapshot of "
+                                   "step 4"));
+  EXPECT_THAT(result.ranks[0].output, ::testing::HasSubstr("with_digests of the options is not"));
+  EXPECT_THAT(SnapshotFolder(run.path()).steps(), ::testing::ElementsAre(6));
+}
+
+TEST(SnapshotFolder, OneThatWasMovedFromIsUsable) {
+  const testing::TemporaryFolder run;
+  SnapshotFolder folder(run.path());
+  const SnapshotFolder taken = std::move(folder);
+  EXPECT_EQ(folder.run_folder(), run.path());  // NOLINT(bugprone-use-after-move): defined
+  EXPECT_TRUE(folder.steps().empty());
 }
 
 TEST(SnapshotSaver, OneThatIsDestroyedWhileItSavesEndsTheWaitsOfTheOthers) {

@@ -1,13 +1,14 @@
 #include "cadre/mesh/device_mesh.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <set>
 #include <string_view>
 #include <utility>
 
 #include "cadre/base/error.h"
-#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/group/agreement.h"
 #include "cadre/mesh/mesh_groups.h"
 
 namespace cadre {
@@ -72,52 +73,25 @@ void check_axes(const ProcessGroup& world, const std::vector<MeshAxis>& axes) {
   }
 }
 
-// What each rank sends when a mesh is constructed, of the text of its axes.
-struct MeshCall {
-  uint64_t digest = 0;
-  uint64_t length = 0;
-
-  bool operator==(const MeshCall&) const = default;
-};
-
-// The text of each rank. A collective: `calls` is the same on all ranks.
-std::vector<std::string> gathered_texts(Communicator& communicator, const std::string& own,
-                                        const std::vector<MeshCall>& calls) {
-  const uint64_t longest = std::ranges::max(calls, {}, &MeshCall::length).length;
-  std::string padded = own;
-  padded.resize(longest);
-  std::string all(longest * calls.size(), '\0');
-  communicator.all_gather(std::as_bytes(std::span(padded)), std::as_writable_bytes(std::span(all)),
-                          DType::kUint8, {.call = "DeviceMesh"});
-  std::vector<std::string> texts;
-  for (const MeshCall& call : calls) {
-    texts.push_back(all.substr(texts.size() * longest, call.length));
-  }
-  return texts;
-}
-
-// A number that is unique to the mesh and equal on all ranks: the number of the collective in which
-// the ranks compare their axes.
+// A number that is unique to the mesh and equal on all ranks: that of the collective in which the
+// ranks compare their axes.
 uint64_t number_of_mesh(const ProcessGroup& world, const std::vector<MeshAxis>& axes) {
-  const std::string text = text_of(axes);
-  Fnv1a digest;
-  digest.add(text);
-  const MeshCall own{digest.value(), text.size()};
   Communicator& communicator = world.communicator();
-  std::vector<MeshCall> calls(static_cast<size_t>(world.world_size()));
   const uint64_t number = communicator.num_collectives() + 1;
-  communicator.all_gather(std::as_bytes(std::span(&own, 1)),
-                          std::as_writable_bytes(std::span(calls)), DType::kUint8,
-                          {.call = "DeviceMesh"});
-  const auto differs = [&](const MeshCall& call) { return call != calls.front(); };
-  const auto other = std::ranges::find_if(calls, differs);
-  if (other == calls.end()) return number;
-  const std::vector<std::string> texts = gathered_texts(communicator, text, calls);
-  const auto rank = static_cast<size_t>(other - calls.begin());
-  throw Error(ErrorCode::kInvalidArgument,
-              format("DeviceMesh on group \"{}\": rank 0 makes {}, rank {} makes {}: let all ranks "
-                     "make the same meshes in the same order",
-                     world.name(), texts.front(), rank, texts[rank]));
+  if (world.world_size() == 1) {
+    // The agreement of one rank is no collective, and the next mesh needs another number.
+    std::byte none{};
+    communicator.all_gather(std::span(&none, 1), std::span(&none, 1), DType::kUint8,
+                            {.call = "DeviceMesh"});
+    return number;
+  }
+  check_equal_on_all_ranks(
+      world, "DeviceMesh",
+      [&]() -> std::vector<AgreedField> {
+        return {{"the mesh", text_of(axes)}};
+      },
+      "let all ranks make the same meshes in the same order");
+  return number;
 }
 
 std::shared_ptr<MeshGroups> groups_for(const ProcessGroup& world,

@@ -38,6 +38,9 @@ class CADRE_EXPORT DeviceMesh {
   // The slowest axis first. Sizes are at least 1 and multiply to the world's size; names are unique
   // and not empty.
   DeviceMesh(const ProcessGroup& world, std::vector<MeshAxis> axes);
+  // A move is a copy, so that an object that was moved from is usable.
+  DeviceMesh(const DeviceMesh&) = default;
+  DeviceMesh& operator=(const DeviceMesh&) = default;
 
   const std::vector<MeshAxis>& axes() const;
   // The sizes alone, by axis.

@@ -343,10 +343,11 @@ TEST(DeviceMesh, RanksThatMakeOtherMeshesAllSaySo) {
                                            ? std::vector<MeshAxis>{{"x", 4}}
                                            : std::vector<MeshAxis>{{"x", 2}, {"y", 2}};
     const std::string failure = failure_of([&] { const DeviceMesh mesh(world, axes); });
-    require(failure ==
-                "kInvalidArgument: DeviceMesh on group \"world\": rank 0 makes {x: 2, y: 2}, rank "
-                "2 makes {x: 4}: let all ranks make the same meshes in the same order",
-            failure);
+    require(
+        failure ==
+            "kInvalidArgument: DeviceMesh on group \"world\": the mesh is {x: 2, y: 2} on rank 0 "
+            "and {x: 4} on rank 2; let all ranks make the same meshes in the same order",
+        failure);
     require(sum_over(world, 1) == 4, "the world goes on");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -360,21 +361,21 @@ TEST(DeviceMesh, AxesThatAreWrongOnOneRankAreRefusedOnAll) {
       const auto& axes = world.rank() == 0 ? first : second;
       const std::string failure = failure_of([&] { const DeviceMesh mesh(world, axes); });
       require(failure == "kInvalidArgument: DeviceMesh on group \"world\": " + sentence +
-                             ": let all ranks make the same meshes in the same order",
+                             "; let all ranks make the same meshes in the same order",
               failure);
       require(sum_over(world, 1) == 2, "the world goes on");
     };
-    expect({{"x", 2}}, {{"x", 3}}, "rank 0 makes {x: 2}, rank 1 makes {x: 3}");
-    expect({}, {{"x", 2}}, "rank 0 makes {}, rank 1 makes {x: 2}");
+    expect({{"x", 2}}, {{"x", 3}}, "the mesh is {x: 2} on rank 0 and {x: 3} on rank 1");
+    expect({}, {{"x", 2}}, "the mesh is {} on rank 0 and {x: 2} on rank 1");
     // Longer than any message of fixed size, and unlike at the end.
     const std::string name(1000, 'x');
     expect({{name + "a", 2}}, {{name + "b", 2}},
-           "rank 0 makes {" + name + "a: 2}, rank 1 makes {" + name + "b: 2}");
+           "the mesh is {" + name + "a: 2} on rank 0 and {" + name + "b: 2} on rank 1");
     // Names that look like axes.
     expect({{"a: 1, b", 2}}, {{"a", 1}, {"b", 2}},
-           "rank 0 makes {\"a: 1, b\": 2}, rank 1 makes {a: 1, b: 2}");
+           "the mesh is {\"a: 1, b\": 2} on rank 0 and {a: 1, b: 2} on rank 1");
     expect({{"a\": 1, \"b", 2}}, {{"a:", 1}, {"b:", 2}},
-           "rank 0 makes {\"a\\\": 1, \\\"b\": 2}, rank 1 makes {\"a:\": 1, \"b:\": 2}");
+           "the mesh is {\"a\\\": 1, \\\"b\": 2} on rank 0 and {\"a:\": 1, \"b:\": 2} on rank 1");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

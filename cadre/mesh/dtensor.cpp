@@ -1,12 +1,17 @@
 #include "cadre/mesh/dtensor.h"
 
 #include <algorithm>
+#include <functional>
+#include <span>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/collective/reduction_table.h"
+#include "cadre/group/agreement.h"
 #include "cadre/group/dtype.h"
 #include "cadre/group/operands/tensor_checks.h"
 #include "cadre/mesh/redistribute.h"
@@ -67,6 +72,44 @@ std::vector<Placement> check_placements(const DeviceMesh& mesh, std::string_view
   return checked;
 }
 
+// That `local` is this rank's part of a tensor of these sizes.
+void check_part(const DeviceMesh& mesh, const at::Tensor& local, std::span<const int64_t> sizes,
+                std::span<const Placement> placements) {
+  const Box box = in_call(mesh, "from_local", [&] {
+    return local_box(sizes, mesh.shape(), mesh.coordinates(), placements);
+  });
+  if (std::ranges::equal(local.sizes(), box.sizes)) return;
+  refuse_dtensor(
+      mesh, "from_local",
+      format("the local tensor is {}, but of a tensor {} with {} the rank at {} holds {}; pass "
+             "that part, or the sizes of the whole tensor that it is a part of",
+             list_of(local.sizes()), list_of(sizes), cadre::to_string(placements),
+             list_of(std::vector<int64_t>(mesh.coordinates().begin(), mesh.coordinates().end())),
+             list_of(box.sizes)));
+}
+
+// Runs the checks of a call on all ranks of the mesh, and throws on all of them what one refuses
+// and what is not the same on all. check: local; returns the placements, normalized.
+std::vector<Placement> check_on_mesh(const DeviceMesh& mesh, const char* call,
+                                     const std::function<std::vector<Placement>()>& check,
+                                     const at::Tensor& tensor, std::span<const int64_t> sizes) {
+  if (mesh.size() == 1) return check();
+  std::vector<Placement> checked;
+  std::vector<std::string> axes;
+  for (const MeshAxis& axis : mesh.axes()) axes.push_back(axis.name);
+  const ProcessGroup& ranks = axes.size() == 1 ? mesh.group(axes.front()) : mesh.joint_group(axes);
+  check_equal_on_all_ranks(
+      ranks, call,
+      [&]() -> std::vector<AgreedField> {
+        checked = check();
+        return {{"the sizes of the tensor", list_of(sizes)},
+                {"the dtype", c10::toString(tensor.scalar_type())},
+                {"the list of placements", cadre::to_string(checked)}};
+      },
+      "pass the same on all ranks of the mesh");
+  return checked;
+}
+
 }  // namespace
 
 DTensor::DTensor(at::Tensor local, DeviceMesh mesh, std::vector<Placement> placements,
@@ -78,14 +121,18 @@ DTensor::DTensor(at::Tensor local, DeviceMesh mesh, std::vector<Placement> place
 
 DTensor DTensor::distribute(const at::Tensor& full, const DeviceMesh& mesh,
                             const std::vector<Placement>& placements) {
-  const DType dtype = check_operand(mesh, "distribute", full);
-  std::vector<Placement> checked =
-      check_placements(mesh, "distribute", placements, full.sizes().size(), dtype);
-  if (full.requires_grad() && !full.is_leaf()) {
-    refuse_dtensor(mesh, "distribute",
-                   "the full tensor is the result of an operation that autograd has recorded; pass "
-                   "its detach(), or from_local() it as Replicate() and redistribute()");
-  }
+  const auto check = [&] {
+    const DType dtype = check_operand(mesh, "distribute", full);
+    if (full.requires_grad() && !full.is_leaf()) {
+      refuse_dtensor(mesh, "distribute",
+                     "the full tensor is the result of an operation that autograd has recorded; "
+                     "pass its detach(), or from_local() it as Replicate() and redistribute()");
+    }
+    return check_placements(mesh, "distribute", placements, full.sizes().size(), dtype);
+  };
+  std::vector<Placement> checked = check_on_mesh(
+      mesh, "DTensor::distribute", check, full,
+      full.defined() ? std::span<const int64_t>(full.sizes()) : std::span<const int64_t>());
   const std::vector<Placement> replicated(checked.size(), Replicate());
   at::Tensor local = redistribute_values({mesh, full.sizes().vec(), replicated, checked}, full);
   local.requires_grad_(full.requires_grad());
@@ -94,21 +141,14 @@ DTensor DTensor::distribute(const at::Tensor& full, const DeviceMesh& mesh,
 
 DTensor DTensor::from_local(const at::Tensor& local, const DeviceMesh& mesh,
                             const std::vector<Placement>& placements, std::vector<int64_t> sizes) {
-  const DType dtype = check_operand(mesh, "from_local", local);
-  std::vector<Placement> checked =
-      check_placements(mesh, "from_local", placements, sizes.size(), dtype);
-  const Box box = in_call(mesh, "from_local", [&] {
-    return local_box(sizes, mesh.shape(), mesh.coordinates(), checked);
-  });
-  if (!std::ranges::equal(local.sizes(), box.sizes)) {
-    refuse_dtensor(
-        mesh, "from_local",
-        format("the local tensor is {}, but of a tensor {} with {} the rank at {} holds {}; pass "
-               "that part, or the sizes of the whole tensor that it is a part of",
-               list_of(local.sizes()), list_of(sizes), cadre::to_string(checked),
-               list_of(std::vector<int64_t>(mesh.coordinates().begin(), mesh.coordinates().end())),
-               list_of(box.sizes)));
-  }
+  const auto check = [&] {
+    const DType dtype = check_operand(mesh, "from_local", local);
+    std::vector<Placement> given =
+        check_placements(mesh, "from_local", placements, sizes.size(), dtype);
+    check_part(mesh, local, sizes, given);
+    return given;
+  };
+  std::vector<Placement> checked = check_on_mesh(mesh, "DTensor::from_local", check, local, sizes);
   return DTensor(local, mesh, std::move(checked), std::move(sizes));
 }
 

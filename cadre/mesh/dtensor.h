@@ -1,10 +1,13 @@
 // A tensor that is distributed over the ranks of a mesh: this rank's part and the placements.
 //
-// Threads: as ProcessGroup. Blocking: redistribute() and full_tensor(), which are collectives of
-// the groups along the axes that change; all their ranks call them in the same order, also a rank
-// whose part is empty. Lifetime: a cheap value; it shares the local tensor and the mesh. Errors:
-// cadre::Error, kInvalidArgument for placements, sizes and local tensors that do not match; errors
-// of the groups' operations.
+// Threads: as ProcessGroup. Blocking: distribute() and from_local(), which are collectives of all
+// ranks of the mesh; redistribute() and full_tensor(), which are collectives of the groups along
+// the axes that change. All these ranks call them in the same order, also a rank whose part is
+// empty. Lifetime: a cheap value; it shares the local tensor and the mesh. Errors: cadre::Error,
+// kInvalidArgument for placements, sizes and local tensors that do not match, or are not the same
+// on all ranks: distribute() and from_local() throw what one rank refuses on all ranks, and the
+// mesh stays usable. redistribute() throws on a rank that refuses its arguments alone; pass the
+// same on all ranks. Errors of the groups' operations.
 // Tensors: dense, CPU, a dtype of base/types.h, any shape. `sizes` are those of the whole tensor.
 //
 // local(), from_local() and redistribute() are differentiable. redistribute() is the identity of
@@ -37,7 +40,7 @@ struct RedistributeOptions {
 
 class CADRE_EXPORT DTensor {
  public:
-  // From a full tensor that every rank has: each takes its own part, without communication. The
+  // From a full tensor that every rank has: each takes its own part; no element is sent. The
   // result is a leaf that requires grad if the full tensor does, which must then be a leaf. For a
   // differentiable distribution use from_local(full, mesh, all Replicate(),
   // sizes).redistribute(placements).
@@ -46,6 +49,9 @@ class CADRE_EXPORT DTensor {
   // From the parts that the ranks hold; local.sizes() must be local_box().sizes. Differentiable.
   static DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
                             const std::vector<Placement>& placements, std::vector<int64_t> sizes);
+  // A move is a copy, so that an object that was moved from is usable.
+  DTensor(const DTensor&) = default;
+  DTensor& operator=(const DTensor&) = default;
 
   const at::Tensor& local() const { return local_; }
   const DeviceMesh& mesh() const { return mesh_; }

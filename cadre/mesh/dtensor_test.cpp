@@ -6,6 +6,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cadre/collective/op.h"
@@ -303,6 +304,57 @@ TEST(DTensor, WrongUsesGiveSentences) {
         "redistribute: a tensor that requires grad is Partial(max)");
     const torch::NoGradGuard no_grad;
     require(torch::equal(greatest.full_tensor(), full), "without grad it is reduced");
+  }));
+}
+
+// What one rank refuses all ranks refuse, with its words, and the mesh stays usable.
+TEST(DTensor, ARefusalOfOneRankIsThrownOnAll) {
+  const auto on_ranks = [](const std::function<void(const DeviceMesh&, bool is_wrong)>& make) {
+    const auto result = run_groups(4, [&](const ProcessGroup& world, std::string& output) {
+      const DeviceMesh mesh(world, {{"dp", 2}, {"tp", 2}});
+      output = failure_of([&] { make(mesh, world.rank() == 2); });
+      const DTensor usable = DTensor::distribute(counted({4}), mesh, {Shard(0), Replicate()});
+      require(torch::equal(usable.full_tensor(), counted({4})), "usable");
+    });
+    require_ok(result);
+    for (const auto& rank : result.ranks) EXPECT_EQ(rank.output, result.ranks[0].output);
+    return result.ranks[0].output;
+  };
+  const Placements rows = {Shard(0), Replicate()};
+  EXPECT_THAT(on_ranks([&](const DeviceMesh& mesh, bool is_wrong) {
+                (void)DTensor::from_local(counted({is_wrong ? 3 : 2}), mesh, rows, {4});
+              }),
+              ::testing::AllOf(::testing::HasSubstr("the local tensor is (3), but of a tensor (4)"),
+                               ::testing::HasSubstr("on rank 2 of 4")));
+  EXPECT_THAT(on_ranks([&](const DeviceMesh& mesh, bool is_wrong) {
+                (void)DTensor::from_local(is_wrong ? Tensor() : counted({2}), mesh, rows, {4});
+              }),
+              ::testing::HasSubstr("the tensor is undefined"));
+  EXPECT_THAT(on_ranks([&](const DeviceMesh& mesh, bool is_wrong) {
+                const int64_t size = is_wrong ? 6 : 4;
+                (void)DTensor::from_local(counted({size / 2}), mesh, rows, {size});
+              }),
+              ::testing::HasSubstr("the sizes of the tensor is (4) on rank 0 and (6) on rank 2"));
+  EXPECT_THAT(on_ranks([&](const DeviceMesh& mesh, bool is_wrong) {
+                const Tensor full = counted({4});
+                (void)DTensor::distribute(is_wrong ? full.to(torch::kFloat) : full, mesh, rows);
+              }),
+              ::testing::HasSubstr("the dtype is Double on rank 0 and Float on rank 2"));
+  EXPECT_THAT(on_ranks([&](const DeviceMesh& mesh, bool is_wrong) {
+                (void)DTensor::distribute(counted({4}), mesh,
+                                          is_wrong ? Placements{Replicate(), Shard(0)} : rows);
+              }),
+              ::testing::HasSubstr("the list of placements is [Shard(0), Replicate()] on rank 0"));
+}
+
+TEST(DTensor, OneThatWasMovedFromIsUsable) {
+  require_ok(run_groups(2, [](const ProcessGroup& world) {
+    DeviceMesh mesh(world, {{"x", 2}});
+    const DeviceMesh taken = std::move(mesh);
+    require(mesh.size() == 2, "the mesh");  // NOLINT(bugprone-use-after-move): defined
+    DTensor tensor = DTensor::distribute(counted({4}), taken, {Shard(0)});
+    const DTensor moved = std::move(tensor);
+    require(torch::equal(tensor.full_tensor(), moved.full_tensor()), "the tensor");  // NOLINT
   }));
 }
 

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "cadre/group/file_memory.h"
+#include "cadre/optim/state_loading.h"
 #include "cadre/optim/state_tensors.h"
 
 namespace cadre {
@@ -37,6 +38,7 @@ class OffloadedOptimizer : public O {
   at::Tensor step(typename O::LossClosure closure = nullptr) override {
     at::Tensor loss;
     if (closure) {
+      optim_state::check_closure_mode("cadre::OffloadedOptimizer");
       const at::AutoGradMode with_grad(true);
       loss = closure();
     }
@@ -54,7 +56,8 @@ class OffloadedOptimizer : public O {
   }
 
   void load(torch::serialize::InputArchive& archive) override {
-    O::load(archive);
+    optim_state::load_checked<optim_state::StateOf<O>, optim_state::OptionsOf<O>>(
+        *this, "cadre::OffloadedOptimizer", {}, [&] { O::load(archive); });
     for (const auto& group : this->param_groups()) {
       for (const at::Tensor& parameter : group.params()) move_state(parameter);
     }

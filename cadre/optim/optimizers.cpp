@@ -21,6 +21,7 @@
 #include "cadre/base/format.h"
 #include "cadre/group/file_memory.h"
 #include "cadre/optim/fused_kernels.h"
+#include "cadre/optim/state_loading.h"
 
 namespace cadre {
 namespace {
@@ -179,11 +180,7 @@ class FusedStep {
                               const ParameterPlace& place) {
     void* const key = parameter.unsafeGetTensorImpl();
     if (optimizer_.state().find(key) != optimizer_.state().end()) {
-      refuse_parameter(
-          place, cadre::format("the state of {} is empty, as torch::load leaves it for one of two "
-                               "parameters that were one when the file was saved. Load a file of "
-                               "this model, or erase the entry from the optimizer's state",
-                               to_text(place)));
+      optim_state::refuse_empty_state({place.optimizer, place.index, place.name});
     }
     State made;
     const std::vector<NamedState> needed = Rule::states(made, options);
@@ -291,6 +288,7 @@ at::Tensor take_step(torch::optim::Optimizer& optimizer, const ParameterNames& n
   const at::NoGradGuard no_grad;
   at::Tensor loss;
   if (closure != nullptr) {
+    optim_state::check_closure_mode(Rule::kName);
     const at::AutoGradMode with_grad(true);
     loss = closure();
   }
@@ -349,6 +347,17 @@ void move_states(torch::optim::Optimizer& optimizer) {
   }
 }
 
+template <typename Rule>
+void load_whole(torch::optim::Optimizer& optimizer, const ParameterNames& names,
+                const std::function<void()>& load) {
+  optim_state::load_checked<typename Rule::State, typename Rule::Options>(
+      optimizer, Rule::kName, names, [&] {
+        const ListedOnce listed_once(optimizer);
+        load();
+      });
+  move_states<Rule>(optimizer);
+}
+
 ParameterNames names_of(const NamedParameters& named_parameters) {
   ParameterNames names;
   for (const auto& item : named_parameters) {
@@ -368,9 +377,7 @@ at::Tensor AdamW::step(LossClosure closure) {
 }
 
 void AdamW::load(torch::serialize::InputArchive& archive) {
-  const ListedOnce listed_once(*this);
-  torch::optim::AdamW::load(archive);
-  move_states<AdamWRule>(*this);
+  load_whole<AdamWRule>(*this, names_, [&] { torch::optim::AdamW::load(archive); });
 }
 
 Adam::Adam(const NamedParameters& named_parameters, torch::optim::AdamOptions options)
@@ -382,9 +389,7 @@ at::Tensor Adam::step(LossClosure closure) {
 }
 
 void Adam::load(torch::serialize::InputArchive& archive) {
-  const ListedOnce listed_once(*this);
-  torch::optim::Adam::load(archive);
-  move_states<PlainAdamRule>(*this);
+  load_whole<PlainAdamRule>(*this, names_, [&] { torch::optim::Adam::load(archive); });
 }
 
 SGD::SGD(const NamedParameters& named_parameters, torch::optim::SGDOptions options)
@@ -396,9 +401,7 @@ at::Tensor SGD::step(LossClosure closure) {
 }
 
 void SGD::load(torch::serialize::InputArchive& archive) {
-  const ListedOnce listed_once(*this);
-  torch::optim::SGD::load(archive);
-  move_states<SgdRule>(*this);
+  load_whole<SgdRule>(*this, names_, [&] { torch::optim::SGD::load(archive); });
 }
 
 }  // namespace cadre

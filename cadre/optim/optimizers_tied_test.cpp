@@ -114,9 +114,14 @@ TEST(TiedParameter, AStateThatTheFileHasForAnotherOneOnlyIsRefused) {
   torch::save(saved, file);
   const Tensors apart = {make(), make()};
   AdamW optimizer(apart, torch::optim::AdamWOptions(kRate));
-  torch::load(optimizer, file);
-  EXPECT_THAT(refusal(optimizer), HasSubstr("the state of parameter 1 is empty, as torch::load "
-                                            "leaves it"));
+  std::string refused;
+  try {
+    torch::load(optimizer, file);
+  } catch (const Error& error) {
+    refused = error.message();
+  }
+  EXPECT_THAT(refused, HasSubstr("the state of parameter 1 is empty, as torch::load leaves it"));
+  EXPECT_TRUE(optimizer.state().empty());
   EXPECT_TRUE(apart[0].equal(torch::ones({4}))) << "nothing is changed";
 }
 

@@ -28,6 +28,19 @@ using StateOf = std::conditional_t<
                                std::conditional_t<std::is_base_of_v<torch::optim::Adagrad, O>,
                                                   torch::optim::AdagradParamState, void>>>>>;
 
+// Its options, of which the state class depends.
+template <typename O>
+using OptionsOf = std::conditional_t<
+    std::is_base_of_v<torch::optim::AdamW, O>, torch::optim::AdamWOptions,
+    std::conditional_t<
+        std::is_base_of_v<torch::optim::Adam, O>, torch::optim::AdamOptions,
+        std::conditional_t<
+            std::is_base_of_v<torch::optim::SGD, O>, torch::optim::SGDOptions,
+            std::conditional_t<std::is_base_of_v<torch::optim::RMSprop, O>,
+                               torch::optim::RMSpropOptions,
+                               std::conditional_t<std::is_base_of_v<torch::optim::Adagrad, O>,
+                                                  torch::optim::AdagradOptions, void>>>>>;
+
 // visit(name, tensor) for each tensor that the class has, also an undefined one.
 template <typename State, typename Visit>
 void visit_state_tensors(State& state, Visit visit) {

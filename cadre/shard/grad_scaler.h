@@ -3,10 +3,12 @@
 //
 // Threads: one. Blocking: unscale_() of shards is a collective of the ranks that hold the
 // parameters in parts; nothing else communicates. Lifetime: keeps nothing of the model. Errors:
-// kInvalidArgument for options out of range and for calls in another order than scale(),
-// backward(), unscale_(), step(), update(). All ranks have the same scale, because they find the
-// same gradients finite: gradients that are whole on every rank are equal there, and for shards the
-// ranks agree. Source: torch.amp.GradScaler and torch.distributed.fsdp.sharded_grad_scaler.
+// kInvalidArgument for options out of range, for calls in another order than scale(), backward(),
+// unscale_(), step(), update(), for ranks with different scales (for shards, where ranks
+// communicate), and for float16 gradients that float16 cannot hold without the scale. All ranks
+// have the same scale, because they find the same gradients finite: gradients that are whole on
+// every rank are equal there, and for shards the ranks agree. Source: torch.amp.GradScaler and
+// torch.distributed.fsdp.sharded_grad_scaler.
 //
 //   scaler.scale(loss).backward();
 //   scaler.unscale_(model);    // says whether every gradient is finite
@@ -49,7 +51,11 @@ class CADRE_EXPORT GradScaler {
   at::Tensor scale(const at::Tensor& loss) const;
 
   // Divides the gradients by the scale, in place, and returns whether every element on every rank
-  // is finite. Gradients: dense, floating point. parameters: whole on each rank, where
+  // is finite. A float16 gradient of which an element would become 0, or lose digits below 2^-14,
+  // is refused on all ranks, and no gradient is changed: dividing it would undo what the scale is
+  // for. Keep such parameters in float32, and compute in float16 with cadre::Autocast.
+  // torch.amp.GradScaler refuses all float16 gradients, and ShardedGradScaler rounds them to 0.
+  // Gradients: dense, floating point. parameters: whole on each rank, where
   // DistributedDataParallel has reduced their gradients, and each once; shards of a wrapper are
   // refused.
   bool unscale_(std::span<const at::Tensor> parameters);
@@ -81,7 +87,7 @@ class CADRE_EXPORT GradScaler {
 
  private:
   bool may_step() const;
-  bool unscale_gradients(const std::vector<at::Tensor>& gradients);
+  void check_order() const;
 
   GradScalerOptions options_;
   State state_;

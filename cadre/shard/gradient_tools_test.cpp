@@ -16,6 +16,7 @@
 namespace cadre::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -233,6 +234,74 @@ TEST(GradScaler, KeepsGradientsThatFloat16WouldLose) {
   weight.mutable_grad() = weight.grad().to(torch::kHalf);
   const double scaled = weight.grad().item<double>();
   EXPECT_EQ(scaled, std::ldexp(1.0, -16));
+}
+
+// 2^-14 is the smallest normal number of float16: below it digits are lost, and below 2^-25 all.
+TEST(GradScaler, RefusesToUnscaleWhatFloat16CannotHold) {
+  const auto unscale = [](GradScaler& scaler, double value) {
+    const Tensor fine = torch::zeros({3}).requires_grad_();
+    const Tensor weight = torch::zeros({4}, torch::kHalf).requires_grad_();
+    fine.mutable_grad() = torch::full({3}, 8.0F);
+    weight.mutable_grad() = torch::full({4}, value, torch::kHalf);
+    weight.mutable_grad()[0] = 0;
+    const std::vector<Tensor> weights = {fine, weight};
+    const std::string text = failure_of([&] { (void)scaler.unscale_(std::span(weights)); });
+    EXPECT_EQ(fine.grad()[0].item<float>(), text.empty() ? 8.0F / 65536 : 8.0F) << text;
+    EXPECT_EQ(weight.grad()[1].item<float>(), text.empty() ? value / 65536 : value) << text;
+    return text;
+  };
+  GradScaler scaler({.initial_scale = 65536});
+  EXPECT_THAT(unscale(scaler, std::ldexp(1.0, -10)),
+              AllOf(HasSubstr("kInvalidArgument: GradScaler: the gradient of parameter 1 of 2 is "
+                              "Half"),
+                    HasSubstr("3 of its 4 elements")));
+  EXPECT_NE(unscale(scaler, std::ldexp(1.0 + 0x1p-10, -1)), "") << "digits of 2^-17 are lost";
+  EXPECT_EQ(unscale(scaler, 8.0), "");
+  scaler.update();
+  EXPECT_EQ(unscale(scaler, std::ldexp(1.0, -1)), "") << "2^-17 is held exactly";
+}
+
+// A gradient that one rank alone holds decides for all, before any gradient is changed.
+TEST_P(GradientToolsOnRanks, ScalerRefusesWhatFloat16CannotHoldOnAllRanks) {
+  run([](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {{"shard", group.world_size()}});
+    const auto shards = shards_of_ones(mesh, {8, 8}, torch::kHalf);
+    set_gradient(shards[1], 7, std::ldexp(1.0, -16));  // held by the last rank
+    GradScaler scaler({.initial_scale = 1024});
+    const std::string text = failure_of([&] { (void)scaler.unscale_(std::span(shards)); });
+    EXPECT_THAT(text, HasSubstr("the gradient of \"p1\" is Half"));
+    const Tensor first = shards[0].values.grad();
+    EXPECT_TRUE(first.eq(1).all().item<bool>()) << first;
+    set_gradient(shards[1], 7, 2);
+    EXPECT_TRUE(scaler.unscale_(std::span(shards))) << "the order of calls is as before";
+    EXPECT_TRUE(first.eq(1.0 / 1024).all().item<bool>()) << first;
+  });
+}
+
+TEST_P(GradientToolsOnRanks, ScalesThatDifferBetweenRanksAreRefused) {
+  run([](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {{"shard", group.world_size()}});
+    const auto shards = shards_of_ones(mesh, {8});
+    GradScaler scaler({.initial_scale = group.rank() == 0 ? 8.0 : 16.0});
+    const std::string text = failure_of([&] { (void)scaler.unscale_(std::span(shards)); });
+    if (group.world_size() == 1) {
+      EXPECT_EQ(text, "");
+      return;
+    }
+    EXPECT_THAT(text,
+                HasSubstr("kInvalidArgument: GradScaler: the ranks have scales from 8 to 16"));
+    EXPECT_TRUE(shards[0].values.grad().eq(1).all().item<bool>());
+  });
+}
+
+TEST(GradScaler, LoadsOnlyAStateThatCanGrow) {
+  GradScaler scaler({.initial_scale = 8, .growth_interval = 3});
+  EXPECT_THAT(failure_of([&] { scaler.load_state({.scale = 8, .num_good_steps = -1}); }),
+              HasSubstr("num_good_steps is -1"));
+  scaler.load_state({.scale = 8, .num_good_steps = 100});  // of a longer interval
+  EXPECT_TRUE(scaler.unscale_(std::span<const Tensor>()));
+  scaler.update();
+  EXPECT_EQ(scaler.state(), (GradScaler::State{.scale = 16, .num_good_steps = 0}));
 }
 
 TEST(GradScaler, CountsATiedWeightOnce) {

@@ -64,6 +64,25 @@ B rows_of_batch(B batch, const FlatRange& rows) {
   return batch;
 }
 
+// Whether two batches have equal tensors.
+template <BatchOfRows B>
+bool have_equal_rows(B first, B second) {
+  std::vector<at::Tensor> tensors;
+  const auto collect = [&tensors](const at::Tensor& tensor) {
+    tensors.push_back(tensor);
+    return tensor;
+  };
+  replace_batch_tensors(first, collect);
+  const size_t count = tensors.size();
+  replace_batch_tensors(second, collect);
+  if (tensors.size() != 2 * count) return false;
+  for (size_t i = 0; i < count; ++i) {
+    if (tensors[i].sizes() != tensors[count + i].sizes()) return false;
+    if (!tensors[i].equal(tensors[count + i])) return false;
+  }
+  return true;
+}
+
 // Converts floating-point tensors to `dtype`.
 template <BatchOfRows B>
 B cast_batch(B batch, at::ScalarType dtype) {

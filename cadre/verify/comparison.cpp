@@ -67,24 +67,39 @@ void Comparison::add_loss(int64_t step, double loss) {
 }
 
 void Comparison::add_gradients(int64_t step, std::span<const NamedTensor> gradients) {
-  add(gradients_, reference_.steps[static_cast<size_t>(step - 1)].gradients, gradients, step);
+  const ReferenceStep& expected = reference_.steps[static_cast<size_t>(step - 1)];
+  add(gradients_, {"parameter", reference_.names, expected.gradients, gradients}, step);
 }
 
 void Comparison::add_parameters(int64_t step, std::span<const NamedTensor> parameters) {
-  add(parameters_, reference_.steps[static_cast<size_t>(step - 1)].parameters, parameters, step);
+  const ReferenceStep& expected = reference_.steps[static_cast<size_t>(step - 1)];
+  add(parameters_, {"parameter", reference_.names, expected.parameters, parameters}, step);
 }
 
-void Comparison::add(UsedBound& kept, std::span<const ReferenceTensor> expected,
-                     std::span<const NamedTensor> actual, int64_t step) const {
+void Comparison::add_buffers(int64_t step, std::span<const NamedTensor> buffers) {
+  if (buffers.empty()) return;
+  const ReferenceStep& expected = reference_.steps[static_cast<size_t>(step - 1)];
+  add(buffers_, {"buffer", reference_.buffer_names, expected.buffers, buffers}, step);
+}
+
+void Comparison::add(UsedBound& kept, const Tensors& tensors, int64_t step) const {
   const at::NoGradGuard no_grad;
+  const auto& [kind, names, expected, actual] = tensors;
+  for (const NamedTensor& tensor : actual) {
+    if (std::ranges::find(names, tensor.name) != names.end()) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                format("this training has a {} \"{}\", which the reference lacks: make_module() "
+                       "must make the same module in every call",
+                       kind, tensor.name));
+  }
   for (size_t i = 0; i < expected.size(); ++i) {
-    const std::string& name = reference_.names[i];
+    const std::string& name = names[i];
     const auto found = std::ranges::find(actual, name, &NamedTensor::name);
     if (found == actual.end()) {
       throw Error(ErrorCode::kInvalidArgument,
-                  format("the reference has a parameter \"{}\", which this training lacks: "
+                  format("the reference has a {} \"{}\", which this training lacks: "
                          "make_module() must make the same module in every call",
-                         name));
+                         kind, name));
     }
     const at::Tensor& values = expected[i].values;
     if (!found->tensor.defined() && !values.defined()) continue;
@@ -97,9 +112,9 @@ void Comparison::add(UsedBound& kept, std::span<const ReferenceTensor> expected,
     const at::Tensor own = found->tensor.defined() ? found->tensor : at::zeros_like(whole.values);
     if (own.sizes() != whole.values.sizes()) {
       throw Error(ErrorCode::kInvalidArgument,
-                  format("parameter \"{}\" has other sizes than in the reference: make_module() "
-                         "must make the same module in every call",
-                         name));
+                  format("{} \"{}\" has other sizes than in the reference: make_module() must "
+                         "make the same module in every call",
+                         kind, name));
     }
     UsedBound used = compare(own, whole);
     used.deviation.name = name;

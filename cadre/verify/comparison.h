@@ -1,7 +1,7 @@
 // Compares a step with that of the reference, and finds the largest deviation.
 //
 // Threads: one. Blocking: never. Lifetime: keeps no tensor. Errors: kInvalidArgument if a training
-// has other parameters than the reference.
+// has other parameters or buffers than the reference.
 #pragma once
 
 #include <cstdint>
@@ -34,21 +34,31 @@ class Comparison {
   void add_loss(int64_t step, double loss);
   void add_gradients(int64_t step, std::span<const NamedTensor> gradients);
   void add_parameters(int64_t step, std::span<const NamedTensor> parameters);
+  // Nothing is compared where the training has no buffers to compare.
+  void add_buffers(int64_t step, std::span<const NamedTensor> buffers);
 
-  // The largest deviations on this rank, of losses, gradients and parameters.
+  // The largest deviations on this rank, of losses, gradients, parameters and buffers.
   const UsedBound& loss() const { return loss_; }
   const UsedBound& gradients() const { return gradients_; }
   const UsedBound& parameters() const { return parameters_; }
+  const UsedBound& buffers() const { return buffers_; }
 
  private:
-  void add(UsedBound& kept, std::span<const ReferenceTensor> expected,
-           std::span<const NamedTensor> actual, int64_t step) const;
+  // The tensors of one step, by name: of the reference and of this training.
+  struct Tensors {
+    const char* kind;  // "parameter"
+    std::span<const std::string> names;
+    std::span<const ReferenceTensor> expected;
+    std::span<const NamedTensor> actual;
+  };
+  void add(UsedBound& kept, const Tensors& tensors, int64_t step) const;
 
   const ReferenceRun& reference_;
   int rank_;
   UsedBound loss_;
   UsedBound gradients_;
   UsedBound parameters_;
+  UsedBound buffers_;
 };
 
 }  // namespace cadre::verify

@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -18,14 +20,18 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
-#include "cadre/checkpoint/rank_agreement.h"
-#include "cadre/verify/user_errors.h"
+#include "cadre/group/agreement.h"
+#include "cadre/group/world_of_one.h"
 #include "cadre/wrap/replica_check.h"
 
 namespace cadre::verify {
 namespace {
 
 constexpr const char* kVerifier = "verify_strategies";
+constexpr const char* kRemedy =
+    "the reference of a verification trains without other ranks. Take the group that is handed to "
+    "make_module(group) and loss(model, rows, group), which has one rank in the reference and all "
+    "ranks under a strategy, instead of one that the functions have captured";
 // A gradient's scale is at least this fraction of the largest gradient.
 constexpr double kShareOfLargestGradient = 0.01;
 
@@ -34,6 +40,10 @@ constexpr double kShareOfLargestGradient = 0.01;
 constexpr double kDisturbedShareOfBound = 0.1;
 constexpr double kDisturbedRoundings = 4 * 0x1p-24;
 constexpr double kDisturbanceFactor = 4;
+// A gradient between this and kShareOfLargestGradient of the largest one is no rounding error:
+// there its own size and the disturbance, times a larger factor, give a tighter bound.
+constexpr double kShareOfRoundingError = 1e-4;
+constexpr double kSmallGradientFactor = 16;
 constexpr double kLargestBound = 1e-2;
 
 double largest(const at::Tensor& tensor) {
@@ -98,6 +108,17 @@ class DisturbedTraining {
       differences.gradients.push_back(is_compared && scales[i] > 0
                                           ? largest(own[i].tensor - gradients[i].tensor) / scales[i]
                                           : 0);
+    }
+    return differences;
+  }
+
+  // After an update: how much each buffer differs.
+  std::vector<double> buffer_differences(const std::vector<NamedTensor>& buffers) {
+    std::vector<double> differences;
+    const std::vector<NamedTensor> own = training_->buffers();
+    for (size_t i = 0; i < own.size(); ++i) {
+      differences.push_back(
+          largest(own[i].tensor.to(at::kDouble) - buffers[i].tensor.to(at::kDouble)));
     }
     return differences;
   }
@@ -196,21 +217,27 @@ class ReferenceRecorder {
  public:
   ReferenceRecorder(const ProcessGroup& world, const VerificationProgram& program,
                     const VerificationOptions& options)
-      : options_(options), world_(world), agreement_(world, options.step_timeout) {
-    const Status made = as_status([&] {
-      training_ = program.make_reference();
-      if (world.rank() == 0 && !is_all_given(options.bounds) && has_float32(*training_)) {
-        disturbed_.emplace(program.make_reference());
+      : options_(options), world_(world), is_first_(world.rank() == 0) {
+    const ProcessGroup alone = *world.split({.color = world.rank(), .name = "one process"});
+    agree([&] {
+      training_ = program.make_reference(alone);
+      if (is_first_ && !is_all_given(options.bounds) && has_float32(*training_)) {
+        disturbed_.emplace(program.make_reference(alone));
+      }
+      parameters_ = training_->parameters();
+      buffers_ = copies(training_->buffers());
+      if (parameters_.empty()) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    "the module has no parameters, so there is nothing to train and to compare");
       }
     });
-    agree(made);
-    parameters_ = training_->parameters();
     wrap::check_replicas_match(kVerifier, {.parameters = parameters_, .buffers = {}}, world_);
     for (NamedTensor& parameter : parameters_) {
       run_.names.push_back(parameter.name);
       parameter.tensor = parameter.tensor.detach().clone();
     }
     wrap::broadcast_tensors(parameters_, 0, world_);
+    for (NamedTensor& buffer : buffers_) run_.buffer_names.push_back(buffer.name);
     choose_bounds();
     if (!options.bounds.parameters && has_float32(*training_)) {
       perturbed_.emplace(*training_, parameters_);
@@ -223,14 +250,17 @@ class ReferenceRecorder {
   }
 
  private:
-  // Throws the error of one rank on all ranks.
-  void agree(const Status& own) const {
-    const auto outcome =
-        agreement_.gather(own.ok() ? Result<std::string>(std::string()) : own.error());
-    if (!outcome.ok()) throw outcome.error().with_context("the training of one process");
+  // Runs the program's functions in a world of one. Throws the error of one rank on all ranks.
+  void agree(const std::function<void()>& run) const {
+    const auto refusal = common_refusal(world_, {kVerifier, options_.step_timeout}, [&run] {
+      const WorldOfOneScope scope(kRemedy);
+      run();
+    });
+    if (!refusal) return;
+    const Error& error = refusal->error;
+    throw(world_.world_size() == 1 ? error : error.with_context(format("rank {}", refusal->rank)))
+        .with_context("the training of one process");
   }
-
-  bool is_first() const { return world_.rank() == 0; }
 
   static bool is_all_given(const VerifyBounds& bounds) {
     return bounds.loss && bounds.gradients && bounds.parameters;
@@ -257,48 +287,105 @@ class ReferenceRecorder {
     double loss = 0;
     std::vector<NamedTensor> gradients = parameters_;  // of the same sizes
     std::vector<NamedTensor> parameters;
-    StepBounds bounds{.loss = 0, .gradients = gradient_bounds_};
-    const Status computed = as_status([&] {
-      if (!is_first()) return;
+    std::vector<NamedTensor> buffers = buffers_;
+    StepBounds bounds{
+        .loss = 0, .gradients = gradient_bounds_, .buffers = std::vector<double>(buffers_.size())};
+    agree([&] {
+      if (!is_first_) return;
       loss = training_->backward(step);
       check_loss(step, loss);
       gradients = copies(training_->gradients());
       bounds = bounds_of(step, loss, gradients);
       training_->update(step);
       parameters = copies(training_->parameters());
+      buffers = copies(training_->buffers());
+      bounds.buffers = buffer_bounds(buffers);
     });
-    agree(computed);
-    if (!is_first()) {
+    if (!is_first_) {
       for (NamedTensor& gradient : gradients) gradient.tensor = at::empty_like(gradient.tensor);
       parameters = copies(parameters_);
+      buffers = copies(buffers_);
     }
     send(loss, gradients, bounds);
     wrap::broadcast_tensors(parameters, 0, world_);
+    if (!buffers.empty()) wrap::broadcast_tensors(buffers, 0, world_);
     ReferenceStep& recorded = run_.steps.emplace_back();
     recorded.loss = loss;
     recorded.loss_bound = bounds.loss;
     add_gradients(recorded, gradients, bounds);
     add_parameters(recorded, step, parameters);
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      recorded.buffers.push_back({.values = buffers[i].tensor,
+                                  .scale = largest(buffers[i].tensor.to(at::kDouble)),
+                                  .bound = bounds.buffers[i]});
+    }
+    note_changes(gradients, parameters);
   }
 
   struct StepBounds {
     double loss = 0;
     std::vector<double> gradients;
+    std::vector<double> buffers = {};
   };
+
+  // Comparing proves nothing where nothing happens.
+  void note_changes(const std::vector<NamedTensor>& gradients,
+                    const std::vector<NamedTensor>& parameters) {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      if (largest(gradients[i].tensor) > 0) run_.has_gradients = true;
+      if (!parameters[i].tensor.equal(parameters_[i].tensor)) run_.changes_parameters = true;
+    }
+  }
+
+  // On rank 0.
+  std::vector<double> buffer_bounds(const std::vector<NamedTensor>& buffers) {
+    std::vector<double> bounds;
+    std::vector<double> differences(buffers.size(), 0);
+    if (disturbed_) differences = disturbed_->buffer_differences(buffers);
+    for (size_t i = 0; i < buffers.size(); ++i) {
+      const at::Tensor& values = buffers[i].tensor;
+      if (!values.is_floating_point()) {
+        bounds.push_back(0);
+      } else if (options_.bounds.parameters) {
+        bounds.push_back(*options_.bounds.parameters);
+      } else if (values.scalar_type() == at::kDouble) {
+        bounds.push_back(default_bound(at::kDouble, buffers[i].name));
+      } else if (values.scalar_type() == at::kFloat) {
+        const double scale = largest(values);
+        bounds.push_back(enlarged(default_bound(at::kFloat, buffers[i].name),
+                                  scale > 0 ? differences[i] / scale : 0));
+      } else {
+        bounds.push_back(kLargestBound);
+      }
+    }
+    return bounds;
+  }
 
   // On rank 0.
   StepBounds bounds_of(int64_t step, double loss, const std::vector<NamedTensor>& gradients) {
-    StepBounds bounds{.loss = loss_bound_, .gradients = gradient_bounds_};
+    StepBounds bounds{.loss = loss_bound_, .gradients = gradient_bounds_, .buffers = {}};
     if (!disturbed_) return bounds;
     const auto differences = disturbed_->backward(step, loss, gradients);
     disturbed_->update(step, gradient_bounds_);
     if (!options_.bounds.loss) bounds.loss = enlarged(bounds.loss, differences.loss);
     if (options_.bounds.gradients) return bounds;
+    const std::vector<double> scales = scales_of(gradients);
     for (size_t i = 0; i < bounds.gradients.size(); ++i) {
       if (parameters_[i].tensor.scalar_type() != at::kFloat) continue;
-      bounds.gradients[i] = enlarged(bounds.gradients[i], differences.gradients[i]);
+      bounds.gradients[i] = std::min(enlarged(bounds.gradients[i], differences.gradients[i]),
+                                     bound_of_small(largest(gradients[i].tensor), scales[i],
+                                                    differences.gradients[i], gradient_bounds_[i]));
     }
     return bounds;
+  }
+
+  // Relative to `scale`, as `difference` is: of a gradient whose scale is a share of the largest
+  // gradient of the model. Infinite where that is the right scale.
+  static double bound_of_small(double own, double scale, double difference, double default_bound) {
+    const bool is_small =
+        own < scale && own > scale * kShareOfRoundingError / kShareOfLargestGradient;
+    if (!is_small) return std::numeric_limits<double>::infinity();
+    return std::max(default_bound * own / scale, kSmallGradientFactor * difference);
   }
 
   static std::vector<NamedTensor> copies(std::vector<NamedTensor> tensors) {
@@ -316,12 +403,16 @@ class ReferenceRecorder {
                        step, loss));
   }
 
-  // Broadcasts from rank 0 the loss, which gradients are defined, the gradients and the bounds.
+  // Broadcasts from rank 0 the loss, which gradients are defined, the gradients and all bounds.
   void send(double& loss, std::vector<NamedTensor>& gradients, StepBounds& bounds) const {
     const size_t count = gradients.size();
-    const at::Tensor head = at::empty({static_cast<int64_t>(2 * count + 2)}, at::kDouble);
+    const size_t num_buffers = bounds.buffers.size();
+    const at::Tensor head =
+        at::empty({static_cast<int64_t>(2 * count + num_buffers + 2)}, at::kDouble);
     auto* values = head.mutable_data_ptr<double>();
     auto* of_gradients = values + 2;
+    auto* of_buffers = of_gradients + 2 * count;
+    std::ranges::copy(bounds.buffers, of_buffers);
     values[0] = loss;
     values[1] = bounds.loss;
     for (size_t i = 0; i < count; ++i) {
@@ -331,6 +422,7 @@ class ReferenceRecorder {
     world_.broadcast(head);
     loss = values[0];
     bounds.loss = values[1];
+    std::copy_n(of_buffers, num_buffers, bounds.buffers.begin());
     std::vector<NamedTensor> sent;
     for (size_t i = 0; i < count; ++i) {
       bounds.gradients[i] = of_gradients[2 * i + 1];
@@ -369,9 +461,10 @@ class ReferenceRecorder {
 
   const VerificationOptions& options_;
   ProcessGroup world_;
-  RankAgreement agreement_;
+  const bool is_first_;
   std::unique_ptr<ReferenceTraining> training_;
   std::vector<NamedTensor> parameters_;  // before the first step
+  std::vector<NamedTensor> buffers_;     // likewise
   std::vector<double> gradient_bounds_;  // by parameter
   std::vector<double> parameter_bounds_;
   double loss_bound_ = 0;

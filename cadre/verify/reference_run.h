@@ -29,14 +29,20 @@ struct ReferenceStep {
   double loss_bound = 0;
   std::vector<ReferenceTensor> gradients;
   std::vector<ReferenceTensor> parameters;
+  std::vector<ReferenceTensor> buffers = {};
 };
 
 struct ReferenceRun {
   std::vector<std::string> names;
   std::vector<ReferenceStep> steps;
+  std::vector<std::string> buffer_names = {};
+  bool has_gradients = false;       // one that is not 0, in a step
+  bool changes_parameters = false;  // the last step has others than the first began with
 };
 
-// make_reference: called on every rank. Rank 0 trains and broadcasts the results.
+// make_reference: called on every rank. Rank 0 trains, in a world of one process, and broadcasts
+// the results. kInvalidArgument on all ranks for what the training throws, a module without
+// parameters, and a loss that is not finite.
 ReferenceRun run_reference(const ProcessGroup& world, const VerificationProgram& program,
                            const VerificationOptions& options);
 

@@ -66,7 +66,7 @@ ReferenceRun run_scripted(at::ScalarType dtype, const Options& options) {
     const VerificationOptions verification{.num_steps = 2};
     run = run_reference(group,
                         {.make_reference =
-                             [&] {
+                             [&](const ProcessGroup&) {
                                return std::make_unique<Scripted<Optimizer, Options>>(
                                    initial, gradient, options);
                              },
@@ -143,7 +143,8 @@ std::vector<ReferenceTensor> gradients_of_steep(double power) {
     const VerificationOptions options{.num_steps = 1};
     const ReferenceRun run = run_reference(
         group,
-        {.make_reference = [&] { return std::make_unique<Steep>(power); }, .make_training = {}},
+        {.make_reference = [&](const ProcessGroup&) { return std::make_unique<Steep>(power); },
+         .make_training = {}},
         options);
     gradients = run.steps.at(0).gradients;
   });

@@ -29,6 +29,9 @@ class SteppedTraining : public UpdateRule {
   // be undefined. Valid until the next call.
   virtual std::vector<NamedTensor> gradients() = 0;
   virtual std::vector<NamedTensor> parameters() = 0;
+  // After an update: the buffers that are to equal those of one process, whole, by name. Nothing if
+  // this training computes a step in several forwards, after each of which a buffer may change.
+  virtual std::vector<NamedTensor> buffers() { return {}; }
 };
 
 // The plain module and its optimizer in one process, on the whole batch.

@@ -63,7 +63,7 @@ std::string name_of(const StrategyCase& strategy, int world_size) {
   if (strategy.strategy == VerifiedStrategy::kHsdp) {
     const int num_ranks =
         world_size / (strategy.pipeline * strategy.expert * strategy.context * strategy.tensor);
-    name += format("-{}x{}", strategy.num_replicas, num_ranks / strategy.num_replicas);
+    name += format("-{}x{}", strategy.num_replicas, std::max(1, num_ranks / strategy.num_replicas));
   }
   // The stages of a pipeline are not resharded by units.
   if (is_sharded(strategy.strategy) && strategy.pipeline == 1)

@@ -1,5 +1,7 @@
 #include "cadre/verify/trainings.h"
 
+#include "cadre/group/agreement.h"
+
 namespace cadre::verify {
 
 std::vector<NamedTensor> whole_parameters(const torch::nn::Module& module) {
@@ -10,6 +12,10 @@ std::vector<NamedTensor> whole_gradients(const torch::nn::Module& module) {
   std::vector<NamedTensor> gradients = distinct_parameters(module);
   for (NamedTensor& parameter : gradients) parameter.tensor = parameter.tensor.grad();
   return gradients;
+}
+
+void prepare_on_all_ranks(const ProcessGroup& world, const std::function<void()>& prepare) {
+  check_on_all_ranks(world, "verify_strategies", prepare);
 }
 
 double mean_over_rows(double loss, int64_t rows, const ProcessGroup& world) {

@@ -11,6 +11,7 @@
 #include <torch/nn/utils/clip_grad.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -34,23 +35,51 @@ namespace cadre::verify {
 CADRE_EXPORT std::vector<NamedTensor> whole_parameters(const torch::nn::Module& module);
 CADRE_EXPORT std::vector<NamedTensor> whole_gradients(const torch::nn::Module& module);
 
+// Collective. Runs `prepare`, which contains no collective; throws what one rank throws on all.
+CADRE_EXPORT void prepare_on_all_ranks(const ProcessGroup& world,
+                                       const std::function<void()>& prepare);
+
 // The mean of the ranks' losses, weighted by their rows; a rank without rows has weight 0.
 // Collective.
 CADRE_EXPORT double mean_over_rows(double loss, int64_t rows, const ProcessGroup& world);
 
+// Throws for batches that ranks cannot divide, and if all ranks have equal rows in every step:
+// then each of them has the gradient of the whole batch, and a reduction that is missing changes
+// nothing.
+template <typename Program>
+void check_rows_of_ranks(Program& program, int world_size) {
+  bool is_equal = world_size > 1;
+  for (int64_t step = 1; step <= program.options.num_steps; ++step) {
+    const auto batch = program.batch(step);
+    const FlatRange all{.begin = 0, .end = num_rows_of_batch(batch)};
+    if (!is_equal) continue;
+    const auto rows_of_rank = [&](int64_t rank) {
+      return rows_of_batch(batch, rows_of_part(all, {.index = rank, .count = world_size}));
+    };
+    for (int64_t rank = 1; is_equal && rank < world_size; ++rank) {
+      is_equal = have_equal_rows(rows_of_rank(0), rows_of_rank(rank));
+    }
+  }
+  if (!is_equal) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "verify_strategies: make_batch() gives every rank the same rows in every step, so a "
+              "missing reduction of the gradients would not be noticed; return rows that differ");
+}
+
 template <typename Program>
 class PlainTraining final : public ReferenceTraining {
  public:
-  explicit PlainTraining(const std::shared_ptr<Program>& program)
+  PlainTraining(const std::shared_ptr<Program>& program, const ProcessGroup& alone)
       : program_(program),
-        model_(program->module()),
+        alone_(alone),
+        model_(program->module(alone)),
         optimizer_(model_->parameters(), program->optimizer) {}
 
   double backward(int64_t step) override {
     optimizer_.zero_grad();
     const auto rows = program_->batch(step);
     (void)num_rows_of_batch(rows);  // refuses a batch that ranks could not divide
-    const at::Tensor loss = program_->loss_of(model_, rows);
+    const at::Tensor loss = program_->loss_of(model_, rows, alone_);
     loss.backward();
     if (const auto limit = program_->options.clip_norm) {
       torch::nn::utils::clip_grad_norm_(model_->parameters(), *limit);
@@ -60,6 +89,7 @@ class PlainTraining final : public ReferenceTraining {
   std::vector<NamedTensor> gradients() override { return whole_gradients(*model_.module()); }
   void update(int64_t /*step*/) override { optimizer_.step(); }
   std::vector<NamedTensor> parameters() override { return whole_parameters(*model_.module()); }
+  std::vector<NamedTensor> buffers() override { return distinct_buffers(*model_.module()); }
 
   std::unique_ptr<UpdateRule> rule_for(const std::vector<NamedTensor>& parameters) override {
     std::vector<at::Tensor> tensors;
@@ -82,11 +112,13 @@ class PlainTraining final : public ReferenceTraining {
   };
 
   std::shared_ptr<Program> program_;
+  ProcessGroup alone_;
   PlainModel<typename Program::Module> model_;
   Optimizer optimizer_;
 };
 
-// The common base of all wrappers: computes this rank's share of a batch, in parts.
+// The common base of all wrappers: computes this rank's share of a batch, in parts. `world` is the
+// group of the case.
 template <typename Program, typename Wrapper>
 class WrappedTraining : public SteppedTraining {
  public:
@@ -98,22 +130,25 @@ class WrappedTraining : public SteppedTraining {
     double mean = 0;
     for (int64_t part = 0; part < num_parts_; ++part) {
       const FlatRange rows = rows_of_part(share, {.index = part, .count = num_parts_});
-      const bool is_last = part + 1 == num_parts_;
-      // The last part reduces, so it also runs on ranks without rows.
-      if (rows.size() == 0 && !is_last) continue;
       std::optional<reduction::NoSync> no_sync;
-      if (!is_last) no_sync.emplace(model_.no_sync());
-      at::Tensor loss = program_->loss_of(model_, rows_of_batch(batch, rows));
+      if (part + 1 < num_parts_) no_sync.emplace(model_.no_sync());
+      // Also where this rank has no rows: a forward of a sharded model is a collective.
+      at::Tensor loss = program_->loss_of(model_, rows_of_batch(batch, rows), world_);
       if (rows.size() < share.size()) {
         loss = loss * (static_cast<double>(rows.size()) / static_cast<double>(share.size()));
       }
       loss.backward();
-      mean += loss.template item<double>();
+      // The mean over no rows is NaN.
+      if (rows.size() > 0) mean += loss.template item<double>();
     }
     if (const auto limit = program_->options.clip_norm) clip_grad_norm_(model_, *limit);
     return mean_over_rows(mean, share.size(), world_);
   }
   void update(int64_t /*step*/) override { optimizer().step(); }
+  std::vector<NamedTensor> buffers() override {
+    if (num_parts_ > 1) return {};
+    return distinct_buffers(*model_.module());
+  }
 
  protected:
   template <typename Ranks, typename Options>
@@ -122,7 +157,7 @@ class WrappedTraining : public SteppedTraining {
       : program_(program),
         world_(world),
         num_parts_(strategy.num_parts),
-        model_(program->module(), ranks, options) {}
+        model_(program->module(world), ranks, options) {}
 
   virtual torch::optim::Optimizer& optimizer() = 0;
 

@@ -5,9 +5,12 @@
 // program under a strategy are in the report of that strategy instead. See verify_strategies.h for
 // programs.
 //
-// The reference runs on rank 0, which sends the other ranks its loss, gradients and parameters
-// after each step, so that every rank compares its own values. Each rank holds them for all steps:
-// 2 * steps copies of the parameters, or 3 * steps with bounds by element.
+// The reference runs on rank 0 in a world of one process: its functions get a group of one rank,
+// and a group of several ranks refuses every call there (group/world_of_one.h). Rank 0 sends the
+// other ranks its loss, gradients and parameters after each step, so that every rank compares its
+// own values. Each case has a group of all ranks of its own, so that a case that fails on one rank
+// does not end the others. Each rank holds them for all steps: 2 * steps copies of the parameters,
+// or 3 * steps with bounds by element.
 #pragma once
 
 #include <chrono>
@@ -65,10 +68,15 @@ struct VerificationOptions {
 };
 
 struct VerificationProgram {
-  // Local. Called once on every rank; only rank 0 trains with it.
-  std::function<std::unique_ptr<verify::ReferenceTraining>()> make_reference;
-  // Collective.
-  std::function<std::unique_ptr<verify::SteppedTraining>(const StrategyCase&)> make_training;
+  // Local. Called once on every rank, with a group of this rank only; only rank 0 trains with it.
+  std::function<std::unique_ptr<verify::ReferenceTraining>(const ProcessGroup& alone)>
+      make_reference;
+  // Collective, with the group of the case.
+  std::function<std::unique_ptr<verify::SteppedTraining>(const StrategyCase&,
+                                                         const ProcessGroup& group)>
+      make_training;
+  // Local: why a case cannot run, equal on all ranks; an empty text if it can. May be empty.
+  std::function<std::string(const StrategyCase&)> why_not = {};
 };
 
 CADRE_EXPORT VerifyReport run_verification(const ProcessGroup& world,

@@ -10,6 +10,7 @@
 #include <c10/core/ScalarType.h>
 #include <torch/nn/module.h>
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -88,17 +89,34 @@ struct MadeModule<Holder> {
   }
 };
 
-template <typename MakeModule, typename MakeBatch, typename Loss, typename OptimizerOptions>
+// make_module(), or make_module(group).
+template <typename MakeModule>
+concept MakesModule =
+    std::invocable<MakeModule&> || std::invocable<MakeModule&, const ProcessGroup&>;
+
+template <MakesModule MakeModule>
+auto call_make_module(MakeModule& make_module, const ProcessGroup& group) {
+  if constexpr (std::invocable<MakeModule&>) {
+    return make_module();
+  } else {
+    return make_module(group);
+  }
+}
+
+template <MakesModule MakeModule, typename MakeBatch, typename Loss, typename OptimizerOptions>
 struct VerifyProgram {
-  using Made = std::remove_cvref_t<std::invoke_result_t<MakeModule&>>;
+  using Made =
+      decltype(call_make_module(std::declval<MakeModule&>(), std::declval<const ProcessGroup&>()));
   using Module = typename MadeModule<Made>::Type;
   using Rows = std::remove_cvref_t<std::invoke_result_t<MakeBatch&, int64_t>>;
   using PlainOptimizer = typename verify::VerifiedOptimizer<OptimizerOptions>::Plain;
   using RankOptimizer = typename verify::VerifiedOptimizer<OptimizerOptions>::OnRanks;
 
-  std::shared_ptr<Module> module() {
+  // group: of the training that the module is for.
+  std::shared_ptr<Module> module(const ProcessGroup& group) {
     at::manual_seed(options.seed);
-    std::shared_ptr<Module> made = MadeModule<Made>::pointer_of(make_module());
+    std::shared_ptr<Module> made =
+        MadeModule<Made>::pointer_of(call_make_module(make_module, group));
     if (!made) {
       throw Error(ErrorCode::kInvalidArgument,
                   "verify_strategies: make_module() returned no module");
@@ -114,8 +132,14 @@ struct VerifyProgram {
 
   // The mean loss over `rows`, with a graph.
   template <typename Model>
-  at::Tensor loss_of(Model& model, const Rows& rows) {
-    const at::Tensor value = loss(model, rows);
+  at::Tensor loss_of(Model& model, const Rows& rows, const ProcessGroup& group) {
+    const at::Tensor value = [&] {
+      if constexpr (std::invocable<Loss&, Model&, const Rows&, const ProcessGroup&>) {
+        return loss(model, rows, group);
+      } else {
+        return loss(model, rows);
+      }
+    }();
     if (value.defined() && value.numel() == 1 && value.requires_grad()) return value;
     throw Error(ErrorCode::kInvalidArgument,
                 "verify_strategies: loss() must return a tensor of one element that depends on "

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <vector>
 
 #include "cadre/base/format.h"
 
@@ -29,6 +30,12 @@ std::string explain(std::string_view what, const Deviation& deviation) {
                 number(deviation.bound));
 }
 
+std::string_view verdict_of(const StrategyReport& report) {
+  if (!report.not_run.empty()) return "not run";
+  if (!report.error.empty()) return "failed";
+  return report.is_within() ? "within the bounds" : "deviates";
+}
+
 }  // namespace
 
 bool Deviation::is_within() const {
@@ -36,33 +43,44 @@ bool Deviation::is_within() const {
 }
 
 bool StrategyReport::is_within() const {
-  return error.empty() && loss.is_within() && gradients.is_within() && parameters.is_within();
+  if (!error.empty() || !not_run.empty()) return false;
+  const auto is_compared = [](const Deviation& deviation) {
+    return deviation.step > 0 && deviation.is_within();
+  };
+  return is_compared(loss) && is_compared(gradients) && is_compared(parameters) &&
+         buffers.is_within();
 }
 
 bool VerifyReport::is_within() const {
-  return std::ranges::all_of(strategies, &StrategyReport::is_within);
+  return !strategies.empty() && std::ranges::all_of(strategies, &StrategyReport::is_within);
 }
 
 std::string VerifyReport::to_text() const {
   size_t width = std::string_view("strategy").size();
   for (const StrategyReport& report : strategies) width = std::max(width, report.strategy.size());
+  const bool has_buffers = std::ranges::any_of(
+      strategies, [](const StrategyReport& report) { return report.buffers.step > 0; });
   std::string text = left("strategy", width);
   for (const char* column : {"loss", "gradients", "parameters"}) {
     text += right(column, kNumberWidth);
   }
+  if (has_buffers) text += right("buffers", kNumberWidth);
   text += "  verdict\n";
   for (const StrategyReport& report : strategies) {
     text += left(report.strategy, width);
-    for (const Deviation* deviation : {&report.loss, &report.gradients, &report.parameters}) {
+    std::vector<const Deviation*> columns{&report.loss, &report.gradients, &report.parameters};
+    if (has_buffers) columns.push_back(&report.buffers);
+    for (const Deviation* deviation : columns) {
       text += right(deviation->step == 0 ? "-" : number(deviation->difference), kNumberWidth);
     }
-    text += format("  {}\n", report.is_within()     ? "within the bounds"
-                             : report.error.empty() ? "deviates"
-                                                    : "failed");
-    if (!report.error.empty()) text += format("    {}\n", report.error);
+    text += format("  {}\n", verdict_of(report));
+    for (const std::string* reason : {&report.error, &report.not_run}) {
+      if (!reason->empty()) text += format("    {}\n", *reason);
+    }
     if (!report.loss.is_within()) text += explain("loss", report.loss);
     if (!report.gradients.is_within()) text += explain("gradient", report.gradients);
     if (!report.parameters.is_within()) text += explain("parameter", report.parameters);
+    if (!report.buffers.is_within()) text += explain("buffer", report.buffers);
   }
   return text;
 }

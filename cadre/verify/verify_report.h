@@ -31,19 +31,32 @@ struct StrategyReport {
   Deviation loss;
   Deviation gradients;  // before the update
   Deviation parameters;
+  Deviation buffers = {};  // of the module, after the update; nothing is compared if it has none
   // Why the strategy could not train the model to the end; empty if it did. The deviations are
   // those of the earlier steps.
   std::string error;
+  // Why this case cannot run with this model, batch and number of ranks; nothing was compared then.
+  std::string not_run = {};
 
+  // False also if nothing was compared.
   CADRE_EXPORT bool is_within() const;
+};
+
+// A case that was not asked for, and that the program could run after a small change.
+struct NearCase {
+  std::string strategy;
+  std::string reason;  // why it cannot run
+  std::string change;  // "model.layers=6"
 };
 
 struct VerifyReport {
   int world_size = 1;
   int64_t num_steps = 0;
   std::vector<StrategyReport> strategies;
+  int num_not_selected = 0;  // cases that the words of the caller have left out
+  std::vector<NearCase> near = {};
 
-  // Whether every strategy has trained the model within its bounds.
+  // Whether every strategy has run and has trained the model within its bounds, and there is one.
   CADRE_EXPORT bool is_within() const;
   // A table with a line for each strategy, and one for each deviation.
   CADRE_EXPORT std::string to_text() const;

@@ -206,9 +206,9 @@ TEST(VerifyStrategies, AModuleThatUsesItsRankDeviatesWithItsName) {
   const VerifyReport report = verify_on_ranks(2, [](const ProcessGroup& group) {
     return verify_strategies(
         group,
-        [&group] {
+        [](const ProcessGroup& ranks) {
           auto heads = std::make_shared<TwoHeads>();
-          heads->right_factor = 1 + 1e-6 * group.rank();
+          heads->right_factor = 1 + 1e-6 * ranks.rank();
           return heads;
         },
         rows_of_step,
@@ -229,10 +229,8 @@ TEST(VerifyStrategies, NaNIsNotWithinAnyBound) {
   const VerifyReport report = verify_on_ranks(2, [](const ProcessGroup& group) {
     return verify_strategies(
         group, [] { return std::make_shared<TwoHeads>(); }, rows_of_step,
-        [&group](auto& model, const Tensor& rows) {
-          const bool is_share = rows.size(0) < rows_of_step(1).size(0);
-          const double factor =
-              is_share && group.rank() == 1 ? std::numeric_limits<double>::quiet_NaN() : 1;
+        [](auto& model, const Tensor& rows, const ProcessGroup& ranks) {
+          const double factor = ranks.rank() == 1 ? std::numeric_limits<double>::quiet_NaN() : 1;
           return kLossOfHeads(model, rows) * factor;
         },
         kSgd,
@@ -409,28 +407,36 @@ TEST(VerifyStrategies, MisuseIsASentence) {
       HasSubstr("make_batch() returned tensors of 8 and of 3 rows"));
 }
 
-// A wrapper that refuses the module is no failure of the verification.
 // One strategy that deviates, or fails, in one respect decides.
 TEST(VerifyReport, IsWithinWhereEveryDeviationOfEveryStrategyIs) {
-  const Deviation within{.difference = 1e-6, .bound = 1e-5};
-  const Deviation beyond{.difference = 1.1e-5, .bound = 1e-5};
+  const Deviation within{.difference = 1e-6, .bound = 1e-5, .name = {}, .step = 1};
+  const Deviation beyond{.difference = 1.1e-5, .bound = 1e-5, .name = {}, .step = 1};
   const StrategyReport good{.loss = within, .gradients = within, .parameters = within};
   const auto report_with = [&](const StrategyReport& strategy) {
     return VerifyReport{.world_size = 2, .num_steps = 1, .strategies = {good, strategy, good}};
   };
   EXPECT_TRUE(report_with(good).is_within());
-  for (const auto part :
-       {&StrategyReport::loss, &StrategyReport::gradients, &StrategyReport::parameters}) {
+  for (const auto part : {&StrategyReport::loss, &StrategyReport::gradients,
+                          &StrategyReport::parameters, &StrategyReport::buffers}) {
     StrategyReport bad = good;
     bad.*part = beyond;
     EXPECT_FALSE(bad.is_within());
     EXPECT_FALSE(report_with(bad).is_within());
+    if (part == &StrategyReport::buffers) continue;
+    bad.*part = {};
+    EXPECT_FALSE(bad.is_within()) << "nothing was compared";
   }
   StrategyReport failed = good;
   failed.error = "rank 1: out of luck";
   EXPECT_FALSE(report_with(failed).is_within());
+  StrategyReport not_run;
+  not_run.not_run = "the batch has 3 rows";
+  EXPECT_FALSE(report_with(not_run).is_within());
+  EXPECT_THAT(report_with(not_run).to_text(), HasSubstr("not run\n    the batch has 3 rows\n"));
+  EXPECT_FALSE(VerifyReport{}.is_within()) << "nothing has run";
 }
 
+// A wrapper that refuses the module is no failure of the verification.
 TEST(VerifyStrategies, ARefusedModuleIsInTheReport) {
   const VerifyReport report = verify_on_ranks(2, [](const ProcessGroup& group) {
     return verify_strategies(

@@ -48,7 +48,9 @@ TEST_F(VerifyProgram, EveryStrategyTrainsTheExampleAsOneProcessDoes) {
               AllOf(StartsWith("gpt of "), HasSubstr("; 2 steps of 6 samples in float32\n"),
                     HasSubstr("\n  one process: 2 steps\n"),
                     HasSubstr("\n  fsdp/after_forward on 2 processes: 2 steps (7 of 17)\n"),
-                    HasSubstr("17 of 17 strategies train as one process does\n")));
+                    HasSubstr("17 of 17 strategies train as one process does\n"
+                              "Layouts that are not among them, and the change that they need:\n"
+                              "  with model.layers=2: ddp/pp-2\n")));
   const nlohmann::json json = report();
   EXPECT_EQ(json["is_within"], true);
   EXPECT_EQ(json["world_size"], 2);
@@ -95,6 +97,21 @@ TEST_F(VerifyProgram, ADeviationHasAnExitCodeOfItsOwn) {
               AllOf(HasSubstr("  deviates\n    "), HasSubstr(" from the reference, bound "),
                     HasSubstr("1 of 1 strategies do not train as one process does\n  --dtype ")));
   EXPECT_EQ(deviates.error, "");
+}
+
+// A layout that was never run is not counted, and is no success.
+TEST_F(VerifyProgram, ALayoutThatCannotRunIsReportedAndIsNoSuccess) {
+  const cli::CommandResult verified =
+      verify({"--steps=1", "--strategies=ddp/pp-2", "--json", json_, "model.layers=2",
+              "parallel.pipeline=2", "parallel.microbatches=4"});
+  EXPECT_EQ(verified.exit_code, 1) << verified.output << verified.error;
+  EXPECT_THAT(verified.output,
+              AllOf(HasSubstr("  not run\n    parallel.microbatches is 4, which does not divide"),
+                    HasSubstr("0 of 1 strategies train as one process does\n"
+                              "1 of 1 could not be run\n"
+                              "17 more were not selected by --strategies\n")));
+  EXPECT_EQ(report()["strategies"][0]["verdict"], "not run");
+  EXPECT_EQ(report()["is_within"], false);
 }
 
 TEST_F(VerifyProgram, AWrongRequestIsOneSentenceWithExitCode2) {

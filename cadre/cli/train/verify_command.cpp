@@ -44,8 +44,11 @@ If a bound is exceeded, the table names the parameter, the step and the process.
 in float32 and 1e-10 in float64; in float32 they are larger for runs in which rounding errors grow.
 docs/guide/verify.md explains the bounds, and how to find the cause of a deviation.
 
-Exit code: 0 if every strategy is within its bounds, 1 if one is not, 2 for an invalid command line
-or configuration; any other code: the verification could not be completed.
+A layout of CONFIG.toml that N processes cannot run is reported as not run. Layouts that a small
+change of the model or the batch would allow are named at the end.
+
+Exit code: 0 if every case has run and is within its bounds, 1 if one is not or could not be run, 2 for
+an invalid command line or configuration; any other code: the verification could not be completed.
 )";
 
 constexpr std::array<OptionSpec, 6> kVerifyOptions{

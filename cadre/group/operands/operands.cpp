@@ -8,12 +8,16 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/group/operands/tensor_checks.h"
+#include "cadre/group/world_of_one.h"
 #include "cadre/os/system.h"
 
 namespace cadre {
 
 Communicator& group_behind(const std::shared_ptr<Communicator>& handle, std::string_view call) {
-  if (handle != nullptr) return *handle;
+  if (handle != nullptr) {
+    WorldOfOneScope::check(*handle, call);
+    return *handle;
+  }
   throw Error(ErrorCode::kInvalidArgument,
               format("{}: this ProcessGroup was moved from and has no group; use the one that it "
                      "was moved to, or copy it instead",

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <string>
+#include <utility>
 
 #include "cadre/base/error.h"
+#include "cadre/base/format.h"
 #include "cadre/train/layout/run_layout.h"
 
 namespace cadre::train {
@@ -46,13 +48,74 @@ std::vector<Division> divisions_of(int world_size) {
   return divisions;
 }
 
-bool is_possible(const Config& config, const StrategyCase& strategy, int world_size) {
+// Why this number of processes cannot run the configuration; empty if it can.
+std::string problem_of(const Config& config, int world_size) {
   try {
-    check_layout(config_of(config, strategy), world_size);
-    return true;
-  } catch (const Error&) {
-    return false;
+    check_layout(config, world_size);
+    return {};
+  } catch (const Error& error) {
+    return error.message();
   }
+}
+
+// The multiple of `factor` that is nearest to `value`, at least one.
+int64_t nearest_multiple(int64_t value, int64_t factor) {
+  return std::max<int64_t>(1, (value + factor / 2) / factor) * factor;
+}
+
+// A setting that a layout may need otherwise.
+struct Setting {
+  const char* key;
+  int64_t* value;
+  int64_t wanted;
+};
+
+// The settings that decide whether a layout divides the model and the batch, with the nearest
+// values that do.
+std::vector<Setting> settings_for(Config& config, int world_size) {
+  ParallelConfig& parallel = config.parallel;
+  const int64_t parts = parallel.pipeline * parallel.expert * parallel.context * parallel.tensor;
+  const int64_t num_shares = std::max<int64_t>(1, world_size / parts) * parallel.expert;
+  int64_t heads = nearest_multiple(config.model.heads, parallel.tensor);
+  while (heads < config.model.width && config.model.width % heads != 0) heads += parallel.tensor;
+  return {{"model.layers", &config.model.layers,
+           nearest_multiple(config.model.layers, parallel.pipeline * parallel.virtual_stages)},
+          {"model.heads", &config.model.heads, heads},
+          {"model.context", &config.model.context,
+           nearest_multiple(config.model.context, 2 * parallel.context * parallel.tensor)},
+          {"model.experts", &config.model.experts,
+           config.model.experts == 0 ? 0 : nearest_multiple(config.model.experts, parallel.expert)},
+          {"run.global_batch_size", &config.run.global_batch_size,
+           nearest_multiple(config.run.global_batch_size, num_shares * parallel.pipeline)},
+          {"parallel.microbatches", &parallel.microbatches, 0},
+          {"parallel.virtual_stages", &parallel.virtual_stages, 1}};
+}
+
+// The fewest of those settings with which the configuration can run, each at most doubled; empty if
+// they do not suffice.
+std::string small_change(Config config, int world_size) {
+  std::vector<Setting> changed;
+  for (Setting setting : settings_for(config, world_size)) {
+    if (setting.wanted == *setting.value || setting.wanted > 2 * *setting.value) continue;
+    std::swap(*setting.value, setting.wanted);
+    changed.push_back(setting);
+  }
+  if (!problem_of(config, world_size).empty()) return {};
+  std::string text;
+  for (Setting& setting : changed) {
+    std::swap(*setting.value, setting.wanted);
+    if (problem_of(config, world_size).empty()) continue;  // works without it
+    std::swap(*setting.value, setting.wanted);
+    text += cadre::format("{}{}={}", text.empty() ? "" : " ", setting.key, *setting.value);
+  }
+  return text;
+}
+
+Reshard reshard_of(const ParallelConfig& parallel) {
+  for (const Reshard reshard : {Reshard::kAfterBackward, Reshard::kAfterReduction}) {
+    if (name_of(reshard) == parallel.reshard) return reshard;
+  }
+  return Reshard::kAfterForward;
 }
 
 StrategyCase case_of(const ParallelConfig& parallel) {
@@ -67,39 +130,83 @@ StrategyCase case_of(const ParallelConfig& parallel) {
       .tensor = static_cast<int>(parallel.tensor),
       .is_sequence_parallel = parallel.sequence,
   };
+  if (own.strategy == VerifiedStrategy::kFsdp || own.strategy == VerifiedStrategy::kHsdp) {
+    own.reshard = reshard_of(parallel);
+    own.form = parallel.form == "mapped" ? ShardForm::kMapped : ShardForm::kGathered;
+  }
   if (own.strategy == VerifiedStrategy::kHsdp) {
     own.num_replicas = static_cast<int>(parallel.replicas);
   }
   return own;
 }
 
+// Of a division, with every strategy of the processes that remain.
+std::vector<StrategyCase> cases_of(const Division& division, int world_size) {
+  std::vector<StrategyCase> cases;
+  const int num_data = world_size / division.size();
+  for (const VerifiedStrategy strategy : kStrategies) {
+    if (num_data == 1 && strategy != VerifiedStrategy::kDdp) continue;
+    StrategyCase next{.strategy = strategy,
+                      .pipeline = division.pipeline,
+                      .expert = division.expert,
+                      .context = division.context,
+                      .tensor = division.tensor};
+    if (strategy == VerifiedStrategy::kHsdp) {
+      if (num_data < 4) continue;
+      next.num_replicas = 2;
+    }
+    cases.push_back(next);
+    if (division.tensor == 1 || strategy != VerifiedStrategy::kDdp) continue;
+    next.is_sequence_parallel = true;
+    cases.push_back(next);
+  }
+  return cases;
+}
+
+// What the configuration says, unchanged; a strategy without a division of the model is among the
+// strategies already if it can run.
+void add_own(const Config& config, int world_size, LayoutCases& cases) {
+  const ParallelConfig& parallel = config.parallel;
+  // One process: the reference itself.
+  if (parallel.strategy == "single" && !parallel.divides_model()) return;
+  StrategyCase own = case_of(parallel);
+  const std::string problem = problem_of(config, world_size);
+  if (!problem.empty()) {
+    cases.impossible.push_back({.strategy = own,
+                                .reason = problem,
+                                .change = small_change(config, world_size),
+                                .is_own = true});
+    return;
+  }
+  if (!parallel.divides_model()) return;
+  cases.possible.push_back(own);
+  if (config.run.accumulate == 1) return;
+  own.num_parts = config.run.accumulate;
+  cases.possible.push_back(own);
+}
+
 }  // namespace
 
-std::vector<StrategyCase> layout_cases(const Config& config, int world_size) {
-  std::vector<StrategyCase> cases;
+LayoutCases layout_cases(const Config& config, int world_size) {
+  LayoutCases cases;
   const auto add = [&](const StrategyCase& strategy) {
-    if (std::ranges::find(cases, strategy) != cases.end()) return;
-    if (is_possible(config, strategy, world_size)) cases.push_back(strategy);
-  };
-  if (config.parallel.divides_model()) add(case_of(config.parallel));
-  for (const Division& division : divisions_of(world_size)) {
-    const int num_data = world_size / division.size();
-    for (const VerifiedStrategy strategy : kStrategies) {
-      if (num_data == 1 && strategy != VerifiedStrategy::kDdp) continue;
-      StrategyCase next{.strategy = strategy,
-                        .pipeline = division.pipeline,
-                        .expert = division.expert,
-                        .context = division.context,
-                        .tensor = division.tensor};
-      if (strategy == VerifiedStrategy::kHsdp) {
-        if (num_data < 4) continue;
-        next.num_replicas = 2;
-      }
-      add(next);
-      if (division.tensor == 1 || strategy != VerifiedStrategy::kDdp) continue;
-      next.is_sequence_parallel = true;
-      add(next);
+    const auto is_it = [&](const ImpossibleLayout& known) { return known.strategy == strategy; };
+    if (std::ranges::find(cases.possible, strategy) != cases.possible.end()) return;
+    if (std::ranges::any_of(cases.impossible, is_it)) return;
+    const Config changed = config_of(config, strategy);
+    const std::string problem = problem_of(changed, world_size);
+    if (problem.empty()) {
+      cases.possible.push_back(strategy);
+    } else {
+      cases.impossible.push_back(
+          {.strategy = strategy,
+           .reason = problem,
+           .change = config.model.kind == "gpt" ? small_change(changed, world_size) : ""});
     }
+  };
+  add_own(config, world_size, cases);
+  for (const Division& division : divisions_of(world_size)) {
+    for (const StrategyCase& strategy : cases_of(division, world_size)) add(strategy);
   }
   return cases;
 }

@@ -144,6 +144,7 @@ class PlainRun final : public verify::ReferenceTraining {
 // As a step of the trainer.
 class StrategyRun final : public verify::SteppedTraining {
  public:
+  // world: the group of the case.
   StrategyRun(std::shared_ptr<const VerifiedRun> run, const ProcessGroup& world,
               const StrategyCase& strategy)
       : run_(std::move(run)),
@@ -234,9 +235,45 @@ int64_t num_parts_of(const Config& config) {
 struct Prepared {
   std::shared_ptr<const VerifiedRun> run;
   std::vector<StrategyCase> cases;
+  int num_not_selected = 0;
+  std::vector<ImpossibleLayout> impossible;
   int64_t num_steps = 0;
   std::vector<std::string> remarks;
+
+  std::string why_not(const StrategyCase& strategy) const {
+    const auto found = std::ranges::find(impossible, strategy, &ImpossibleLayout::strategy);
+    return found == impossible.end() ? std::string() : found->reason;
+  }
 };
+
+// Chooses the cases that the words of the request select. A layout that this configuration cannot
+// run is among them, to be reported, if it is its own or if a word is its whole name.
+void select_cases(Prepared& prepared, const VerifyRequest& request, int world_size) {
+  const Config& config = prepared.run->config;
+  LayoutCases layouts = layout_cases(config, world_size);
+  std::vector<StrategyCase> cases = all_strategy_cases(
+      {.world_size = world_size, .num_parts = num_parts_of(config), .has_group_reshard = false});
+  const auto add = [&cases](const StrategyCase& strategy) {
+    if (std::ranges::find(cases, strategy) == cases.end()) cases.push_back(strategy);
+  };
+  for (const StrategyCase& layout : layouts.possible) add(layout);
+  for (const ImpossibleLayout& layout : layouts.impossible) {
+    if (layout.is_own) add(layout.strategy);
+  }
+  const size_t num_usual = cases.size();
+  for (const ImpossibleLayout& layout : layouts.impossible) {
+    const std::string name = name_of(layout.strategy, world_size);
+    const auto& words = request.strategies;
+    if (std::ranges::find(words, name) != words.end()) add(layout.strategy);
+  }
+  prepared.cases = select_strategy_cases(cases, request.strategies, world_size);
+  const auto num_selected =
+      std::ranges::count_if(std::span(cases).first(num_usual), [&](const StrategyCase& usual) {
+        return std::ranges::find(prepared.cases, usual) != prepared.cases.end();
+      });
+  prepared.num_not_selected = static_cast<int>(num_usual) - static_cast<int>(num_selected);
+  prepared.impossible = std::move(layouts.impossible);
+}
 
 Prepared prepare(const Config& config, const VerifyRequest& request, const VerifyContext& context) {
   Prepared prepared;
@@ -251,30 +288,66 @@ Prepared prepare(const Config& config, const VerifyRequest& request, const Verif
   check_global_batch_size(run->config, *run->task, world_size);
   resolve_epochs(run->config, *run->task);
   prepared.num_steps = std::min(request.num_steps, run->config.run.steps);
-  std::vector<StrategyCase> cases = all_strategy_cases(
-      {.world_size = world_size, .num_parts = num_parts_of(config), .has_group_reshard = false});
-  for (const StrategyCase& layout : layout_cases(run->config, world_size)) cases.push_back(layout);
-  prepared.cases = select_strategy_cases(cases, request.strategies, world_size);
   prepared.run = std::move(run);
+  select_cases(prepared, request, world_size);
   return prepared;
+}
+
+// Those that a small change would allow, unless the request has words that select.
+std::vector<NearCase> near_cases(const Prepared& prepared, const VerifyRequest& request,
+                                 int world_size) {
+  std::vector<NearCase> near;
+  if (!request.strategies.empty()) return near;
+  for (const ImpossibleLayout& layout : prepared.impossible) {
+    if (layout.is_own || layout.change.empty()) continue;
+    near.push_back({.strategy = name_of(layout.strategy, world_size),
+                    .reason = layout.reason,
+                    .change = layout.change});
+  }
+  return near;
+}
+
+// "ddp/pp-2, fsdp/pp-2/tp-2", by the change that they need.
+std::string near_text(const VerifyReport& report) {
+  std::map<std::string, std::string> names;
+  for (const NearCase& near : report.near) {
+    std::string& list = names[near.change];
+    list += (list.empty() ? "" : ", ") + near.strategy;
+  }
+  std::string text;
+  for (const auto& [change, list] : names) {
+    text += cadre::format("  with {}: {}\n", change, list);
+  }
+  return text.empty() ? text
+                      : "Layouts that are not among them, and the change that they need:\n" + text;
 }
 
 std::string conclusion(const VerifyReport& report, const VerifyRequest& request) {
   const auto count = report.strategies.size();
-  const auto num_wrong = static_cast<size_t>(std::ranges::count_if(
-      report.strategies, [](const StrategyReport& strategy) { return !strategy.is_within(); }));
-  if (num_wrong == 0) {
-    return cadre::format("{} of {} strategies train as one process does\n", count, count);
-  }
+  const auto num_not_run = static_cast<size_t>(std::ranges::count_if(
+      report.strategies, [](const StrategyReport& strategy) { return !strategy.not_run.empty(); }));
+  const auto num_within =
+      static_cast<size_t>(std::ranges::count_if(report.strategies, &StrategyReport::is_within));
+  const size_t num_wrong = count - num_not_run - num_within;
   std::string text =
-      cadre::format("{} of {} strategies do not train as one process does\n", num_wrong, count);
-  if (request.dtype == "float32") {
+      num_wrong == 0
+          ? cadre::format("{} of {} strategies train as one process does\n", num_within, count)
+          : cadre::format("{} of {} strategies do not train as one process does\n", num_wrong,
+                          count);
+  if (num_wrong > 0 && request.dtype == "float32") {
     text +=
         "  --dtype float64 distinguishes rounding from defects: rounding is a billion times "
         "smaller "
         "there\n";
   }
-  return text;
+  if (num_not_run > 0) text += cadre::format("{} of {} could not be run\n", num_not_run, count);
+  if (report.num_not_selected > 0) {
+    text += cadre::format("{} more were not selected by --strategies\n", report.num_not_selected);
+  }
+  if (report.world_size == 1) {
+    text += "One process divides nothing: verify with --nproc-per-node 2 or more\n";
+  }
+  return text + near_text(report);
 }
 
 void introduce(const Prepared& prepared, const VerifyRequest& request,
@@ -311,7 +384,10 @@ std::string json_of(const VerifyReport& report, const VerifyRequest& request) {
   nlohmann::json strategies = nlohmann::json::array();
   for (const StrategyReport& strategy : report.strategies) {
     nlohmann::json entry = {{"strategy", strategy.strategy}};
-    if (!strategy.error.empty()) {
+    if (!strategy.not_run.empty()) {
+      entry["verdict"] = "not run";
+      entry["reason"] = strategy.not_run;
+    } else if (!strategy.error.empty()) {
       entry["verdict"] = "failed";
       entry["error"] = strategy.error;
     } else {
@@ -322,11 +398,18 @@ std::string json_of(const VerifyReport& report, const VerifyRequest& request) {
     }
     strategies.push_back(std::move(entry));
   }
+  nlohmann::json near = nlohmann::json::array();
+  for (const NearCase& layout : report.near) {
+    near.push_back(
+        {{"strategy", layout.strategy}, {"reason", layout.reason}, {"change", layout.change}});
+  }
   const nlohmann::json json = {{"world_size", report.world_size},
                                {"num_steps", report.num_steps},
                                {"dtype", request.dtype},
                                {"is_within", report.is_within()},
-                               {"strategies", std::move(strategies)}};
+                               {"num_not_selected", report.num_not_selected},
+                               {"strategies", std::move(strategies)},
+                               {"near", std::move(near)}};
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
 }
 
@@ -345,12 +428,16 @@ VerifyReport verify_config(const Config& config, const VerifyRequest& request,
   try {
     report = run_verification(
         context.world,
-        {.make_reference = [&] { return std::make_unique<PlainRun>(prepared.run); },
+        {.make_reference =
+             [&](const ProcessGroup&) { return std::make_unique<PlainRun>(prepared.run); },
          .make_training =
-             [&](const StrategyCase& strategy) {
-               return std::make_unique<StrategyRun>(prepared.run, context.world, strategy);
-             }},
+             [&](const StrategyCase& strategy, const ProcessGroup& group) {
+               return std::make_unique<StrategyRun>(prepared.run, group, strategy);
+             },
+         .why_not = [&](const StrategyCase& strategy) { return prepared.why_not(strategy); }},
         prepared.cases, options);
+    report.num_not_selected = prepared.num_not_selected;
+    report.near = near_cases(prepared, request, context.world.world_size());
   } catch (const Error& error) {
     // These errors are equal on all ranks; failures of the group are not.
     if (error.code() == ErrorCode::kInvalidArgument) throw CommonError(error);

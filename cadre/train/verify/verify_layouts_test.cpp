@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <map>
 #include <ostream>
 #include <string>
 #include <string_view>
@@ -52,7 +54,7 @@ class VerifyLayouts : public TrainerTest {
 
   static std::vector<std::string> names(const Config& config, int world_size) {
     std::vector<std::string> names;
-    for (const StrategyCase& layout : layout_cases(config, world_size)) {
+    for (const StrategyCase& layout : layout_cases(config, world_size).possible) {
       names.push_back(name_of(layout, world_size));
     }
     return names;
@@ -124,6 +126,86 @@ TEST_F(VerifyLayouts, StrategiesOfExpertsTrainAsOneProcessDoes) {
 TEST_F(VerifyLayouts, TrainAsOneProcessDoes) {
   expect_layouts_within(gpt(true), 2, 3);
   expect_layouts_within(gpt(false), 4, 3);
+}
+
+// The layout of the configuration is named if it cannot run: it has not been verified.
+TEST_F(VerifyLayouts, AConfigurationThatCannotRunIsReportedAsNotRun) {
+  Config config = gpt(true);
+  config.model.layers = 2;
+  config.parallel = {.pipeline = 2, .microbatches = 3};
+  const VerifyRequest some{.num_steps = 1, .dtype = "float64", .strategies = {"ddp"}};
+  const VerifyReport report = verify(config, 2, some);
+  const auto own = std::ranges::find(report.strategies, "ddp/pp-2", &StrategyReport::strategy);
+  ASSERT_NE(own, report.strategies.end()) << report.to_text();
+  EXPECT_THAT(own->not_run, ::testing::HasSubstr("parallel.microbatches is 3, which does not "));
+  EXPECT_FALSE(report.is_within());
+  EXPECT_THAT(json_of(report, some), ::testing::HasSubstr("\"verdict\": \"not run\""));
+  config.parallel = {.tensor = 4};
+  const LayoutCases cases = layout_cases(config, 2);
+  ASSERT_FALSE(cases.impossible.empty());
+  EXPECT_TRUE(cases.impossible[0].is_own);
+  EXPECT_EQ(name_of(cases.impossible[0].strategy, 2), "ddp/tp-4");
+  EXPECT_THAT(cases.impossible[0].reason, ::testing::HasSubstr("tensor 4 is 4 processes"));
+  config.parallel = {.strategy = "hsdp", .replicas = 3};
+  EXPECT_EQ(name_of(layout_cases(config, 4).impossible[0].strategy, 4), "hsdp-3x1/after_forward");
+}
+
+// As it is configured, not as the default of its strategy, and with its accumulation.
+TEST_F(VerifyLayouts, TheOwnLayoutIsThatOfTheConfiguration) {
+  Config own = gpt(true);
+  own.parallel = {.strategy = "fsdp", .reshard = "after_backward", .tensor = 2};
+  own.run.accumulate = 2;
+  const std::vector<std::string> names = this->names(own, 4);
+  EXPECT_EQ(names[0], "fsdp/after_backward/tp-2");
+  EXPECT_EQ(names[1], "fsdp/after_backward/accumulate/tp-2");
+}
+
+TEST_F(VerifyLayouts, SmallChangesThatWouldAllowALayoutAreNamed) {
+  Config config = gpt(true);
+  config.model.layers = 5;
+  const auto changes = [](const Config& of, int world_size) {
+    std::map<std::string, std::string> by_name;
+    for (const ImpossibleLayout& layout : layout_cases(of, world_size).impossible) {
+      if (!layout.change.empty()) by_name[name_of(layout.strategy, world_size)] = layout.change;
+    }
+    return by_name;
+  };
+  using Changes = std::map<std::string, std::string>;
+  EXPECT_EQ(changes(config, 2), (Changes{{"ddp/pp-2", "model.layers=6"}}));
+  EXPECT_EQ(changes(gpt(true), 2), Changes());
+  EXPECT_EQ(changes(gpt(true), 8).at("ddp/tp-8"), "model.heads=8");
+  std::string printed;
+  VerifyReport report;
+  const auto ranks = testing::run_groups(2, [&](const ProcessGroup& group, std::string&) {
+    const auto system = os::make_native_system();
+    Config small = config;
+    small.model.layers = 1;
+    const VerifyReport own =
+        verify_config(small, {.num_steps = 1, .dtype = "float64"},
+                      {.world = group, .system = *system, .print = [&](std::string_view text) {
+                         if (group.rank() == 0) printed += text;
+                       }});
+    if (group.rank() == 0) report = own;
+  });
+  EXPECT_EQ(ranks.failures(), "");
+  EXPECT_TRUE(report.is_within()) << report.to_text();
+  ASSERT_EQ(report.near.size(), 1U);
+  EXPECT_EQ(report.near[0].change, "model.layers=2");
+  EXPECT_THAT(printed, ::testing::HasSubstr("  with model.layers=2: ddp/pp-2\n"));
+}
+
+TEST_F(VerifyLayouts, WhatIsNotSelectedIsCounted) {
+  const VerifyReport report =
+      verify(gpt(true), 2, {.num_steps = 1, .dtype = "float64", .strategies = {"zero1"}});
+  EXPECT_EQ(report.strategies.size(), 2U);
+  EXPECT_EQ(report.num_not_selected, 16);
+  Config odd = gpt(true);
+  odd.model.layers = 1;
+  const VerifyReport asked =
+      verify(odd, 2, {.num_steps = 1, .dtype = "float64", .strategies = {"ddp/pp-2"}});
+  ASSERT_EQ(asked.strategies.size(), 1U);
+  EXPECT_THAT(asked.strategies[0].not_run, ::testing::HasSubstr("1 blocks of model.layers"));
+  EXPECT_FALSE(asked.is_within());
 }
 
 struct VerifiedGpt {

@@ -1,4 +1,4 @@
-#include "cadre/checkpoint/save_plan.h"
+#include "cadre/checkpoint/planning/save_plan.h"
 
 #include <algorithm>
 #include <iterator>

@@ -1,0 +1,113 @@
+#include "cadre/checkpoint/planning/shared_memory.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+
+namespace cadre {
+namespace {
+
+// The memory from the first to behind the last element of a target.
+struct Extent {
+  const PlannedWrite* write;
+  const std::byte* begin;
+  const std::byte* end;
+};
+
+std::vector<Extent> extents_of(std::span<const PlannedWrite> writes) {
+  std::vector<Extent> extents;
+  for (const PlannedWrite& write : writes) {
+    const at::Tensor& target = write.target;
+    if (target.numel() == 0) continue;
+    int64_t last = 0;
+    for (int64_t dim = 0; dim < target.dim(); ++dim) {
+      last += (target.size(dim) - 1) * target.stride(dim);
+    }
+    const auto* const begin = static_cast<const std::byte*>(target.const_data_ptr());
+    const auto item_bytes = static_cast<int64_t>(target.element_size());
+    extents.push_back({&write, begin, begin + (last + 1) * item_bytes});
+  }
+  std::ranges::sort(extents, {}, &Extent::begin);
+  return extents;
+}
+
+// The bytes of memory that several extents cover, with the values that they will get.
+class SharedBytes {
+ public:
+  SharedBytes(const std::byte* begin, int64_t num_bytes)
+      : begin_(begin),
+        owners_(at::full({num_bytes}, -1, at::kInt)),
+        values_(at::zeros({num_bytes}, at::kByte)) {}
+
+  void add(const PlannedWrite& write) {
+    const at::Tensor values = bytes_of(write);
+    const at::Tensor owners = bytes_at(owners_, write.target);
+    const at::Tensor known = bytes_at(values_, write.target);
+    const at::Tensor differ = owners.ge(0).logical_and(known.ne(values));
+    if (differ.any().item<bool>()) {
+      const auto owner = owners.masked_select(differ)[0].item<int>();
+      throw Error(ErrorCode::kInvalidArgument,
+                  cadre::format("'{}' and '{}' share memory, for which they have different values: "
+                                "one of them would be lost. Give each memory of its own, as "
+                                "clone() does, or register one tensor under both names",
+                                added_[static_cast<size_t>(owner)]->name, write.name));
+    }
+    owners.fill_(static_cast<int>(added_.size()));
+    known.copy_(values);
+    added_.push_back(&write);
+  }
+
+ private:
+  // The bytes of the elements: the sizes of the target, and the bytes of an element.
+  static std::vector<int64_t> sizes_in_bytes(const at::Tensor& target) {
+    std::vector<int64_t> sizes = target.sizes().vec();
+    sizes.push_back(static_cast<int64_t>(target.element_size()));
+    return sizes;
+  }
+  static at::Tensor bytes_of(const PlannedWrite& write) {
+    return write.values().view({-1, 1}).view(at::kByte).view(sizes_in_bytes(write.target));
+  }
+  at::Tensor bytes_at(const at::Tensor& memory, const at::Tensor& target) const {
+    const auto item_bytes = static_cast<int64_t>(target.element_size());
+    std::vector<int64_t> strides;
+    for (const int64_t stride : target.strides()) strides.push_back(stride * item_bytes);
+    strides.push_back(1);
+    const int64_t offset = static_cast<const std::byte*>(target.const_data_ptr()) - begin_;
+    return memory.as_strided(sizes_in_bytes(target), strides, offset);
+  }
+
+  const std::byte* begin_;
+  at::Tensor owners_;  // by byte: which of added_ has it; -1: none
+  at::Tensor values_;  // by byte
+  std::vector<const PlannedWrite*> added_;
+};
+
+}  // namespace
+
+void check_shared_memory(std::span<const PlannedWrite> writes) {
+  const at::NoGradGuard no_grad;
+  const std::vector<Extent> extents = extents_of(writes);
+  for (size_t first = 0; first < extents.size();) {
+    // The extents that are connected by overlaps.
+    const std::byte* end = extents[first].end;
+    size_t next = first + 1;
+    for (; next < extents.size() && extents[next].begin < end; ++next) {
+      end = std::max(end, extents[next].end);
+    }
+    if (next - first > 1) {
+      SharedBytes shared(extents[first].begin, end - extents[first].begin);
+      for (size_t i = first; i < next; ++i) shared.add(*extents[i].write);
+    }
+    first = next;
+  }
+}
+
+}  // namespace cadre

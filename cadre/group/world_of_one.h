@@ -1,0 +1,32 @@
+// A scope in which a thread computes as the only process of a job would: groups of several ranks
+// refuse every call.
+//
+// Threads: applies to the thread that makes it, and to the backward that this thread runs; scopes
+// may be nested. Blocking: never. Lifetime: `remedy` is static text. Errors: while a scope exists,
+// every method of a ProcessGroup of more than one rank throws kInvalidArgument with the remedy,
+// rank() and world_size() included: a program that depends on its ranks is found, instead of
+// computing something else than one process, or waiting for ranks that do not take part.
+#pragma once
+
+#include <string_view>
+
+namespace cadre {
+
+class Communicator;
+
+class WorldOfOneScope {
+ public:
+  explicit WorldOfOneScope(std::string_view remedy);
+  ~WorldOfOneScope();
+  WorldOfOneScope(const WorldOfOneScope&) = delete;
+  WorldOfOneScope& operator=(const WorldOfOneScope&) = delete;
+
+  // Throws if this thread is in a scope and the group has several ranks.
+  static void check(const Communicator& group, std::string_view call);
+
+ private:
+  std::string_view outer_remedy_;
+  bool has_outer_;
+};
+
+}  // namespace cadre
