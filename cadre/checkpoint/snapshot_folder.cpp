@@ -167,6 +167,24 @@ void SnapshotFolder::keep_last(size_t count) {
   }
 }
 
+std::optional<std::string> SnapshotFolder::set_aside_after(int64_t step) {
+  std::vector<int64_t> later = steps();
+  std::erase_if(later, [step](int64_t other) { return other <= step; });
+  if (later.empty()) return std::nullopt;
+  write_pointer("latest", step);
+  int number = 1;
+  std::string target;
+  do {
+    target = in_folder(run_folder_, cadre::format("abandoned.{}", number++));
+  } while (files_->kind_of(target).value_or_throw());
+  os::make_folders(*files_, target).value_or_throw();
+  for (const int64_t other : later) {
+    os::rename_path(*files_, path_of(other), in_folder(target, name_of(other))).value_or_throw();
+  }
+  files_->sync(run_folder_).value_or_throw();
+  return target;
+}
+
 void SnapshotFolder::mark_best(int64_t step) {
   write_pointer("best", step);
 }

@@ -50,6 +50,11 @@ class CADRE_EXPORT SnapshotFolder {
   // The folder of the snapshot that was marked last; nullopt if none was.
   std::optional<std::string> best() const;
   std::string path_of(int64_t step) const;
+  // For a run that continues from an earlier step than the last one: names this step's snapshot in
+  // `latest` and then moves all snapshots of later steps to a new folder runs/NAME/abandoned.N,
+  // which is returned; nullopt if there are none. A crash at any time leaves each of them complete,
+  // and latest() returns this step's. REQUIRES: it was saved. Called by one process of a job.
+  std::optional<std::string> set_aside_after(int64_t step);
   // The step in the name of a snapshot's folder; nullopt for another name.
   static std::optional<int64_t> step_of_folder(const std::string& path);
   // Removes all snapshots except the `count` of the highest steps and those that `latest` and

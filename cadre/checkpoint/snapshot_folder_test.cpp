@@ -99,6 +99,22 @@ TEST_F(SnapshotFolderTest, WhereLatestNamesNoneItIsTheOneOfTheHighestStep) {
   EXPECT_FALSE(SnapshotFolder(run_ + "/none").latest());
 }
 
+TEST_F(SnapshotFolderTest, LaterSnapshotsAreSetAside) {
+  for (const int64_t step : {100, 200, 300}) save(step, std::to_string(step));
+  SnapshotFolder folder(run_);
+  EXPECT_FALSE(folder.set_aside_after(300));
+  EXPECT_EQ(folder.set_aside_after(100), run_ + "/abandoned.1");
+  EXPECT_EQ(folder.latest_step(), 100);
+  EXPECT_THAT(folder.steps(), ::testing::ElementsAre(100));
+  const SnapshotFolder aside(run_ + "/abandoned.1");
+  EXPECT_THAT(aside.steps(), ::testing::ElementsAre(200, 300));
+  EXPECT_EQ(*os::read_file(aside.path_of(300) + "/x", 100), "300");
+  save(200, "again");
+  EXPECT_EQ(folder.set_aside_after(100), run_ + "/abandoned.2");
+  fs::remove_all(run_ + "/step-000100");
+  EXPECT_FALSE(folder.latest());
+}
+
 TEST_F(SnapshotFolderTest, AFailedWriteLosesNothing) {
   save(100, "a");
   const auto fail = [](const std::string& folder) {

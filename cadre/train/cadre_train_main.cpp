@@ -21,6 +21,7 @@
 #include "cadre/os/proc/pending_signal.h"
 #include "cadre/os/system.h"
 #include "cadre/train/common_error.h"
+#include "cadre/train/config/agreed_config.h"
 #include "cadre/train/config/config_file.h"
 #include "cadre/train/layout/run_layout.h"
 #include "cadre/train/planning/config_plan.h"
@@ -36,6 +37,7 @@ namespace {
 constexpr int kUsageExitCode = launch::kReportedUsageExitCode;
 constexpr int kReportedExitCode = launch::kReportedFailureExitCode;
 constexpr int kDeviationExitCode = launch::kReportedDeviationExitCode;
+constexpr int kUsualColumns = 80;
 constexpr std::array kStopSignals{SIGTERM, SIGINT, SIGHUP};
 
 constexpr const char* kHelp =
@@ -91,7 +93,8 @@ void train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
                .time_in_communication = [&] { return world.communicator().time_in_operations(); },
                .stop_is_requested = [&] { return stop.has_arrived(); },
                .print = print,
-               .is_terminal = shows_on_terminal()});
+               .is_terminal = shows_on_terminal(),
+               .num_columns = os::terminal_columns(kUsualColumns)});
   trainer.run();
 }
 
@@ -117,6 +120,14 @@ int verify_as_rank_of(const ProcessGroup& world, const CommandLine& command, os:
   train::Config config;
   train::on_all_ranks(world,
                       [&] { config = train::load_config(command.config_path, command.overrides); });
+  train::check_common(world, [&] {
+    std::vector<AgreedField> fields = train::agreed_config(config);
+    const train::VerifyRequest& request = command.request;
+    fields.push_back({"--steps", std::to_string(request.num_steps)});
+    fields.push_back({"--dtype", request.dtype});
+    for (const std::string& name : request.strategies) fields.push_back({"--strategies", name});
+    return fields;
+  });
   const VerifyReport report = train::verify_config(
       config, command.request, {.world = world, .system = system, .print = print});
   return report.is_within() ? 0 : kDeviationExitCode;

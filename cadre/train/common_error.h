@@ -1,12 +1,14 @@
 // Errors that all ranks of a run throw with the same text, so that one rank can report it for all.
 //
-// Threads: one on each rank. Blocking: both functions are collective, until the group's deadline.
-// Lifetime: plain values. Errors: CommonError, and those of the group.
+// Threads: one on each rank. Blocking: all functions but is_group_failure() are collective, until
+// the group's deadline. Lifetime: plain values. Errors: CommonError, and those of the group.
 #pragma once
 
 #include <functional>
+#include <vector>
 
 #include "cadre/base/error.h"
+#include "cadre/group/agreement.h"
 #include "cadre/group/process_group.h"
 
 namespace cadre::train {
@@ -24,8 +26,16 @@ bool is_group_failure(const Error& error);
 // throws such an error as CommonError.
 void with_common_errors(const std::function<void()>& run);
 
-// Runs `prepare` on every rank. If it throws an Error on some ranks, every rank throws the error of
-// the lowest of these. REQUIRES: `prepare` contains no collective.
+// Runs `prepare` on every rank. If it throws anything on some ranks, every rank throws the error of
+// the lowest of these, which names that rank unless all throw. REQUIRES: `prepare` contains no
+// collective.
 void on_all_ranks(const ProcessGroup& world, const std::function<void()>& prepare);
+// The same of work that only rank 0 does.
+void on_first_rank(const ProcessGroup& world, const std::function<void()>& work);
+
+// Throws unless all ranks have the same fields: the first different one, both values and both
+// ranks. What `make_fields` throws is handled as by on_all_ranks().
+void check_common(const ProcessGroup& world,
+                  const std::function<std::vector<AgreedField>()>& make_fields);
 
 }  // namespace cadre::train

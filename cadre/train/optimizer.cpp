@@ -230,35 +230,42 @@ NamedTensors Optimizer::state() const {
   return named;
 }
 
+// What does not fit was saved with other settings: digests detect damage before.
 void Optimizer::load_state(const NamedTensors& state) {
   std::map<std::string, at::Tensor> by_name(state.begin(), state.end());
+  std::vector<std::map<std::string, at::Tensor>> loaded(parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& [name, parameter, is_decayed] = parameters_[i];
-    std::map<std::string, at::Tensor> loaded;
+    std::string missing;
     for (auto& [key, tensor] : initial_state(parameter)) {
-      const auto found = by_name.find(cadre::format("{}.{}", name, key));
-      if (found == by_name.end()) continue;
-      if (found->second.sizes() != tensor.sizes() || found->second.dtype() != tensor.dtype()) {
-        throw Error(ErrorCode::kCorruption,
-                    cadre::format("optimizer state {} does not have the shape and dtype of {}",
-                                  found->first, name));
+      const std::string full_name = cadre::format("{}.{}", name, key);
+      const auto found = by_name.find(full_name);
+      if (found == by_name.end()) {
+        missing = full_name;
+        continue;
       }
-      loaded.emplace(key, tensor.copy_(found->second));
+      if (found->second.sizes() != tensor.sizes() || found->second.dtype() != tensor.dtype()) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    cadre::format("optimizer state {} does not have the shape and dtype of {}",
+                                  full_name, name));
+      }
+      loaded[i].emplace(key, tensor.copy_(found->second));
       by_name.erase(found);
     }
-    // A parameter without a gradient so far has no state; if it has only some of its state tensors,
-    // the snapshot is damaged.
-    if (!loaded.empty() && loaded.size() != initial_state(parameter).size()) {
-      throw Error(ErrorCode::kCorruption,
-                  cadre::format("optimizer state of {} is incomplete", name));
+    // A parameter without a gradient so far has no state, and otherwise all of it.
+    if (!loaded[i].empty() && !missing.empty()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  cadre::format("optimizer state {}, which this optimizer needs, is not in the "
+                                "snapshot",
+                                missing));
     }
-    state_[i] = std::move(loaded);
   }
   if (!by_name.empty()) {
-    throw Error(ErrorCode::kCorruption,
-                cadre::format("optimizer state {}: this optimizer has no such parameter",
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("optimizer state {}: this optimizer has no such parameter or state",
                               by_name.begin()->first));
   }
+  state_ = std::move(loaded);
 }
 
 std::unique_ptr<Optimizer> make_optimizer(std::vector<TrainedTensor> parameters,

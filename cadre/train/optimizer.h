@@ -49,7 +49,8 @@ class Optimizer {
 
   // Named "<parameter>.<state>", for snapshots. The tensors are the optimizer's own, not copies.
   NamedTensors state() const;
-  // REQUIRES: a result of state(). Throws kCorruption for an unknown name or another shape.
+  // REQUIRES: a result of state(). Throws kInvalidArgument, and changes nothing, for an unknown or
+  // missing name or another shape: the state of an optimizer with other settings.
   void load_state(const NamedTensors& state);
 
  protected:

@@ -22,24 +22,32 @@ constexpr std::string_view kEraseLine = "\r\x1b[K";
 constexpr size_t kMaxStatmBytes = 4096;
 constexpr int64_t kPageBytes = 4096;  // of x86-64 and of arm64 as Debian builds it
 
-// The lines of an earlier run that stay valid when it resumes after `step`.
-std::string lines_until(const std::string& path, int64_t step) {
+constexpr int kBarsOfALine = 48;
+
+void add_losses(LossCurve& curve, const Json& metrics) {
+  const auto step = metrics.at("step").get<int64_t>();
+  for (const auto& [key, points] :
+       {std::pair{"loss", &curve.training}, {"held_out_loss", &curve.held_out}}) {
+    // JSON has no NaN; a loss that is not finite is written as null.
+    const auto loss = metrics.find(key);
+    if (loss != metrics.end() && loss->is_number()) points->push_back({step, loss->get<double>()});
+  }
+}
+
+// The lines of an earlier run that stay valid when it resumes after `step`, whose losses it adds to
+// the curve.
+std::string lines_until(const std::string& path, int64_t step, LossCurve& curve) {
   std::string kept;
   std::ifstream file(path);
   for (std::string line; step > 0 && std::getline(file, line);) {
     const Json json = Json::parse(line, nullptr, /*allow_exceptions=*/false);
     // The last line of a killed run may be incomplete.
-    if (json.is_object() && json.value("step", step + 1) <= step) kept += line + "\n";
+    const bool is_line = json.is_object() && json.contains("step") && json["step"].is_number();
+    if (!is_line || json["step"] > step) continue;
+    kept += line + "\n";
+    add_losses(curve, json);
   }
   return kept;
-}
-
-// By renaming, so that a run that is killed meanwhile loses no line.
-os::LockedFile open_metrics(const ProgressOptions& options) {
-  const std::string kept = lines_until(options.metrics_path, options.keep_metrics_until_step);
-  os::replace_file(options.metrics_path, std::as_bytes(std::span(kept))).value_or_throw();
-  return os::LockedFile::open(options.metrics_path, os::LockedFile::kReadableByAll)
-      .value_or_throw();
 }
 
 std::string duration_text(double seconds) {
@@ -59,8 +67,16 @@ std::string speed_text(double per_second) {
 
 Progress::Progress(const ProgressOptions& options)
     : options_(options),
-      metrics_(open_metrics(options)),
+      metrics_(open_metrics()),
       metrics_size_(metrics_.size().value_or_throw()) {}
+
+// By renaming, so that a run that is killed meanwhile loses no line.
+os::LockedFile Progress::open_metrics() {
+  const std::string& path = options_.metrics_path;
+  const std::string kept = lines_until(path, options_.keep_metrics_until_step, curve_);
+  os::replace_file(path, std::as_bytes(std::span(kept))).value_or_throw();
+  return os::LockedFile::open(path, os::LockedFile::kReadableByAll).value_or_throw();
+}
 
 void Progress::report(const StepReport& step) {
   const std::string line = step_line(step);
@@ -70,6 +86,7 @@ void Progress::report(const StepReport& step) {
   } else {
     options_.print(line + "\n");
   }
+  curve_.training.push_back({step.step, step.loss});
   write_metrics(Json{{"step", step.step},
                      {"loss", step.loss},
                      {"learning_rate", step.learning_rate},
@@ -92,6 +109,7 @@ void Progress::report(const EvaluationReport& evaluation) {
     line += cadre::format(", accuracy {:.2f} %", 100 * *held_out.accuracy);
     json["accuracy"] = *held_out.accuracy;
   }
+  curve_.held_out.push_back({evaluation.step, held_out.loss});
   print_line(line);
   write_metrics(json.dump());
 }
@@ -99,6 +117,22 @@ void Progress::report(const EvaluationReport& evaluation) {
 void Progress::print_line(std::string_view line) {
   if (std::exchange(line_is_open_, false)) options_.print("\n");
   options_.print(cadre::format("{}\n", line));
+}
+
+void Progress::plot(const std::string& title, const std::string& svg_path) {
+  if (curve_.training.size() < 2) return;
+  if (options_.is_terminal) {
+    print_line("the loss:");
+    for (const std::string& line : plot_lines(curve_, {.columns = options_.num_columns})) {
+      print_line(line);
+    }
+  } else if (const std::string line = plot_line(curve_, kBarsOfALine); !line.empty()) {
+    print_line(line);
+  }
+  const std::string svg = plot_svg(curve_, title);
+  const Status written = os::replace_file(svg_path, std::as_bytes(std::span(svg)));
+  print_line(written.ok() ? cadre::format("the loss as a picture: {}", svg_path)
+                          : cadre::format("warning: {}", written.error().message()));
 }
 
 void Progress::write_metrics(const std::string& json_line) {

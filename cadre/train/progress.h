@@ -15,6 +15,7 @@
 #include "cadre/base/deadline.h"
 #include "cadre/os/files/locked_file.h"
 #include "cadre/train/evaluation.h"
+#include "cadre/train/loss_curve.h"
 
 namespace cadre::train {
 
@@ -43,6 +44,7 @@ struct EvaluationReport {
 struct ProgressOptions {
   std::function<void(std::string_view)> print;  // to standard output, unchanged
   bool is_terminal = false;                     // rewrite one line in place
+  int num_columns = 72;                         // of a plot on a terminal
   std::string metrics_path;
   // A resumed run replaces the metrics that an earlier run wrote for later steps.
   int64_t keep_metrics_until_step = 0;
@@ -56,11 +58,17 @@ class Progress {
   void report(const EvaluationReport& evaluation);
   // Prints a line that is not rewritten.
   void print_line(std::string_view line);
+  // Prints the losses of the whole run, also of what it had done before it was resumed: on a
+  // terminal as a plot, else as one line. Writes a picture of them to `svg_path`, and prints where
+  // it is; a warning if it cannot be written. Does nothing for fewer than two steps.
+  void plot(const std::string& title, const std::string& svg_path);
 
  private:
+  os::LockedFile open_metrics();
   void write_metrics(const std::string& json_line);
 
   ProgressOptions options_;
+  LossCurve curve_;
   os::LockedFile metrics_;
   size_t metrics_size_;
   bool line_is_open_ = false;     // a step's line that the next step may rewrite

@@ -11,6 +11,7 @@
 #include "cadre/base/format.h"
 #include "cadre/os/files/file.h"
 #include "cadre/os/host/host_info.h"
+#include "cadre/train/snapshots/train_state.h"
 
 namespace cadre::train {
 namespace {
@@ -83,6 +84,24 @@ os::LockedFile take(const std::string& path, const std::optional<std::string>& s
   }
 }
 
+// A damaged snapshot has no loss.
+std::optional<double> readable_best_loss(const std::string& snapshot) {
+  try {
+    return best_loss_in(snapshot);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+// The best snapshot is the first one that knows its loss.
+void mark_best_of(SnapshotFolder& snapshots, double loss) {
+  for (const int64_t step : snapshots.steps()) {
+    if (readable_best_loss(snapshots.path_of(step)) != loss) continue;
+    snapshots.mark_best(step);
+    return;
+  }
+}
+
 }  // namespace
 
 std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFolder& snapshots) {
@@ -104,6 +123,25 @@ std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFol
       cadre::format("run.resume = {}: no snapshot there; expected none, auto, best, or a folder "
                     "with state.json or manifest.json",
                     run.resume));
+}
+
+std::string metrics_path_of(const std::string& run_path) {
+  return run_path + "/metrics.jsonl";
+}
+
+std::optional<std::string> set_abandoned_aside(SnapshotFolder& snapshots,
+                                               const BranchPoint& branch) {
+  const bool had_best = snapshots.best().has_value();
+  const std::optional<std::string> folder = snapshots.set_aside_after(branch.step);
+  if (!folder) return std::nullopt;
+  const std::string metrics = metrics_path_of(snapshots.run_folder());
+  std::error_code error;
+  if (fs::exists(metrics, error)) {
+    fs::copy_file(metrics, metrics_path_of(*folder), fs::copy_options::overwrite_existing, error);
+    check(error, cadre::format("copy {} to {}", metrics, *folder));
+  }
+  if (had_best && !snapshots.best() && branch.best_loss) mark_best_of(snapshots, *branch.best_loss);
+  return folder;
 }
 
 RunFolder::RunFolder(const std::string& path, const std::optional<std::string>& snapshot)

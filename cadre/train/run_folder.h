@@ -1,11 +1,12 @@
 // The folder of a run: which snapshot the run resumes from, the lock that lets one process write,
-// and renaming of an earlier run with the same name.
+// renaming of an earlier run with the same name, and moving of what a run that goes back abandons.
 //
 // Threads: rank 0 only, except find_snapshot(). Blocking: reads and writes a disk. Errors:
 // kUnavailable with the path; kInvalidArgument for a missing snapshot, or a folder that another
 // process has locked.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -17,6 +18,19 @@ namespace cadre::train {
 
 // The folder of the snapshot to resume from; nullopt to start at step 0.
 std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFolder& snapshots);
+
+std::string metrics_path_of(const std::string& run_path);
+
+// Of the snapshot from which a run continues.
+struct BranchPoint {
+  int64_t step = 0;
+  std::optional<double> best_loss = {};  // until then
+};
+// Moves snapshots of later steps, and a copy of the metrics, to a folder of the run, which is
+// returned, so that no later start continues from them; nullopt if there are none. If the best
+// snapshot is among them, the best one before takes its place.
+std::optional<std::string> set_abandoned_aside(SnapshotFolder& snapshots,
+                                               const BranchPoint& branch);
 
 // Only one process at a time writes to a run's folder; two would mix their snapshots.
 class RunFolder {

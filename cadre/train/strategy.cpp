@@ -307,6 +307,10 @@ at::Tensor ForwardStrategy::loss(const Task& task, const at::Tensor& output,
   return task.loss(output, target);
 }
 
+double ForwardStrategy::share_of_step(int64_t num_rows, int64_t num_samples) const {
+  return static_cast<double>(num_rows) / static_cast<double>(num_samples);
+}
+
 double ForwardStrategy::backward(const Task& task, const Batch& batch,
                                  const BackwardOptions& options) {
   const int64_t num_samples = batch.data.size(0);
@@ -325,15 +329,15 @@ double ForwardStrategy::backward(const Task& task, const Batch& batch,
     set_rows(rows);
     const auto compute = [&] { return forward(batch.data.slice(0, begin, end), end - begin); };
     const at::Tensor output = options.around_forward ? options.around_forward(compute) : compute();
-    if (is_empty) {
+    const double whole = is_empty ? 0 : 1;
+    const double share = options.num_parts == 1 ? whole : share_of_step(end - begin, num_samples);
+    if (share == 0) {
       run_backward(output.sum() * 0);  // the mean over no sample is NaN
       continue;
     }
     at::Tensor mean =
         with_auxiliary_loss(loss(task, output, batch.target.slice(0, begin, end)), model());
-    if (end - begin < num_samples) {
-      mean = mean * (static_cast<double>(end - begin) / static_cast<double>(num_samples));
-    }
+    if (share < 1) mean = mean * share;
     run_backward(gradient_factor() == 1 ? mean : mean * gradient_factor());
     mean_loss += mean.item<double>();
   }

@@ -98,6 +98,10 @@ class ForwardStrategy : public Strategy {
   // Of an output of forward(), without what the model adds to it; mean over the rows.
   virtual at::Tensor loss(const Task& task, const at::Tensor& output,
                           const at::Tensor& target) const;
+  // The weight of the mean loss of one of several parts, with `num_rows` of this rank's
+  // `num_samples` rows of a batch, so that those of all parts add up to the mean over the batch. 0:
+  // no rank whose tokens the loss is the mean of has a row in this part.
+  virtual double share_of_step(int64_t num_rows, int64_t num_samples) const;
   // By which a loss is multiplied for its backward. Local.
   virtual double gradient_factor() const { return 1; }
   // After the last part of a batch: what the wrapper of the model does not reduce.

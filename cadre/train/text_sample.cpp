@@ -12,14 +12,15 @@ namespace cadre::train {
 namespace {
 
 // logits: (V).
-int64_t draw(at::Tensor logits, const SampleConfig& config, at::Generator& generator) {
+int64_t draw(const at::Tensor& logits, const SampleConfig& config, at::Generator& generator) {
   if (config.temperature == 0) return logits.argmax().item<int64_t>();
-  logits = logits / config.temperature;
   const int64_t num_candidates =
       config.top_k == 0 ? logits.numel() : std::min(config.top_k, logits.numel());
   const auto [values, tokens] = logits.topk(num_candidates);
+  // Differences to the largest one, so that no quotient is positive and infinite.
+  const at::Tensor scaled = (values - values[0]) / config.temperature;
   const at::Tensor choice =
-      torch::multinomial(torch::softmax(values, 0), 1, /*replacement=*/false, generator);
+      torch::multinomial(torch::softmax(scaled, 0), 1, /*replacement=*/false, generator);
   return tokens[choice.item<int64_t>()].item<int64_t>();
 }
 

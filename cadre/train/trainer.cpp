@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/group/caught_error.h"
 #include "cadre/train/common_error.h"
+#include "cadre/train/config/agreed_config.h"
 #include "cadre/train/config/config_file.h"
 #include "cadre/train/models/model.h"
 #include "cadre/train/planning/config_plan.h"
@@ -34,7 +36,15 @@ Trainer::Trainer(const Config& config, TrainerContext context)
       run_path_(config.run.folder + "/" + config.run.name),
       snapshots_(run_path_) {
   at::set_num_threads(static_cast<int>(config.run.threads));
+  check_common(context_.world, [this] { return agreed_config(config_); });
   on_all_ranks(context_.world, [this] { prepare(); });
+  check_common(context_.world, [this] {
+    std::vector<AgreedField> fields = agreed_inputs(config_, *task_);
+    fields.push_back({"the number of parameters", std::to_string(num_parameters_)});
+    fields.push_back({"the snapshot of run.resume",
+                      resumption_ ? resumption_->identity() : std::string("none")});
+    return fields;
+  });
   layout_ = lay_out(config_, context_.world);
   with_common_errors([this] { make_loaders(); });
   strategy_ = make_strategy(config_, model_, *layout_,
@@ -46,9 +56,7 @@ Trainer::Trainer(const Config& config, TrainerContext context)
   } else if (is_deferred()) {
     with_common_errors([this] { load_weights(); });
   }
-  on_all_ranks(context_.world, [this] {
-    if (is_first_rank()) open_run_folder();
-  });
+  on_first_rank(context_.world, [this] { open_run_folder(); });
   with_common_errors([this] {
     snapshot_writer_ = std::make_unique<SnapshotWriter>(snapshots_, context_.world, *strategy_,
                                                         layout_name(config_.parallel));
@@ -75,12 +83,11 @@ void Trainer::prepare() {
   resumption_ = Resumption::open(*snapshot, config_, *task_);
   const TrainState& state = resumption_->state();
   first_step_ = step_ = saved_step_ = state.step;
-  best_held_out_loss_ = state.best_held_out_loss;
+  best_held_out_loss_ = saved_best_loss_ = state.best_held_out_loss;
   resumption_->restore_generator(context_.world.rank());
 }
 
 void Trainer::make_loaders() {
-  if (layout_->mesh) check_equal_data(config_, *task_, context_.world);
   loader_ = make_training_loader(config_, *task_, layout_->data.group);
   if (resumption_) loader_->seek(resumption_->state().loader);
   held_out_loader_ = make_held_out_loader(*task_, layout_->data);
@@ -96,15 +103,23 @@ void Trainer::open_run_folder() {
   std::optional<std::string> snapshot;
   if (resumption_) snapshot = resumption_->snapshot();
   run_folder_ = std::make_unique<RunFolder>(run_path_, snapshot);
-  progress_ =
-      std::make_unique<Progress>(ProgressOptions{.print = context_.print,
-                                                 .is_terminal = context_.is_terminal,
-                                                 .metrics_path = run_path_ + "/metrics.jsonl",
-                                                 .keep_metrics_until_step = first_step_});
+  std::optional<std::string> abandoned;
+  if (snapshot && step_ < config_.run.steps) {
+    abandoned = set_abandoned_aside(snapshots_, {.step = step_, .best_loss = best_held_out_loss_});
+  }
+  progress_ = std::make_unique<Progress>(ProgressOptions{.print = context_.print,
+                                                         .is_terminal = context_.is_terminal,
+                                                         .num_columns = context_.num_columns,
+                                                         .metrics_path = metrics_path_of(run_path_),
+                                                         .keep_metrics_until_step = first_step_});
   const std::string& moved_to = run_folder_->moved_to();
   if (!moved_to.empty())
     print_line(cadre::format("an earlier run of this name was moved to {}", moved_to));
   if (snapshot) print_line(cadre::format("resuming from {}", *snapshot));
+  if (abandoned) {
+    print_line(
+        cadre::format("the snapshots and metrics of later steps were moved to {}", *abandoned));
+  }
 }
 
 void Trainer::print_header() {
@@ -114,8 +129,7 @@ void Trainer::print_header() {
                            config_.model.kind, num_parameters_, task_->data_text(), run.steps,
                            run.global_batch_size,
                            is_text ? cadre::format(" of {} tokens", config_.model.context) : ""));
-  on_all_ranks(context_.world, [this] {
-    if (!is_first_rank()) return;
+  on_first_rank(context_.world, [this] {
     const int count = context_.world.world_size();
     print_line(start_table(plan_of_config(config_, sizes_of_model(config_), {count, count})));
   });
@@ -129,6 +143,17 @@ void Trainer::print_header() {
 
 TrainResult Trainer::run() {
   run_started_ = context_.system.now();
+  try {
+    train_to_the_end();
+    finish();
+  } catch (...) {
+    finish_snapshot_of_failed_run();
+    throw;
+  }
+  return result_;
+}
+
+void Trainer::train_to_the_end() {
   while (step_ < config_.run.steps && !result_.was_stopped) {
     for (const Batch& batch : loader_->epoch(loader_->position().epoch)) {
       const StepSums sums = step(batch);
@@ -145,8 +170,6 @@ TrainResult Trainer::run() {
       loader_->seek({.epoch = loader_->position().epoch + 1, .samples = 0});
     }
   }
-  finish();
-  return result_;
 }
 
 Trainer::StepSums Trainer::step(const Batch& batch) {
@@ -257,11 +280,13 @@ void Trainer::evaluate() {
   begin_snapshot();
 }
 
-// Does nothing if this step has a snapshot already.
+// Does nothing if this step has a snapshot already, unless it lacks what was found since: that its
+// held-out loss is the best.
 void Trainer::begin_snapshot() {
   if (snapshot_writer_->is_under_way(step_)) return;
   finish_snapshot();
-  if (saved_step_ == step_) {
+  const bool is_current = saved_best_loss_ == best_held_out_loss_ || step_ == first_step_;
+  if (saved_step_ == step_ && is_current) {
     if (best_step_ == step_) mark_best();
     return;
   }
@@ -275,6 +300,7 @@ void Trainer::finish_snapshot() {
   const bool is_best = best_step_ == outcome->step;
   if (outcome->status.ok()) {
     saved_step_ = outcome->step;
+    saved_best_loss_ = best_held_out_loss_;  // which has not changed since the snapshot was begun
     if (is_best) mark_best();
     return;
   }
@@ -283,6 +309,15 @@ void Trainer::finish_snapshot() {
       cadre::format("warning: {}; earlier snapshots are untouched", snapshot_failure_->message()));
   // A snapshot that could not be written cannot be the best.
   if (is_best) best_held_out_loss_ = loss_before_best_;
+}
+
+// The snapshot before the failure is what the run can be resumed from. After a failure of the group
+// writing it fails, too.
+void Trainer::finish_snapshot_of_failed_run() noexcept {
+  try {
+    finish_snapshot();
+  } catch (...) {  // the run ends with the first error
+  }
 }
 
 // Marks the snapshot that was saved last.
@@ -315,17 +350,12 @@ std::vector<at::Tensor> Trainer::generators_of_all_ranks() {
   return all.view({world_size, own.numel()}).unbind();
 }
 
+// Saves first: whatever fails later, the trained model is not lost.
 void Trainer::finish() {
   result_.steps = step_;
-  if (!result_.was_stopped) evaluate();
   begin_snapshot();
-  const std::string sample = result_.was_stopped ? "" : sample_of_model();
-  if (!sample.empty()) {
-    print_line("a sample:");
-    print_line(sample);
-  }
-  const std::string summary = strategy_->summary(context_.world);
-  if (!summary.empty()) print_line(summary);
+  finish_snapshot();
+  if (!result_.was_stopped) show_result();
   finish_snapshot();
   if (saved_step_ != step_) {
     throw CommonError(unsaved_end({.step = step_,
@@ -340,12 +370,31 @@ void Trainer::finish() {
   }
 }
 
+void Trainer::show_result() {
+  evaluate();
+  const std::string sample = sample_of_model();
+  if (!sample.empty()) {
+    print_line("a sample:");
+    print_line(sample);
+  }
+  const std::string summary = strategy_->summary(context_.world);
+  if (!summary.empty()) print_line(summary);
+  if (progress_) progress_->plot(config_.run.name, run_path_ + "/loss.svg");
+}
+
 // If the model is sharded or divided, every forward needs all ranks, and all generate the same
-// text.
+// text, or fail in the same way.
 std::string Trainer::sample_of_model() {
   if (!is_first_rank() && strategy_->has_whole_model()) return "";
   strategy_->set_training(false);
-  const std::string sample = task_->sample([this](const at::Tensor& data) { return infer(data); });
+  std::string sample;
+  try {
+    sample = task_->sample([this](const at::Tensor& data) { return infer(data); });
+  } catch (...) {
+    const Error error = caught_error();
+    if (is_group_failure(error)) throw;
+    print_line(cadre::format("warning: no text was generated: {}", error.message()));
+  }
   strategy_->set_training(true);
   return sample;
 }

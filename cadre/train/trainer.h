@@ -7,9 +7,11 @@
 // messages. Threads: one. Blocking: run() until the last step; every collective has the group's
 // deadline. Lifetime: the functions of TrainerContext are called until run() returns. Errors:
 // cadre::Error for data, a snapshot or a configuration that do not match, a loss that is NaN or
-// infinite, a failed group, or a last snapshot that could not be written. Errors other than
-// failures of the group are CommonErrors, equal on all ranks. If an earlier snapshot cannot be
-// written, the trainer prints a warning and continues.
+// infinite, a failed group, a last snapshot that could not be written, or processes that do not
+// have the same configuration, data, weights and snapshot, which are compared once, before anything
+// is constructed. Errors other than failures of the group are CommonErrors, equal on all ranks. If
+// an earlier snapshot cannot be written, or no text be generated, the trainer prints a warning and
+// continues. A snapshot that is being written when run() fails is completed before it throws.
 #pragma once
 
 #include <cstdint>
@@ -47,6 +49,7 @@ struct TrainerContext {
   std::function<bool()> stop_is_requested;          // on this rank; all ranks stop if one is
   std::function<void(std::string_view)> print;      // of rank 0 only
   bool is_terminal = false;
+  int num_columns = 80;  // of the terminal
 };
 
 struct TrainResult {
@@ -76,6 +79,7 @@ class Trainer {
   void load_weights();
   void open_run_folder();
   void print_header();
+  void train_to_the_end();
   StepSums step(const Batch& batch);
   at::Tensor with_autocast(const std::function<at::Tensor()>& forward) const;
   at::Tensor infer(const at::Tensor& data);
@@ -85,10 +89,12 @@ class Trainer {
   void evaluate();
   void begin_snapshot();
   void finish_snapshot();
+  void finish_snapshot_of_failed_run() noexcept;
   void mark_best();
   TrainState state();
   std::vector<at::Tensor> generators_of_all_ranks();
   void finish();
+  void show_result();
   std::string sample_of_model();
   void print_line(const std::string& line);
   bool is_first_rank() const { return context_.world.rank() == 0; }
@@ -119,7 +125,8 @@ class Trainer {
   int64_t saved_step_ = -1;                // of the last snapshot that was read or written
   std::optional<Error> snapshot_failure_;  // of the last one that could not be written
   std::optional<double> best_held_out_loss_;
-  int64_t best_step_ = -1;  // whose snapshot will be marked as the best
+  std::optional<double> saved_best_loss_;  // in the last snapshot that was read or written
+  int64_t best_step_ = -1;                 // whose snapshot will be marked as the best
   std::optional<double> loss_before_best_;
   TimePoint run_started_;
   TrainResult result_;

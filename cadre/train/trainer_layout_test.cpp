@@ -310,6 +310,25 @@ TEST_F(TrainerLayoutTest, SharesAndPartsMayBeUneven) {
   }
 }
 
+// Without an auxiliary loss the loss of a step is the mean of those of its parts, which are of
+// unequal sizes, and empty on some processes or on all.
+TEST_F(TrainerLayoutTest, PartsOfExpertsAddUpToTheStep) {
+  const auto in_parts = [this](TrainedLayout layout, int64_t batch, int64_t num_parts) {
+    layout.is_tied = layout.has_experts = true;
+    Config config = config_of(layout, cadre::format("{}_{}_{}", layout.name, batch, num_parts));
+    config.model.auxiliary_loss = 0;
+    config.run.global_batch_size = batch;
+    config.run.accumulate = num_parts;
+    config.run.steps = 4;
+    EXPECT_EQ(run(config, layout.num_processes).failures, "");
+    return losses(config.run.name);
+  };
+  EXPECT_LE(worst(in_parts(kAlone, 4, 2), in_parts(kAlone, 4, 1)), 2e-5);
+  EXPECT_LE(worst(in_parts(layout_named("ddp_of_experts"), 4, 2), losses("single_4_1")), 2e-5);
+  EXPECT_LE(worst(in_parts(layout_named("expert"), 6, 6), in_parts(kAlone, 6, 1)), 2e-5);
+  EXPECT_LE(worst(in_parts(layout_named("fsdp_of_experts"), 6, 2), losses("single_6_1")), 2e-5);
+}
+
 // A router that has learned nothing chooses almost evenly, so the load-balancing loss of each of
 // the four blocks is about 1. The held-out loss is without it.
 TEST_F(TrainerLayoutTest, TheLossHasTheAuxiliaryLossOfAllBlocks) {

@@ -28,6 +28,10 @@ TEST_F(TrainerTest, LearnsAndTellsWhatItDoes) {
                                                    "comm +[0-9]+ %  [0-9]+ MB  0:00 left\n"));
   EXPECT_THAT(run.screen, HasSubstr("nats (bigram conditional entropy"));
   EXPECT_THAT(run.screen, HasSubstr("a sample:\n"));
+  EXPECT_THAT(run.screen, ::testing::ContainsRegex("\nloss 5[.][0-9]+ █[^\n]*▁ [0-9.]+\n"));
+  const std::string picture = folder_ + "/a/loss.svg";
+  EXPECT_THAT(run.screen, HasSubstr("\nthe loss as a picture: " + picture + "\n"));
+  EXPECT_THAT(content_of(picture), HasSubstr("</svg>"));
   ASSERT_EQ(metrics("a").size(), 61u);
   EXPECT_EQ(metrics("a")[59]["step"], 60);
   EXPECT_EQ(metrics("a")[60]["held_out_loss"], run.result.held_out.loss);

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -57,6 +58,13 @@ void fill_closed_streams() {
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(stream, F_GETFD) < 0) ::open("/dev/null", O_RDONLY);
   }
+}
+
+int terminal_columns(int otherwise) {
+  const Fd terminal(::open("/dev/tty", O_RDONLY | O_CLOEXEC | O_NOCTTY));
+  winsize size{};
+  if (!terminal.is_open() || ::ioctl(terminal.get(), TIOCGWINSZ, &size) != 0) return otherwise;
+  return size.ws_col > 0 ? size.ws_col : otherwise;
 }
 
 bool outputs_are_one() {

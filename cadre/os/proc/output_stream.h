@@ -49,6 +49,10 @@ class CADRE_EXPORT OutputStream final : public Pollable {
 // or socket of the program takes its number.
 void fill_closed_streams();
 
+// The width of the terminal of this process, which its standard output need not be; `otherwise` if
+// it has none or does not know it.
+CADRE_EXPORT int terminal_columns(int otherwise);
+
 // Whether standard output and standard error are the same terminal, file or pipe.
 bool outputs_are_one();
 

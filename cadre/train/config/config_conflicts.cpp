@@ -2,10 +2,14 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/base/printable.h"
 #include "cadre/train/config/config_fields.h"
 
 namespace cadre::train {
 namespace {
+
+// The quotient of any logit and a smaller number may be infinite.
+constexpr double kMinTemperature = 1e-30;
 
 std::optional<ConfigConflict> find_expert_conflict(const Config& config) {
   const ModelConfig& model = config.model;
@@ -102,9 +106,18 @@ std::optional<ConfigConflict> find_conflict(const Config& config) {
     return ConfigConflict{"optimizer.nesterov", "needs optimizer.momentum above 0"};
   }
   const std::string& name = config.run.name;
-  if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos) {
+  if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
+      printable(name) != name) {
     return ConfigConflict{"run.name",
-                          cadre::format("must be a plain folder name, is \"{}\"", name)};
+                          cadre::format("must be a plain folder name, is \"{}\"", printable(name))};
+  }
+  const double temperature = config.sample.temperature;
+  if (temperature > 0 && temperature < kMinTemperature) {
+    return ConfigConflict{
+        "sample.temperature",
+        cadre::format("is {}, by which float32 cannot divide: choose 0, which generates the most "
+                      "likely token each time, or at least {}",
+                      temperature, kMinTemperature)};
   }
   return std::nullopt;
 }

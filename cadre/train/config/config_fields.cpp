@@ -12,6 +12,8 @@
 namespace cadre::train {
 namespace {
 
+constexpr size_t kMaxComparedKey = 100;  // no key is as long
+
 // Levenshtein's: insertions, deletions and replacements.
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
@@ -95,11 +97,12 @@ void add_data_fields(std::vector<ConfigField>& fields, DataConfig& data) {
                                "images of noise in ten classes",
                     .value = &data.kind,
                     .choices = {"text", "mnist", "synthetic"}});
-  fields.push_back(
-      {"data.path",
-       "of text: a text file, a folder of them, or python-stdlib: the source files of "
-       "python3's standard library; of mnist: the folder of the idx files, plain or .gz",
-       &data.path});
+  fields.push_back({.name = "data.path",
+                    .meaning = "of text: a text file, a folder of them, or python-stdlib: the "
+                               "source files of python3's standard library; of mnist: the folder "
+                               "of the idx files, plain or .gz",
+                    .value = &data.path,
+                    .may_be_empty = false});
   fields.push_back({"data.suffixes",
                     "of a folder: only files whose names end in one of these; []: all files",
                     &data.suffixes});
@@ -173,7 +176,10 @@ void add_schedule_fields(std::vector<ConfigField>& fields, ScheduleConfig& sched
 
 void add_run_fields(std::vector<ConfigField>& fields, RunConfig& run) {
   fields.push_back({"run.name", "the run's folder is run.folder/run.name", &run.name});
-  fields.push_back({"run.folder", "the folder of all runs", &run.folder});
+  fields.push_back({.name = "run.folder",
+                    .meaning = "the folder of all runs; . is the current one",
+                    .value = &run.folder,
+                    .may_be_empty = false});
   fields.push_back({"run.steps", "updates of the parameters", &run.steps, 1, 1e12});
   fields.push_back({"run.epochs", "passes over the training data; replaces run.steps if above 0",
                     &run.epochs, 0, 1e9});
@@ -209,12 +215,12 @@ void add_run_fields(std::vector<ConfigField>& fields, RunConfig& run) {
        "write a snapshot, which the file best names, whenever the held-out loss is the lowest "
        "so far",
        &run.keep_best});
-  fields.push_back(
-      {"run.resume",
-       "none: start at step 0 (the folder of an earlier run is renamed); auto: resume from "
-       "the latest snapshot if there is one; best: from the best one; or the path of a "
-       "snapshot",
-       &run.resume});
+  fields.push_back({.name = "run.resume",
+                    .meaning = "none: start at step 0 (the folder of an earlier run is renamed); "
+                               "auto: resume from the latest snapshot if there is one; best: from "
+                               "the best one; or the path of a snapshot",
+                    .value = &run.resume,
+                    .may_be_empty = false});
 }
 
 void add_parallel_fields(std::vector<ConfigField>& fields, ParallelConfig& parallel) {
@@ -246,12 +252,12 @@ void add_parallel_fields(std::vector<ConfigField>& fields, ParallelConfig& paral
                         "once less",
                     .value = &parallel.reshard,
                     .choices = {"after_forward", "after_backward", "after_reduction"}});
-  fields.push_back(
-      {"parallel.offload",
-       "of fsdp and hsdp: a folder on a disk in which each process keeps its shards of "
-       "parameters, gradients and optimizer state, so that they need not fit into "
-       "memory; none: in memory",
-       &parallel.offload});
+  fields.push_back({.name = "parallel.offload",
+                    .meaning = "of fsdp and hsdp: a folder on a disk in which each process keeps "
+                               "its shards of parameters, gradients and optimizer state, so that "
+                               "they need not fit into memory; none: in memory",
+                    .value = &parallel.offload,
+                    .may_be_empty = false});
   fields.push_back({.name = "parallel.parameter_dtype",
                     .meaning = "of fsdp and hsdp: the dtype in which parameters are gathered and "
                                "used; the optimizer updates float32 parameters",
@@ -320,10 +326,38 @@ void add_sample_fields(std::vector<ConfigField>& fields, SampleConfig& sample) {
                     &sample.tokens, 0, 1e6});
   fields.push_back({"sample.prompt", "the beginning of the generated text", &sample.prompt});
   fields.push_back({"sample.temperature",
-                    "0: always the most likely token; 1: the probabilities of the model",
+                    "0: always the most likely token; 1: the probabilities of the model; a smaller "
+                    "number makes likely tokens likelier, and is at least 1e-30",
                     &sample.temperature, 0, 100});
   fields.push_back({"sample.top_k", "sample from this many most likely tokens; 0: from all",
                     &sample.top_k, 0, 1e6});
+}
+
+// The operating system would take a path to end at a NUL, and use another one without a word.
+constexpr const char* kHasNul = "must not contain the character NUL";
+
+std::string check_text(const ConfigField& field, const std::string& text) {
+  if (text.empty() && !field.may_be_empty) return "must not be empty";
+  if (field.choices.empty()) {
+    const bool is_generated_from = field.name == "sample.prompt";  // any bytes are tokens
+    return text.find('\0') == std::string::npos || is_generated_from ? "" : kHasNul;
+  }
+  if (std::ranges::find(field.choices, text) != field.choices.end()) return "";
+  std::string list;
+  for (const std::string& choice : field.choices) list += (list.empty() ? "" : ", ") + choice;
+  return cadre::format("must be one of {}, is {}", list, value_text(field));
+}
+
+// Parts of names of files and folders.
+std::string check_texts(const std::vector<std::string>& texts) {
+  for (const std::string& text : texts) {
+    if (text.empty()) return "must not contain an empty text";
+    if (text.find('\0') != std::string::npos) return kHasNul;
+    if (text.find('/') != std::string::npos) {
+      return cadre::format("has \"{}\", which no name of a file or folder contains", text);
+    }
+  }
+  return "";
 }
 
 // The shortest text that is parsed as the same number. JSON has no infinity and no NaN.
@@ -347,11 +381,9 @@ std::vector<ConfigField> config_fields(Config& config) {
 }
 
 std::string check_value(const ConfigField& field) {
-  if (const auto* text = std::get_if<std::string*>(&field.value); text && !field.choices.empty()) {
-    if (std::ranges::find(field.choices, **text) != field.choices.end()) return "";
-    std::string list;
-    for (const std::string& choice : field.choices) list += (list.empty() ? "" : ", ") + choice;
-    return cadre::format("must be one of {}, is {}", list, value_text(field));
+  if (const auto* text = std::get_if<std::string*>(&field.value)) return check_text(field, **text);
+  if (const auto* texts = std::get_if<std::vector<std::string>*>(&field.value)) {
+    return check_texts(**texts);
   }
   double value = 0;
   if (const auto* integer = std::get_if<int64_t*>(&field.value)) {
@@ -392,6 +424,7 @@ OptimizerConfig default_optimizer(const std::string& kind) {
 }
 
 std::string nearest_key(const std::vector<ConfigField>& fields, std::string_view unknown) {
+  unknown = unknown.substr(0, kMaxComparedKey);
   return std::ranges::min_element(
              fields, {},
              [&](const ConfigField& field) {

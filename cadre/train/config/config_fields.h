@@ -22,6 +22,7 @@ struct ConfigField {
   std::optional<double> min = {};
   std::optional<double> max = {};
   std::vector<std::string> choices = {};  // of a text; empty: any text
+  bool may_be_empty = true;               // a text
 };
 
 std::vector<ConfigField> config_fields(Config& config);

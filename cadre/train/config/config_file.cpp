@@ -176,8 +176,8 @@ class ConfigReader {
     const auto found = std::ranges::find(
         fields_, is_former ? renamed->second : std::string_view(key), &ConfigField::name);
     if (found == fields_.end()) {
-      refuse(place,
-             cadre::format("unknown key '{}'; did you mean '{}'?", key, nearest_key(fields_, key)));
+      refuse(place, cadre::format("unknown key '{}'; did you mean '{}'?", printable(key),
+                                  nearest_key(fields_, key)));
     }
     return *found;
   }
@@ -203,7 +203,9 @@ class ConfigReader {
            cadre::format("{} must be {}, is '{}'", field.name, type_name(field), value));
   }
 
-  static void check(const ConfigField& field, std::string_view place) {
+  // A snapshot's values have been checked when it was written, perhaps with other bounds.
+  void check(const ConfigField& field, std::string_view place) const {
+    if (former_keys_ == FormerKeys::kRead) return;
     const std::string problem = check_value(field);
     if (!problem.empty()) refuse(place, cadre::format("{} {}", field.name, problem));
   }

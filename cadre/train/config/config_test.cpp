@@ -222,6 +222,65 @@ TEST_F(ConfigTest, RefusesOverridesInTheirOwnWords) {
             "cannot contain: use a text or a path in UTF-8");
 }
 
+TEST_F(ConfigTest, TextsThatMeanSomethingElseAreRefused) {
+  for (const std::string key : {"run.folder", "run.resume", "data.path", "parallel.offload"}) {
+    EXPECT_EQ(refusal("", {key + "="}), "command line: " + key + " must not be empty");
+    EXPECT_EQ(refusal("", {key + "=a" + std::string(1, '\0') + "b"}),
+              "command line: " + key + " must not contain the character NUL");
+  }
+  EXPECT_EQ(refusal("[run]\nfolder = ''\n"), "config_test.toml:2: run.folder must not be empty");
+  EXPECT_EQ(refusal("[run]\nfolder = \"a\\u0000b\"\n"),
+            "config_test.toml:2: run.folder must not contain the character NUL");
+  EXPECT_EQ(refusal("[run]\nname = \"a\\nb\"\n"),
+            "config_test.toml:2: run.name must be a plain folder name, is \"a\\x0ab\"");
+  EXPECT_EQ(refusal("", {"run.name="}),
+            "command line: run.name must be a plain folder name, is \"\"");
+  EXPECT_EQ(refusal("", {"data.suffixes=[\"\"]"}),
+            "command line: data.suffixes must not contain an empty text");
+  EXPECT_EQ(refusal("", {"data.skipped_folders=['a/b']"}),
+            "command line: data.skipped_folders has \"a/b\", which no name of a file or folder "
+            "contains");
+  EXPECT_EQ(refusal("", {"model.weights=", "sample.prompt="}), "accepted");
+  EXPECT_EQ(refusal("[data]\npath = '/tmp/caf\xe9'\n").substr(0, 19), "config_test.toml:2:");
+}
+
+TEST_F(ConfigTest, NumbersThatAreNoneOrTooLargeOrTooSmallAreRefused) {
+  Config config;
+  for (const ConfigField& field : config_fields(config)) {
+    if (std::holds_alternative<double*>(field.value)) {
+      for (const std::string number : {"nan", "inf", "-inf", "-1", "1e300"}) {
+        EXPECT_THAT(refusal("", {field.name + "=" + number}),
+                    ::testing::StartsWith("command line: " + field.name + " must be at "))
+            << number;
+      }
+    } else if (std::holds_alternative<int64_t*>(field.value)) {
+      for (const std::string number : {"-2", "9223372036854775807", "-9223372036854775808"}) {
+        EXPECT_THAT(refusal("", {field.name + "=" + number}),
+                    ::testing::StartsWith("command line: " + field.name + " must be at "))
+            << number;
+      }
+      EXPECT_THAT(refusal("", {field.name + "=9223372036854775808"}),
+                  ::testing::StartsWith("command line: " + field.name + " must be an integer"));
+    }
+  }
+  EXPECT_EQ(refusal("", {"sample.temperature=1e-39"}),
+            "command line: sample.temperature is 1e-39, by which float32 cannot divide: choose 0, "
+            "which generates the most likely token each time, or at least 1e-30");
+  EXPECT_EQ(refusal("", {"sample.temperature=1e-30"}), "accepted");
+}
+
+TEST_F(ConfigTest, ALongUnknownKeyIsComparedQuickly) {
+  EXPECT_THAT(refusal("", {"model." + std::string(900'000, 'w') + "=1"}),
+              ::testing::HasSubstr("did you mean 'model."));
+}
+
+// Its values were allowed when it was written.
+TEST_F(ConfigTest, TheBoundsOfASnapshotsConfigurationAreThoseOfItsVersion) {
+  const std::string text =
+      "[run]\nfolder = ''\n[sample]\ntemperature = 1e-39\n[model]\nheads = 0\n";
+  EXPECT_EQ(parse_config(text, "a snapshot").model.heads, 0);
+}
+
 TEST_F(ConfigTest, AMissingFileIsNamed) {
   try {
     load_config("/none.toml", {});

@@ -88,9 +88,12 @@ std::optional<ConfigConflict> find_unsupported_with_experts(const Config& config
   if (parallel.pipeline > 1) {
     return ConfigConflict{
         "parallel.pipeline",
-        cadre::format("is {}, but model.experts is {}, and the load-balancing loss of a step is "
-                      "not the mean of those of the microbatches of a pipeline: choose 1",
-                      parallel.pipeline, num_experts)};
+        cadre::format("is {}, but model.experts is {}, and {}: choose 1", parallel.pipeline,
+                      num_experts,
+                      config.model.auxiliary_loss > 0
+                          ? "the load-balancing loss of a step is not the mean of those of the "
+                            "microbatches of a pipeline"
+                          : "the trainer does not divide the experts of a pipeline's stages")};
   }
   if (parallel.sequence) {
     return ConfigConflict{
@@ -106,13 +109,18 @@ std::optional<ConfigConflict> find_unsupported_with_experts(const Config& config
                       "choose 0, or parallel.context=1",
                       config.model.capacity_factor, parallel.context)};
   }
-  if (config.run.accumulate > 1) {
+  const bool has_auxiliary_loss = config.model.auxiliary_loss > 0;
+  if (config.run.accumulate > 1 && (has_auxiliary_loss || config.model.capacity_factor > 0)) {
     return ConfigConflict{
         "run.accumulate",
-        cadre::format("is {}, but the load-balancing loss of a step is not the mean of those of "
-                      "its parts, and model.experts is {}: choose 1; "
-                      "model.checkpoint_activations=blocks saves memory, too",
-                      config.run.accumulate, num_experts)};
+        cadre::format(
+            "is {}, but {}, and model.experts is {}: choose 1; "
+            "model.checkpoint_activations=blocks saves memory, too",
+            config.run.accumulate,
+            has_auxiliary_loss
+                ? "the load-balancing loss of a step is not the mean of those of its parts"
+                : "model.capacity_factor limits the tokens of an expert in a whole step",
+            num_experts)};
   }
   for (const auto& [key, dtype] : {std::pair{"run.autocast", config.run.autocast},
                                    {"parallel.parameter_dtype", parallel.parameter_dtype},

@@ -40,6 +40,9 @@ class Divided final : public ForwardStrategy {
  protected:
   at::Tensor loss(const Task& task, const at::Tensor& output,
                   const at::Tensor& target) const override;
+  double share_of_step(int64_t num_rows, int64_t num_samples) const override {
+    return division_.share_of_step(num_rows, num_samples);
+  }
   double gradient_factor() const override { return division_.gradient_factor(); }
   void finish_gradients() override;
 

@@ -1,6 +1,7 @@
 #include "cadre/train/layout/model_division.h"
 
 #include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/tensor.h>
 
 #include <utility>
 
@@ -70,7 +71,8 @@ ModelDivision::ModelDivision(const Gpt& whole, const std::vector<std::shared_ptr
     if (context_) set_context_parallel(*part, *context_);
   }
   if (config.model.experts > 0) {  // in one part, as check_layout() has required
-    experts_.emplace(*parts[0], mesh_.slice(token_axes(parallel, layout.degrees)));
+    token_axes_ = token_axes(parallel, layout.degrees);
+    experts_.emplace(*parts[0], mesh_.slice(token_axes_));
     records_ = experts_->parameter_shards();
   }
 }
@@ -85,6 +87,18 @@ at::Tensor ModelDivision::loss(const at::Tensor& logits, const at::Tensor& targe
   const at::Tensor sum = loss_of(own, LossReduction::kSum);
   return experts_ ? experts_->mean_over_tokens(sum, own.numel())
                   : context_->mean_over_tokens(sum, own.numel());
+}
+
+double ModelDivision::share_of_step(int64_t num_rows, int64_t num_samples) const {
+  auto rows = static_cast<double>(num_rows);
+  auto samples = static_cast<double>(num_samples);
+  if (experts_) {
+    const at::Tensor sums = at::tensor({rows, samples}, at::kDouble);
+    mesh_.joint_group(token_axes_).all_reduce(sums);
+    rows = sums[0].item<double>();
+    samples = sums[1].item<double>();
+  }
+  return rows / samples;
 }
 
 at::Tensor ModelDivision::padded(const at::Tensor& tokens) const {

@@ -40,6 +40,9 @@ class ModelDivision {
 
   // logits: of this process; targets: (B, T), of whole sequences. The mean over all tokens.
   at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets) const;
+  // The rows of a part of a batch among those of the batch: of this process, or of all processes if
+  // the loss is the mean over the tokens of all. Collective with experts.
+  double share_of_step(int64_t num_rows, int64_t num_samples) const;
   // tokens: (B, T), T at most the model's context. With zeros behind them, if the processes that
   // divide the tokens could not divide T.
   at::Tensor padded(const at::Tensor& tokens) const;
@@ -65,6 +68,7 @@ class ModelDivision {
   int64_t num_tokens_;
   int64_t vocabulary_;
   bool pads_;
+  std::vector<std::string> token_axes_;     // with experts
   std::vector<std::string> averaged_axes_;  // those of the strategy
   double num_averaged_;
   std::optional<ContextParallel> context_;

@@ -108,6 +108,18 @@ TEST(RunLayout, WhatExpertsDoNotHaveIsRefused) {
             "run.accumulate is 2, but the load-balancing loss of a step is not the mean of those "
             "of its parts, and model.experts is 8: choose 1; model.checkpoint_activations=blocks "
             "saves memory, too");
+  config.model.auxiliary_loss = 0;
+  EXPECT_EQ(refusal(config, 1), "accepted");
+  config.model.capacity_factor = 1.5;
+  EXPECT_EQ(refusal(config, 1),
+            "run.accumulate is 2, but model.capacity_factor limits the tokens of an expert in a "
+            "whole step, and model.experts is 8: choose 1; model.checkpoint_activations=blocks "
+            "saves memory, too");
+  config = experts_with({.pipeline = 2});
+  config.model.auxiliary_loss = 0;
+  EXPECT_EQ(refusal(config, 2),
+            "parallel.pipeline is 2, but model.experts is 8, and the trainer does not divide the "
+            "experts of a pipeline's stages: choose 1");
   config = experts_with({.context = 2});
   config.model.capacity_factor = 1.5;
   EXPECT_EQ(refusal(config, 2),

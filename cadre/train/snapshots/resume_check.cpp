@@ -28,6 +28,24 @@ const Reasons kWarned = {
     {"model.context", "samples have other boundaries, so the position in the data has changed"}};
 const std::set<std::string_view> kIgnored = {"run.name", "run.folder", "run.resume"};
 
+bool keeps_momentum(const OptimizerConfig& optimizer) {
+  return (optimizer.kind == "sgd" || optimizer.kind == "rmsprop") && optimizer.momentum > 0;
+}
+
+// Why the run cannot continue with the new value of a key that has changed; empty if it can.
+std::string_view refusal_of(const std::string& key, const Config& before, const Config& now) {
+  if (key == "model.heads" && now.model.kind != "gpt") return "";
+  if (key == "model.experts_per_token" && now.model.experts == 0) return "";
+  if (key == "optimizer.momentum" &&
+      keeps_momentum(before.optimizer) != keeps_momentum(now.optimizer)) {
+    return keeps_momentum(now.optimizer)
+               ? "the saved states are those of an optimizer without momentum"
+               : "the saved states are those of an optimizer with momentum";
+  }
+  const auto refused = kRefused.find(key);
+  return refused == kRefused.end() ? std::string_view() : refused->second;
+}
+
 }  // namespace
 
 std::vector<std::string> check_resumed_config(const Config& before, const Config& now) {
@@ -42,14 +60,12 @@ std::vector<std::string> check_resumed_config(const Config& before, const Config
     const std::string then = value_text(old_fields[i]);
     const std::string present = value_text(new_fields[i]);
     if (then == present || kIgnored.contains(key)) continue;
-    if (key == "model.heads" && now.model.kind != "gpt") continue;
-    if (key == "model.experts_per_token" && now.model.experts == 0) continue;
-    if (const auto refused = kRefused.find(key); refused != kRefused.end()) {
+    if (const std::string_view refusal = refusal_of(key, before, now); !refusal.empty()) {
       throw Error(
           ErrorCode::kInvalidArgument,
           cadre::format("{} was {} when the snapshot was written and is {} now: {}; restore "
                         "it, or start at step 0 with run.resume=none",
-                        key, then, present, refused->second));
+                        key, then, present, refusal));
     }
     changes += cadre::format("{}{} {} -> {}", changes.empty() ? "" : ", ", key, then, present);
     if (const auto warned = kWarned.find(key); warned != kWarned.end()) {

@@ -6,13 +6,17 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <string_view>
 #include <utility>
 
 #include "cadre/base/error.h"
+#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/checkpoint/file_digests.h"
 #include "cadre/checkpoint/safetensors.h"
 #include "cadre/checkpoint/sharded_load.h"
 #include "cadre/checkpoint/snapshot_folder.h"
+#include "cadre/os/files/read_only_file.h"
 #include "cadre/train/common_error.h"
 #include "cadre/train/config/config_file.h"
 #include "cadre/train/snapshots/resume_check.h"
@@ -68,11 +72,10 @@ std::string remedy_for(const std::string& snapshot) {
   return "no other snapshot is intact: start at step 0 with run.resume=none";
 }
 
-// Adds a remedy to an error of a damaged snapshot.
+// Adds a remedy to an error of a damaged snapshot, and to no other one: with another setting, or
+// once a file can be read again, the snapshot is as good as before.
 Error with_remedy(const Error& error, const std::string& snapshot) {
-  const bool is_damaged =
-      error.code() == ErrorCode::kCorruption || error.code() == ErrorCode::kUnavailable;
-  if (!is_damaged) return error;
+  if (error.code() != ErrorCode::kCorruption) return error;
   return Error(error.code(), cadre::format("{}; {}", error.message(), remedy_for(snapshot)));
 }
 
@@ -132,6 +135,17 @@ Resumption Resumption::open(const std::string& snapshot, const Config& now, cons
   }
 }
 
+std::string Resumption::identity() const {
+  const std::string listed = cadre::format("{}/{}", snapshot_, kDigestsName);
+  const bool has_digests = std::filesystem::exists(listed);
+  const auto file =
+      os::ReadOnlyFile::open(has_digests ? listed : snapshot_ + "/state.json").value_or_throw();
+  const ConstBytes bytes = file.bytes();
+  Fnv1a hash;
+  hash.add(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  return cadre::format("that of step {} with the digest {:016x}", state_.step, hash.value());
+}
+
 std::optional<BucketLayout> Resumption::bucket_layout() const {
   if (state_.bucket_layout.empty()) return std::nullopt;
   return BucketLayout::parse(state_.bucket_layout);
@@ -144,19 +158,27 @@ void Resumption::restore_generator(Rank rank) const {
   const at::Tensor& state = state_.generators[index];
   at::Generator generator = at::detail::getDefaultCPUGenerator();
   if (state.numel() != generator.get_state().numel()) {
-    const Error error(ErrorCode::kCorruption,
-                      cadre::format("{}: a generator's state has {} bytes instead of {}", snapshot_,
-                                    state.numel(), generator.get_state().numel()));
-    throw with_remedy(error, snapshot_);
+    throw_wrong_generator(cadre::format("a generator's state has {} bytes instead of {}",
+                                        state.numel(), generator.get_state().numel()));
   }
   try {
     generator.set_state(state);
   } catch (const c10::Error& error) {
-    throw with_remedy(
-        Error(ErrorCode::kCorruption, cadre::format("{}: the state of a generator is refused: {}",
-                                                    snapshot_, error.what_without_backtrace())),
-        snapshot_);
+    throw_wrong_generator(
+        cadre::format("the state of a generator is refused: {}", error.what_without_backtrace()));
   }
+}
+
+// Where digests have shown that the bytes are those that were written, another libtorch wrote them.
+void Resumption::throw_wrong_generator(const std::string& problem) const {
+  if (state_.format < kFirstFormatWithDigests) {
+    throw with_remedy(Error(ErrorCode::kCorruption, cadre::format("{}: {}", snapshot_, problem)),
+                      snapshot_);
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              cadre::format("{}: {}: it was written with another version of libtorch; resume with "
+                            "that one, or start at step 0 with run.resume=none",
+                            snapshot_, problem));
 }
 
 void Resumption::restore(Strategy& strategy, Optimizer& optimizer,

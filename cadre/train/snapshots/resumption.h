@@ -1,9 +1,10 @@
 // Resumes from a snapshot that was written under any strategy and by any number of ranks.
 //
 // Threads: one. Blocking: reads a disk; restore() is collective. Lifetime: plain values. Errors:
-// kInvalidArgument for a snapshot that does not match the run; kCorruption for a damaged one, with
-// the file and the newest intact snapshot of the run. restore() throws them as CommonErrors, and
-// failures of the group as they are.
+// kInvalidArgument for a snapshot that does not match the run, such as one of other settings;
+// kUnavailable for a file that cannot be read; kCorruption for damaged bytes and missing files,
+// with the file and the newest intact snapshot of the run. restore() throws them as CommonErrors,
+// and failures of the group as they are.
 #pragma once
 
 #include <optional>
@@ -31,6 +32,8 @@ class Resumption {
   // Messages for the user about changes since the snapshot, and about what cannot be checked.
   const std::vector<std::string>& remarks() const { return remarks_; }
   std::optional<BucketLayout> bucket_layout() const;
+  // What determines the snapshot's content, to compare it among ranks. Local; reads a small file.
+  std::string identity() const;
 
   // Restores the default generator of this rank, if the snapshot has its state. Local.
   void restore_generator(Rank rank) const;
@@ -41,6 +44,7 @@ class Resumption {
   Resumption(std::string snapshot, TrainState state, std::vector<std::string> remarks);
 
   NamedTensors load(const SnapshotParts& parts, const ProcessGroup& world) const;
+  [[noreturn]] void throw_wrong_generator(const std::string& problem) const;
 
   std::string snapshot_;
   TrainState state_;

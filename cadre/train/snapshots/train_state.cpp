@@ -105,7 +105,7 @@ void check_format(const Json& json, int oldest, int newest) {
 
 // `parse` throws if the text of the file is invalid.
 template <typename Parse>
-TrainState parsed(const std::string& path, const Parse& parse) {
+auto parsed(const std::string& path, const Parse& parse) {
   try {
     return parse();
   } catch (const Error& error) {
@@ -151,11 +151,17 @@ std::string state_text(const TrainState& state) {
 }
 
 TrainState read_train_state(const std::string& folder) {
-  if (is_in_parts(folder)) return state_in_manifest(SnapshotReader::open(folder));
   const std::string digests_path = cadre::format("{}/{}", folder, kDigestsName);
   const bool has_digests = std::filesystem::exists(digests_path);
+  if (is_in_parts(folder)) {
+    if (!has_digests) throw Error(ErrorCode::kCorruption, digests_path + " is missing");
+    return state_in_manifest(SnapshotReader::open(folder));
+  }
   if (has_digests) check_digests(folder, kFiles).value_or_throw();
   const std::string path = folder + "/state.json";
+  if (!std::filesystem::exists(path)) {
+    throw Error(ErrorCode::kCorruption, path + " is missing");
+  }
   const std::string text = os::read_file(path, kMaxStateBytes).value_or_throw();
   TrainState state = parsed(path, [&] {
     const Json json = Json::parse(text);
@@ -168,6 +174,14 @@ TrainState read_train_state(const std::string& folder) {
     throw Error(ErrorCode::kCorruption, digests_path + " is missing");
   }
   return state;
+}
+
+std::optional<double> best_loss_in(const std::string& folder) {
+  if (is_in_parts(folder))
+    return state_in_manifest(SnapshotReader::open(folder)).best_held_out_loss;
+  const std::string path = folder + "/state.json";
+  const std::string text = os::read_file(path, kMaxStateBytes).value_or_throw();
+  return parsed(path, [&] { return from_json(Json::parse(text)).best_held_out_loss; });
 }
 
 void check_snapshot(const std::string& folder) {

@@ -59,6 +59,8 @@ std::string state_text(const TrainState& state);
 // manifest, because load_sharded() checks the other files. For formats 1 and 2 it only compares the
 // step with the name of the folder.
 TrainState read_train_state(const std::string& folder);
+// The lowest held-out loss until the snapshot, without a check of the digests of tensors.
+std::optional<double> best_loss_in(const std::string& folder);
 // As read_train_state(), and checks all files that have digests.
 void check_snapshot(const std::string& folder);
 

@@ -1,19 +1,20 @@
 #include "cadre/train/tasks/run_setup.h"
 
-#include <ATen/ops/empty.h>
+#include <torch/version.h>
 
-#include <array>
-#include <bit>
 #include <filesystem>
 #include <string>
 #include <system_error>
 #include <utility>
 
 #include "cadre/base/error.h"
+#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/checkpoint/file_digests.h"
 #include "cadre/checkpoint/module_file.h"
 #include "cadre/checkpoint/sharded_load.h"
 #include "cadre/deferred/deferred_init.h"
+#include "cadre/os/files/read_only_file.h"
 #include "cadre/train/schedule.h"
 #include "cadre/train/snapshots/train_state.h"
 #include "cadre/train/text_source.h"
@@ -35,6 +36,22 @@ void load_weights(Model& model, const std::string& path) {
   } else {
     load(model, source);
   }
+}
+
+// The list of digests stands for a snapshot in parts.
+std::string digest_of_weights(const std::string& path) {
+  if (path.empty()) return "none";
+  if (!std::filesystem::exists(path)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("model.weights: there is no file or folder {}", path));
+  }
+  std::string source = weights_source(path);
+  if (std::filesystem::is_directory(source)) source = cadre::format("{}/{}", source, kDigestsName);
+  const auto file = os::ReadOnlyFile::open(source).value_or_throw();
+  const ConstBytes bytes = file.bytes();
+  Fnv1a hash;
+  hash.add(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
+  return cadre::format("{:016x} of {} bytes", hash.value(), bytes.size());
 }
 
 }  // namespace
@@ -78,31 +95,13 @@ void check_global_batch_size(const Config& config, const Task& task, int num_sha
   }
 }
 
-void check_equal_data(const Config& config, const Task& task, const ProcessGroup& world) {
+std::vector<AgreedField> agreed_inputs(const Config& config, const Task& task) {
   const DataIdentity data = task.data_identity();
-  const std::array<std::pair<const char*, int64_t>, 5> values = {
-      {{"the size of the data", data.size},
-       {"the fingerprint of the data", static_cast<int64_t>(data.fingerprint)},
-       {"run.global_batch_size", config.run.global_batch_size},
-       {"run.seed", config.run.seed},
-       {"data.held_out", std::bit_cast<int64_t>(config.data.held_out)}}};
-  const at::Tensor own = at::empty({static_cast<int64_t>(values.size())}, at::kLong);
-  for (size_t i = 0; i < values.size(); ++i) {
-    own.mutable_data_ptr<int64_t>()[i] = values[i].second;
-  }
-  const int world_size = world.world_size();
-  const at::Tensor all = at::empty({world_size, own.numel()}, at::kLong);
-  world.all_gather_into_tensor(all.flatten(), own);
-  for (int rank = 1; rank < world_size; ++rank) {
-    for (size_t i = 0; i < values.size(); ++i) {
-      const auto column = static_cast<int64_t>(i);
-      if (all[rank][column].item<int64_t>() == all[0][column].item<int64_t>()) continue;
-      throw Error(ErrorCode::kInvalidArgument,
-                  cadre::format("{} differs between process 0 and process {}: all processes need "
-                                "the same data and configuration",
-                                values[i].first, rank));
-    }
-  }
+  return {
+      {cadre::format("the number of {} of the data", task.item_name()), std::to_string(data.size)},
+      {"the digest of the data", cadre::format("{:016x}", data.fingerprint)},
+      {"the digest of model.weights", digest_of_weights(config.model.weights)},
+      {"the version of libtorch", TORCH_VERSION}};
 }
 
 std::unique_ptr<DataLoader> make_training_loader(const Config& config, const Task& task,

@@ -8,10 +8,12 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "cadre/base/deadline.h"
 #include "cadre/checkpoint/snapshot_parts.h"
 #include "cadre/data/data_loader.h"
+#include "cadre/group/agreement.h"
 #include "cadre/group/process_group.h"
 #include "cadre/mesh/data_ranks.h"
 #include "cadre/train/config/config.h"
@@ -29,9 +31,10 @@ std::unique_ptr<Task> open_task(const Config& config, Deadline deadline);
 // training data suffice for a step.
 void check_global_batch_size(const Config& config, const Task& task, int num_shares);
 
-// Collective. Throws unless all processes have the same data, batch size and seed, which processes
-// with the same samples need, too.
-void check_equal_data(const Config& config, const Task& task, const ProcessGroup& world);
+// What all processes of a run must have equal beside their configuration: the content of the data
+// and of model.weights, by digests, and the version of libtorch, which determines the last bits.
+// Local. Reads the file of model.weights.
+std::vector<AgreedField> agreed_inputs(const Config& config, const Task& task);
 
 // Collective in `group`. The batches of this rank; without a group, whole batches.
 // REQUIRES: check_global_batch_size().
