@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "cadre/base/format.h"
+#include "cadre/cli/path_options.h"
 #include "cadre/cli/torchrun_flags.h"
 
 namespace cadre::cli {
@@ -126,6 +127,12 @@ Status take_shutdown_timeout(const GivenOption& given, RunOptions& options) {
   return {};
 }
 
+Status take_flight_folder(const GivenOption& given, RunOptions& options) {
+  CADRE_RETURN_IF_ERROR(check_output_folder(given));
+  options.flight_folder = given.value;
+  return {};
+}
+
 template <auto kMember>
 Status take_text(const GivenOption& given, RunOptions& options) {
   options.*kMember = given.value;
@@ -154,8 +161,7 @@ constexpr std::array kAccepted{
                  Origin::kCadre,
                  take_text<&RunOptions::prefix_template>},
     AcceptedFlag{{"--role", "NAME"}, Origin::kTorchrun, take_text<&RunOptions::role>},
-    AcceptedFlag{
-        {"--flight-records", "FOLDER"}, Origin::kCadre, take_text<&RunOptions::flight_folder>},
+    AcceptedFlag{{"--flight-records", "FOLDER"}, Origin::kCadre, take_flight_folder},
     AcceptedFlag{{"--rdzv-id", "ID"}, Origin::kTorchrun, take_text<&RunOptions::run_id>},
     AcceptedFlag{{"--shutdown-timeout", "SECONDS"}, Origin::kTorchrun, take_shutdown_timeout},
     AcceptedFlag{{"--standalone", ""}, Origin::kTorchrun, ignore},
