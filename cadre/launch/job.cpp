@@ -455,8 +455,10 @@ void JobRun::leave_for_caller(const WorkerExit& failure) {
 
 int JobRun::finish() {
   const Deadline drained = system_.deadline_in(kDrainTimeout);
-  while (!group_.output_has_ended() && !drained.has_passed(system_.now())) {
-    group_.step({}, drained);
+  // What could not be killed holds its pipe, which does not end.
+  const Deadline ended = unkillable_.empty() ? drained : system_.deadline_in(kLinger);
+  while (!group_.output_has_ended() && !ended.has_passed(system_.now())) {
+    group_.step({}, ended);
   }
   group_.finish_output();
   for (const std::string& line : log_.take_last()) say(line);

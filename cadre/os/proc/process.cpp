@@ -163,7 +163,8 @@ Process::Process(Parts parts)
 
 Process::~Process() {
   if (try_wait()) return;
-  signal_group(SIGKILL);
+  // A program with set-user-ID may have become another user's.
+  if (::kill(-pid_, SIGKILL) != 0 && errno == EPERM) return;
   if (exit_event_.poll_handle() >= 0) {
     poll_one(exit_event_.poll_handle(), POLLIN, Deadline(monotonic_now() + kKillTimeout));
   }

@@ -4,7 +4,8 @@
 // parent-death signal to the *thread* that forked; everything else from one thread.
 // Blocking: start() until the child has executed the program or failed to (milliseconds);
 // the destructor for at most a second.
-// Lifetime: the destructor kills the child's process group and reaps the child if it still runs.
+// Lifetime: the destructor kills the child's process group and reaps the child if it still runs and
+// this user may kill it.
 // Errors: kInvalidArgument when the program cannot be executed, with the system's reason;
 // kUnavailable when the machine has no process, memory or descriptor left.
 #pragma once
