@@ -1,9 +1,8 @@
 // `--nproc-per-node auto | gpu | cpu`, on described machines and on this one.
-#include "cadre/cli/num_workers.h"
-
 #include <gmock/gmock.h>
 
 #include "cadre/cli/cadre_command_test.h"
+#include "cadre/cli/run_options.h"
 
 namespace cadre::cli {
 namespace {

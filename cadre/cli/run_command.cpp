@@ -7,7 +7,6 @@
 #include "cadre/base/format.h"
 #include "cadre/cli/command.h"
 #include "cadre/cli/launch_job.h"
-#include "cadre/cli/num_workers.h"
 #include "cadre/cli/run_options.h"
 #include "cadre/os/proc/executable.h"
 #include "cadre/os/proc/machine.h"

@@ -18,9 +18,9 @@
 #include "cadre/launch/worker_environment.h"
 #include "cadre/launch/worker_group.h"
 #include "cadre/os/host/descriptor_limit.h"
+#include "cadre/os/host/memory_kills.h"
 #include "cadre/os/host/wall_clock.h"
 #include "cadre/os/proc/descendants.h"
-#include "cadre/os/proc/memory_kills.h"
 #include "cadre/os/proc/signals.h"
 #include "cadre/store/tcp_store_server.h"
 
