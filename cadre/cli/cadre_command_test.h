@@ -65,7 +65,8 @@ class CadreCommand {
     }
     auto started = os::Process::start({.executable = std::move(executable),
                                        .arguments = std::move(words),
-                                       .environment = environment.to_texts()});
+                                       .environment = environment.to_texts(),
+                                       .ignored_signals = os::ignored_signals()});
     if (!started.ok()) throw started.error();
     process_ = *std::move(started);
   }

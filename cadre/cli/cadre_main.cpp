@@ -1,14 +1,14 @@
 // The `cadre` command. It links only the core, so it starts in milliseconds; the trainer, which
 // needs libtorch, is a separate program that it executes.
+#include <exception>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/cli/command.h"
 #include "cadre/cli/nearest.h"
-#include "cadre/os/proc/output_stream.h"
+#include "cadre/os/proc/inherited.h"
 
 namespace {
 
@@ -37,29 +37,29 @@ Commands
 const std::vector<std::string> kCommands{"run",      "train", "verify", "trace",
                                          "schedule", "info",  "help"};
 
-int dispatch(const std::string& command, Words words);
+int dispatch(const std::string& command, Words words, const cadre::os::Inherited& inherited);
 
 bool is_help(const std::string& word) {
   return word == "help" || word == "--help" || word == "-h";
 }
 
 // "help run" means "run --help".
-int help_command(Words words) {
+int help_command(Words words, const cadre::os::Inherited& inherited) {
   if (words.empty() || is_help(words.front())) {
     return cadre::cli::print(kHelp);
   }
   const std::vector<std::string> wants_help{"--help"};
-  return dispatch(words.front(), wants_help);
+  return dispatch(words.front(), wants_help, inherited);
 }
 
-int dispatch(const std::string& command, Words words) {
-  if (command == "run") return cadre::cli::run_command(words);
-  if (command == "train") return cadre::cli::train_command(words);
-  if (command == "verify") return cadre::cli::verify_command(words);
+int dispatch(const std::string& command, Words words, const cadre::os::Inherited& inherited) {
+  if (command == "run") return cadre::cli::run_command(words, inherited);
+  if (command == "train") return cadre::cli::train_command(words, inherited);
+  if (command == "verify") return cadre::cli::verify_command(words, inherited);
   if (command == "trace") return cadre::cli::trace_command(words);
   if (command == "schedule") return cadre::cli::schedule_command(words);
   if (command == "info") return cadre::cli::info_command(words);
-  if (is_help(command)) return help_command(words);
+  if (is_help(command)) return help_command(words, inherited);
   if (command == "--version" || command == "version") {
     return cadre::cli::print("cadre " CADRE_VERSION "\n");
   }
@@ -74,15 +74,15 @@ int dispatch(const std::string& command, Words words) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  cadre::os::fill_closed_streams();
-  const std::vector<std::string> words(argv + 1, argv + argc);
-  if (words.empty()) {
-    cadre::cli::print(kHelp);
-    return cadre::cli::kUsageExitCode;
-  }
   try {
-    return dispatch(words.front(), Words(words).subspan(1));
-  } catch (const cadre::Error& error) {
+    const cadre::os::Inherited inherited = cadre::os::take_over_process();
+    const std::vector<std::string> words(argv + 1, argv + argc);
+    if (words.empty()) {
+      cadre::cli::print(kHelp);
+      return cadre::cli::kUsageExitCode;
+    }
+    return dispatch(words.front(), Words(words).subspan(1), inherited);
+  } catch (const std::exception& error) {  // cadre::Error, or of the standard library
     return cadre::cli::fail("cadre", error.what(), 1);
   }
 }

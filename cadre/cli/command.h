@@ -9,6 +9,8 @@
 #include <string>
 #include <string_view>
 
+#include "cadre/os/proc/inherited.h"
+
 namespace cadre::cli {
 
 inline constexpr int kUsageExitCode = 2;
@@ -17,9 +19,10 @@ inline constexpr int kNotFoundExitCode = 127;
 
 using Words = std::span<const std::string>;
 
-int run_command(Words words);
-int train_command(Words words);
-int verify_command(Words words);
+// The commands that start processes give them back what this one inherited.
+int run_command(Words words, const os::Inherited& inherited);
+int train_command(Words words, const os::Inherited& inherited);
+int verify_command(Words words, const os::Inherited& inherited);
 int info_command(Words words);
 int trace_command(Words words);
 int schedule_command(Words words);
@@ -28,7 +31,8 @@ int schedule_command(Words words);
 int fail(std::string_view command, std::string_view sentence, int exit_code);
 
 // Writes the whole text of a command to standard output. Returns 0, or 1 if it could not be written
-// (a full disk, a closed descriptor), after a message on standard error.
+// (a full disk, a limit on files, a closed descriptor), after a message on standard error. A reader
+// that has gone needs no message: 141, as if SIGPIPE had ended the command.
 int print(std::string_view text);
 
 }  // namespace cadre::cli

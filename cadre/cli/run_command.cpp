@@ -18,25 +18,6 @@ namespace {
 
 constexpr std::string_view kRunCommand = "cadre run";
 
-Result<int> resolve_num_workers(const GivenOption& given, const os::Environment& environment) {
-  const os::MachineInfo machine = os::read_machine_info(environment);
-  const std::string& text = given.value;
-  if (text == "cpu") return machine.num_cores;
-  if (text == "auto") return machine.num_gpus > 0 ? machine.num_gpus : machine.num_cores;
-  if (text == "gpu") {
-    if (machine.num_gpus > 0) return machine.num_gpus;
-    return Error(ErrorCode::kInvalidArgument,
-                 given.text() + ": this machine has no GPU; say auto or a number");
-  }
-  const auto count = parse_integer(text);
-  if (!count || *count < 1 || *count > kMaxWorkers) {
-    return Error(ErrorCode::kInvalidArgument,
-                 cadre::format("{}: expected a number from 1 to {}, auto, gpu or cpu", given.text(),
-                               kMaxWorkers));
-  }
-  return *count;
-}
-
 // An address belongs to this host if a socket can listen on it.
 Status check_is_this_host(const NamedHost& named) {
   if (named.host == "localhost") return {};
@@ -79,7 +60,7 @@ Status resolve_program(const RunOptions& options, launch::JobSpec& spec) {
 
 }  // namespace
 
-int run_command(Words words) {
+int run_command(Words words, const os::Inherited& inherited) {
   const os::Environment environment = os::read_environment();
   const auto options = parse_run_options(words, environment);
   if (!options.ok()) return fail(kRunCommand, options.error().message(), kUsageExitCode);
@@ -92,7 +73,8 @@ int run_command(Words words) {
   }
   launch::JobSpec spec;
   spec.environment = environment;
-  const auto num_workers = resolve_num_workers(options->num_workers, environment);
+  spec.inherited = inherited;
+  const auto num_workers = num_workers_of(options->num_workers, os::read_machine_info(environment));
   if (!num_workers.ok()) return fail(kRunCommand, num_workers.error().message(), kUsageExitCode);
   if (options->no_python && options->is_module) {
     return fail(kRunCommand, "--no-python and -m contradict each other", kUsageExitCode);

@@ -9,6 +9,8 @@
 #include <system_error>
 
 #include "cadre/base/format.h"
+#include "cadre/cli/launch_job.h"
+#include "cadre/cli/path_options.h"
 #include "cadre/cli/torchrun_flags.h"
 
 namespace cadre::cli {
@@ -126,6 +128,12 @@ Status take_shutdown_timeout(const GivenOption& given, RunOptions& options) {
   return {};
 }
 
+Status take_flight_folder(const GivenOption& given, RunOptions& options) {
+  CADRE_RETURN_IF_ERROR(check_output_folder(given));
+  options.flight_folder = given.value;
+  return {};
+}
+
 template <auto kMember>
 Status take_text(const GivenOption& given, RunOptions& options) {
   options.*kMember = given.value;
@@ -154,8 +162,7 @@ constexpr std::array kAccepted{
                  Origin::kCadre,
                  take_text<&RunOptions::prefix_template>},
     AcceptedFlag{{"--role", "NAME"}, Origin::kTorchrun, take_text<&RunOptions::role>},
-    AcceptedFlag{
-        {"--flight-records", "FOLDER"}, Origin::kCadre, take_text<&RunOptions::flight_folder>},
+    AcceptedFlag{{"--flight-records", "FOLDER"}, Origin::kCadre, take_flight_folder},
     AcceptedFlag{{"--rdzv-id", "ID"}, Origin::kTorchrun, take_text<&RunOptions::run_id>},
     AcceptedFlag{{"--shutdown-timeout", "SECONDS"}, Origin::kTorchrun, take_shutdown_timeout},
     AcceptedFlag{{"--standalone", ""}, Origin::kTorchrun, ignore},
@@ -296,6 +303,24 @@ Result<RunOptions> parse_run_options(Words words, const os::Environment& environ
                  "no program to run; for example: cadre run --nproc-per-node 2 ./train");
   }
   return options;
+}
+
+Result<int> num_workers_of(const GivenOption& given, const os::MachineInfo& machine) {
+  const std::string& text = given.value;
+  if (text == "cpu") return machine.num_cores;
+  if (text == "auto") return machine.num_gpus > 0 ? machine.num_gpus : machine.num_cores;
+  if (text == "gpu") {
+    if (machine.num_gpus > 0) return machine.num_gpus;
+    return Error(ErrorCode::kInvalidArgument,
+                 given.text() + ": this machine has no GPU; say auto or a number");
+  }
+  const auto count = parse_integer(text);
+  if (!count || *count < 1 || *count > kMaxWorkers) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("{}: expected a number from 1 to {}, auto, gpu or cpu", given.text(),
+                               kMaxWorkers));
+  }
+  return *count;
 }
 
 }  // namespace cadre::cli

@@ -16,6 +16,7 @@
 #include "cadre/base/error.h"
 #include "cadre/cli/option_words.h"
 #include "cadre/os/proc/environment.h"
+#include "cadre/os/proc/machine.h"
 
 namespace cadre::cli {
 
@@ -44,6 +45,9 @@ struct RunOptions {
 };
 
 Result<RunOptions> parse_run_options(Words words, const os::Environment& environment);
+
+// How many workers `--nproc-per-node` means. auto: the GPUs, or the cores where there is no GPU.
+Result<int> num_workers_of(const GivenOption& given, const os::MachineInfo& machine);
 
 // The text of `cadre run --help`.
 std::string run_help();

@@ -11,6 +11,7 @@
 
 #include "cadre/cli/cadre_command_test.h"
 #include "cadre/cli/torchrun_flags.h"
+#include "cadre/testing/temporary_folder.h"
 
 namespace cadre::cli {
 namespace {
@@ -110,6 +111,17 @@ TEST(RunOptions, AMissingValueIsASentence) {
             "--nproc-per-node needs a value: --nproc-per-node N");
   EXPECT_EQ(refusal_of({"--rdzv_id", "--role", "x"}), "--rdzv_id needs a value: --rdzv_id ID");
   EXPECT_EQ(refusal_of({"--standalone=1"}), "--standalone=1: --standalone takes no value");
+}
+
+TEST(RunOptions, AFolderForRecordsIsAFolder) {
+  const cadre::testing::TemporaryFolder folder;
+  std::ofstream(folder.file("plain")) << "";
+  EXPECT_EQ(refusal_of({"--flight-records="}), "--flight-records needs a value");
+  EXPECT_EQ(refusal_of({"--flight-records", folder.file("plain")}),
+            "--flight-records " + folder.file("plain") +
+                ": that is a file; expected a folder, which is created if it is missing");
+  EXPECT_EQ(refusal_of({"--flight-records", folder.file("new/and/deep/")}), "accepted");
+  EXPECT_EQ(refusal_of({"--flight-records", folder.path()}), "accepted");
 }
 
 TEST(RunOptions, OfALetterThatIsNoneNamesTheHelp) {

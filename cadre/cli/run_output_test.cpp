@@ -36,6 +36,19 @@ TEST(RunOutput, TakesAPrefixTemplate) {
   EXPECT_EQ(result.output, "<trainer 0 0> hello 0\n");
 }
 
+TEST(RunOutput, TakesTorchrunsVariableForTheTemplate) {
+  constexpr const char* kVariable = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE";
+  EXPECT_EQ(run_cadre({"run", "--role", "trainer", "echo", "hello"},
+                      {{kVariable, "<${role_name}:${rank}> "}})
+                .output,
+            "<trainer:0> hello\n");
+  EXPECT_EQ(run_cadre({"run", "echo", "hello"}, {{kVariable, ""}}).output, "[0] hello\n");
+  EXPECT_EQ(run_cadre({"run", "--log-line-prefix-template", "> ", "echo", "hello"},
+                      {{kVariable, "<${rank}> "}})
+                .output,
+            "> hello\n");
+}
+
 TEST(RunOutput, AnEmptyTemplateMeansNoPrefix) {
   const auto result = run_cadre({"run", "--log-line-prefix-template", "", "echo", "hello"});
   EXPECT_EQ(result.output, "hello\n");

@@ -27,6 +27,14 @@ TEST_F(RunPython, RunsAScriptByItsSuffix) {
   EXPECT_EQ(result.output, "[0] 0 ['--lr', '0.1']\n");
 }
 
+TEST_F(RunPython, RunsAScriptOfAnyNameWhenTold) {
+  const auto script = write("job", "import sys\nprint(__name__, sys.argv[1:])\n");
+  const auto result = run_cadre({"run", "--run-path", script, "--lr"});
+  EXPECT_EQ(result.exit_code, 0) << result.error;
+  EXPECT_EQ(result.output, "[0] __main__ ['--lr']\n");
+  EXPECT_EQ(run_cadre({"run", script, "--lr"}).exit_code, 126);
+}
+
 TEST_F(RunPython, RunsAModule) {
   write("hello.py", "import sys\nprint(__name__, sys.argv[1:])\n");
   const auto result = run_cadre({"run", "-m", "hello", "--lr"}, {{"PYTHONPATH", folder_}});

@@ -89,7 +89,12 @@ std::optional<TorchInstallation> find_torch(const os::Environment& environment) 
     if (auto torch = read_torch(named)) return torch;
     return torch_below(named);
   }
-  if (auto torch = torch_below(fs::absolute(".venv"))) return torch;
+  // In a working directory that was removed there is none.
+  std::error_code failure;
+  const fs::path here = fs::current_path(failure);
+  if (!failure) {
+    if (auto torch = torch_below(here / ".venv")) return torch;
+  }
   if (auto torch = torch_of_python("python3", environment)) return torch;
   if (kBuiltWithFolder.empty()) return std::nullopt;
   return read_torch(kBuiltWithFolder);

@@ -5,6 +5,9 @@
 #include <span>
 #include <vector>
 
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+
 namespace cadre {
 namespace {
 
@@ -28,6 +31,13 @@ std::vector<int64_t> count_pairs(const TextCorpus& corpus, const TokenRange& ran
 }  // namespace
 
 double bigram_conditional_entropy(const TextCorpus& corpus, const TokenRange& range) {
+  if (range.begin < 0 || range.end > corpus.num_tokens() || range.end - 2 < range.begin) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format("bigram_conditional_entropy: tokens [{}, {}) of {}; expected at least "
+                      "two tokens of the text",
+                      range.begin, range.end, corpus.num_tokens()));
+  }
   const std::vector<int64_t> counts = count_pairs(corpus, range);
   double nats = 0;
   for (int64_t current = 0; current < kVocabularySize; ++current) {

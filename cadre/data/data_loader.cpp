@@ -1,17 +1,16 @@
 #include "cadre/data/data_loader.h"
 
 #include <algorithm>
-#include <array>
 #include <functional>
 #include <numeric>
-#include <span>
-#include <string>
+#include <string_view>
 #include <utility>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/data/distributed_sampler.h"
 #include "cadre/data/prefetcher.h"
+#include "cadre/group/agreement.h"
 #include "cadre/os/system.h"
 
 namespace cadre {
@@ -19,38 +18,44 @@ namespace {
 
 constexpr int kMaxThreads = 256;
 
-// What each rank sends when a loader is constructed. The mark tells it from the numbers that a rank
-// sends in another all_gather of this size.
-constexpr int64_t kMark = 0x63616472656c6f61;  // "cadreloa"
-using LoaderCall = std::array<int64_t, 7>;
-constexpr std::array<const char*, 7> kLoaderCallFields = {
-    "", "batch_size", "seed", "shuffle", "drop_last", "split", "dataset size"};
+constexpr std::string_view kSameOnAllRanks =
+    "all ranks need the same batch_size, seed, shuffle, drop_last, split and dataset";
 
-// Throws the same error on all ranks unless every rank has the same order of samples and the same
-// batches.
-void check_equal_on_all_ranks(const ProcessGroup& group, const LoaderCall& own) {
-  Communicator& communicator = group.communicator();
-  std::vector<LoaderCall> calls(static_cast<size_t>(group.world_size()));
-  communicator.all_gather(std::as_bytes(std::span(own)), std::as_writable_bytes(std::span(calls)),
-                          DType::kInt64, {.call = "DataLoader"});
-  for (size_t rank = 1; rank < calls.size(); ++rank) {
-    const auto [first, other] = std::ranges::mismatch(calls.front(), calls[rank]);
-    if (first == calls.front().end()) continue;
-    if (first == calls.front().begin()) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  cadre::format("DataLoader on group \"{}\": rank 0 and rank {} are in different "
-                                "operations; construct the loader on all ranks of its group, in "
-                                "the same order as other collectives",
-                                group.name(), rank));
-    }
+int64_t size_of(const Dataset* dataset) {
+  if (dataset == nullptr) {
+    throw Error(ErrorCode::kInvalidArgument, "DataLoader: the dataset is null");
+  }
+  const int64_t num_samples = dataset->size();
+  if (num_samples < 0) {
     throw Error(
         ErrorCode::kInvalidArgument,
-        cadre::format("DataLoader on group \"{}\": {} is {} on rank 0 and {} on rank {}; all ranks "
-                      "need the same batch_size, seed, shuffle, drop_last, split and dataset",
-                      group.name(),
-                      kLoaderCallFields[static_cast<size_t>(first - calls.front().begin())], *first,
-                      *other, rank));
+        cadre::format("DataLoader: the dataset's size() is {}; expected 0 or more", num_samples));
   }
+  return num_samples;
+}
+
+// Of options that may differ between ranks.
+void check_threads(const DataLoaderOptions& options) {
+  if (options.num_threads < 0 || options.num_threads > kMaxThreads || options.prefetch < 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("DataLoader: num_threads is {} and prefetch {}; expected 0 to {} "
+                              "threads, and a prefetch of at least 1 batch",
+                              options.num_threads, options.prefetch, kMaxThreads));
+  }
+}
+
+// Whatever decides which samples a batch has.
+std::vector<AgreedField> fields_of(const DataLoaderOptions& options, const Dataset& dataset,
+                                   int64_t num_samples) {
+  const auto number = [](auto value) { return cadre::format("{}", static_cast<int64_t>(value)); };
+  const std::optional<uint64_t> digest = dataset.digest();
+  return {{"batch_size", number(options.batch_size)},
+          {"seed", number(options.seed)},
+          {"shuffle", number(options.shuffle)},
+          {"drop_last", number(options.drop_last)},
+          {"split", number(options.split)},
+          {"dataset size", number(num_samples)},
+          {"dataset digest", digest ? cadre::format("{:016x}", *digest) : "none"}};
 }
 
 void check_options(const DataLoaderOptions& options, int64_t num_samples, int64_t world_size) {
@@ -60,18 +65,32 @@ void check_options(const DataLoaderOptions& options, int64_t num_samples, int64_
                               "expected at least one sample for each rank",
                               options.batch_size, world_size));
   }
-  if (options.num_threads < 0 || options.num_threads > kMaxThreads || options.prefetch < 1) {
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("DataLoader: num_threads is {} and prefetch {}; expected 0 to {} "
-                              "threads, and a prefetch of at least 1 batch",
-                              options.num_threads, options.prefetch, kMaxThreads));
-  }
   if (num_samples == 0 || (options.drop_last && num_samples < options.batch_size)) {
     throw Error(ErrorCode::kInvalidArgument,
                 cadre::format("DataLoader: the dataset has {} samples, which give no batch of {}; "
                               "use a smaller batch_size, or more samples",
                               num_samples, options.batch_size));
   }
+}
+
+// A dataset that returns fewer rows than it was asked for would change the mean over the batch.
+Batch checked(Batch batch, size_t num_samples) {
+  const auto has_rows = [&](const at::Tensor& tensor) {
+    return tensor.dim() > 0 && tensor.size(0) == static_cast<int64_t>(num_samples);
+  };
+  if (!batch.data.defined()) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "DataLoader: Dataset::get returned a batch without data");
+  }
+  for (const at::Tensor& tensor : {batch.data, batch.target}) {
+    if (!tensor.defined() || has_rows(tensor)) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("DataLoader: Dataset::get was asked for {} samples and returned a "
+                              "tensor of {} dimensions with {} rows; expected a row for each "
+                              "sample",
+                              num_samples, tensor.dim(), tensor.dim() > 0 ? tensor.size(0) : 0));
+  }
+  return batch;
 }
 
 }  // namespace
@@ -81,7 +100,7 @@ struct DataLoader::Prefetch {
            const DataLoaderOptions& options)
       : batches(*system, num_batches, std::move(fetch),
                 {.num_threads = options.num_threads,
-                 .depth = options.prefetch * options.num_threads,
+                 .depth = std::min(options.prefetch, num_batches) * options.num_threads,
                  .timeout = options.timeout}) {}
 
   std::unique_ptr<os::System> system = os::make_native_system();
@@ -95,30 +114,52 @@ DataLoader::~DataLoader() = default;
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderOptions& options)
     : dataset_(std::move(dataset)), options_(options) {
   options_.group.reset();
-  const int64_t num_samples = dataset_->size();
   share_.split = options.split;
   share_.batch_size = options.batch_size;
   if (options.group) {
     share_.rank = options.group->rank();
     share_.world_size = options.group->world_size();
   }
-  // Compared before they are checked: then all ranks check the same values and refuse them alike.
-  if (share_.world_size > 1) {
-    check_equal_on_all_ranks(*options.group, {kMark, options.batch_size, options.seed,
-                                              static_cast<int64_t>(options.shuffle),
-                                              static_cast<int64_t>(options.drop_last),
-                                              static_cast<int64_t>(options.split), num_samples});
+  const auto read = [&] {
+    check_threads(options);
+    num_samples_ = size_of(dataset_.get());
+  };
+  if (share_.world_size == 1) {
+    read();
+  } else {
+    check_equal_on_all_ranks(
+        *options.group, "DataLoader",
+        [&] {
+          read();
+          return fields_of(options, *dataset_, num_samples_);
+        },
+        kSameOnAllRanks);
   }
-  check_options(options, num_samples, share_.world_size);
+  // All ranks check the same values, and refuse them alike.
+  check_options(options, num_samples_, share_.world_size);
+}
+
+const Dataset& DataLoader::dataset() const {
+  if (dataset_ == nullptr) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "DataLoader: this loader was moved from; use the one that it was moved into");
+  }
+  return *dataset_;
 }
 
 int64_t DataLoader::batches_per_epoch() const {
-  const int64_t full = dataset_->size() / options_.batch_size;
-  const bool has_rest = dataset_->size() % options_.batch_size != 0;
+  (void)dataset();
+  const int64_t full = num_samples_ / options_.batch_size;
+  const bool has_rest = num_samples_ % options_.batch_size != 0;
   return full + (has_rest && !options_.drop_last ? 1 : 0);
 }
 
 DataLoader::Epoch DataLoader::epoch(int64_t epoch) {
+  (void)dataset();
+  if (epoch < 0) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("DataLoader: epoch {}; expected 0 or more", epoch));
+  }
   if (!is_positioned_ || position_.epoch != epoch) position_ = {.epoch = epoch, .samples = 0};
   is_positioned_ = false;
   prefetch_.reset();
@@ -126,12 +167,13 @@ DataLoader::Epoch DataLoader::epoch(int64_t epoch) {
 }
 
 void DataLoader::seek(const LoaderPosition& position) {
-  if (position.epoch < 0 || position.samples < 0 || position.samples > dataset_->size()) {
+  (void)dataset();
+  if (position.epoch < 0 || position.samples < 0 || position.samples > num_samples_) {
     throw Error(
         ErrorCode::kInvalidArgument,
         cadre::format("DataLoader: cannot seek to sample {} of epoch {}; expected a sample in "
                       "[0, {}] of an epoch from 0",
-                      position.samples, position.epoch, dataset_->size()));
+                      position.samples, position.epoch, num_samples_));
   }
   position_ = position;
   is_positioned_ = true;
@@ -144,8 +186,14 @@ DataLoader::Epoch::Iterator& DataLoader::Epoch::Iterator::operator++() {
 }
 
 bool DataLoader::next(Batch& batch) {
+  if (const int64_t now = dataset().size(); now != num_samples_) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("DataLoader: the dataset had {} samples when the loader was made and "
+                              "has {} now; make another loader, on all ranks",
+                              num_samples_, now));
+  }
   const int64_t begin = position_.samples;
-  const int64_t end = std::min(begin + options_.batch_size, dataset_->size());
+  const int64_t end = begin + std::min(options_.batch_size, num_samples_ - begin);
   if (begin == end || (options_.drop_last && end - begin < options_.batch_size)) {
     prefetch_.reset();
     return false;
@@ -160,9 +208,9 @@ void DataLoader::make_order() {
   if (order_epoch_ == position_.epoch) return;
   auto order = std::make_shared<std::vector<int64_t>>();
   if (options_.shuffle) {
-    *order = seeded_permutation(dataset_->size(), options_.seed + position_.epoch);
+    *order = seeded_permutation(num_samples_, seed_of_epoch(options_.seed, position_.epoch));
   } else {
-    order->resize(static_cast<size_t>(dataset_->size()));
+    order->resize(static_cast<size_t>(num_samples_));
     std::iota(order->begin(), order->end(), int64_t{0});
   }
   order_ = std::move(order);
@@ -171,7 +219,8 @@ void DataLoader::make_order() {
 
 std::vector<int64_t> DataLoader::samples_of(const Share& share, const std::vector<int64_t>& order,
                                             int64_t begin) {
-  const auto end = std::min(begin + share.batch_size, static_cast<int64_t>(order.size()));
+  const int64_t end =
+      begin + std::min(share.batch_size, static_cast<int64_t>(order.size()) - begin);
   if (share.split == BatchSplit::kConsecutive) {
     const int64_t count = end - begin;
     const auto first = order.begin() + begin;
@@ -189,16 +238,19 @@ std::vector<int64_t> DataLoader::samples_of(const Share& share, const std::vecto
 }
 
 Batch DataLoader::fetch(int64_t begin) {
-  if (options_.num_threads == 0) return dataset_->get(samples_of(share_, *order_, begin));
+  if (options_.num_threads == 0) {
+    const std::vector<int64_t> samples = samples_of(share_, *order_, begin);
+    return checked(dataset().get(samples), samples.size());
+  }
   if (!prefetch_) {
-    const int64_t size = dataset_->size() - begin;
-    const int64_t num_batches = options_.drop_last
-                                    ? size / options_.batch_size
-                                    : (size + options_.batch_size - 1) / options_.batch_size;
+    const int64_t size = num_samples_ - begin;
+    const bool has_rest = size % options_.batch_size != 0 && !options_.drop_last;
     prefetch_ = std::make_unique<Prefetch>(
-        num_batches,
+        size / options_.batch_size + (has_rest ? 1 : 0),
         [dataset = dataset_, order = order_, share = share_, begin](int64_t index) {
-          return dataset->get(samples_of(share, *order, begin + index * share.batch_size));
+          const std::vector<int64_t> samples =
+              samples_of(share, *order, begin + index * share.batch_size);
+          return checked(dataset->get(samples), samples.size());
         },
         options_);
   }

@@ -12,9 +12,12 @@
 // collective in a group of several ranks, until the group's timeout; a batch takes as long as
 // Dataset::get, or until a thread has fetched it; the destructor, seek() and epoch() wait until the
 // threads have finished their batches. Lifetime: shares the dataset; does not keep the group; an
-// Epoch must not outlive its loader. Errors: kInvalidArgument for options or a position out of
-// range, and on all ranks for options or a number of samples that differ between ranks; what
-// Dataset::get throws, at its batch, which can be requested again; kTimeout. Source:
+// Epoch must not outlive its loader. Errors: kInvalidArgument for options, an epoch or a position
+// out of range, for a loader that was moved from, for a batch with another number of rows than
+// samples were asked for, and for a dataset whose size has changed. In the constructor the same
+// error on all ranks, if one rank refuses its options or cannot read its dataset, or if options,
+// the number of samples or Dataset::digest() differ between ranks. What Dataset::get throws, at its
+// batch, which can be requested again; kTimeout. Source:
 // torch.utils.data.DataLoader and torchdata's StatefulDataLoader.
 // Guide: docs/guide/training.md.
 #pragma once
@@ -105,7 +108,8 @@ class CADRE_EXPORT DataLoader {
   DataLoader& operator=(DataLoader&&) noexcept;
   ~DataLoader();
 
-  // From the start of the epoch; the first call after a seek() into this epoch, from that position.
+  // From the start of the epoch, 0 or above; the first call after a seek() into this epoch, from
+  // that position.
   Epoch epoch(int64_t epoch);
   int64_t batches_per_epoch() const;
   int64_t batch_size() const { return share_.batch_size; }
@@ -125,6 +129,7 @@ class CADRE_EXPORT DataLoader {
   };
   struct Prefetch;  // the threads
 
+  const Dataset& dataset() const;  // throws if this loader was moved from
   bool next(Batch& batch);
   void make_order();
   // This rank's samples of the batch that begins at `begin` of the order.
@@ -133,13 +138,14 @@ class CADRE_EXPORT DataLoader {
   Batch fetch(int64_t begin);
 
   std::shared_ptr<const Dataset> dataset_;
+  int64_t num_samples_ = 0;    // of the dataset, when the loader was made
   DataLoaderOptions options_;  // without the group
   Share share_;
   LoaderPosition position_;
   bool is_positioned_ = false;
   // The samples of all ranks in epoch order_epoch_; shared with the threads.
   std::shared_ptr<const std::vector<int64_t>> order_;
-  int64_t order_epoch_ = -1;
+  int64_t order_epoch_ = -1;            // none
   std::unique_ptr<Prefetch> prefetch_;  // null until the first batch is requested
 };
 

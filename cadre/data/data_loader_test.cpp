@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -20,6 +22,8 @@ namespace cadre {
 namespace {
 
 using Indices = std::vector<int64_t>;
+
+constexpr SyntheticRegressionOptions kNine = {.num_samples = 9, .num_inputs = 2};
 
 // Its samples are their own indices.
 class Counting : public Dataset {
@@ -181,6 +185,55 @@ TEST(DataLoader, RanksWithDifferentOptionsAreRefusedAlike) {
               all_are("batch_size is 6 on rank 0 and 1"));
 }
 
+// Rank 1 of 3 makes the loader with `odd`, the others with nine samples.
+std::vector<std::string> refusals_with(const std::shared_ptr<const Dataset>& odd,
+                                       const DataLoaderOptions& odd_options = {.batch_size = 3}) {
+  std::vector<std::string> messages(3, "accepted");
+  const auto result = testing::run_groups(3, [&](const ProcessGroup& world) {
+    const bool is_odd = world.rank() == 1;
+    DataLoaderOptions own = is_odd ? odd_options : DataLoaderOptions{.batch_size = 3};
+    own.group = world;
+    try {
+      DataLoader(is_odd ? odd : std::make_shared<const SyntheticRegression>(kNine), own);
+    } catch (const Error& error) {
+      messages[static_cast<size_t>(world.rank())] = error.message();
+    }
+    world.barrier();  // the group has not failed
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  return messages;
+}
+
+// Throws something that is no std::exception.
+class Unreadable : public Counting {
+ public:
+  Unreadable() : Counting(9) {}
+  int64_t size() const override { throw 7; }
+};
+
+TEST(DataLoader, ARefusalOfOneRankIsThrownOnAllRanks) {
+  const auto all_have = [](const std::string& text) {
+    return ::testing::Each(::testing::AllOf(::testing::HasSubstr(text),
+                                            ::testing::HasSubstr("on rank 1 of 3 of group")));
+  };
+  EXPECT_THAT(refusals_with(nullptr), all_have("the dataset is null"));
+  EXPECT_THAT(refusals_with(std::make_shared<const Counting>(-5)), all_have("size() is -5"));
+  EXPECT_THAT(refusals_with(std::make_shared<const Unreadable>()), all_have("exception"));
+  EXPECT_THAT(refusals_with(std::make_shared<const SyntheticRegression>(kNine),
+                            {.batch_size = 3, .num_threads = -1}),
+              all_have("num_threads is -1"));
+}
+
+TEST(DataLoader, OtherSamplesOfEqualNumberAreRefusedOnAllRanks) {
+  SyntheticRegressionOptions other = kNine;
+  other.seed = 1;
+  EXPECT_THAT(refusals_with(std::make_shared<const SyntheticRegression>(other)),
+              ::testing::Each(::testing::AllOf(::testing::HasSubstr("dataset digest is "),
+                                               ::testing::HasSubstr("on rank 1; all ranks need"))));
+  EXPECT_THAT(refusals_with(std::make_shared<const SyntheticRegression>(kNine)),
+              ::testing::Each("accepted"));
+}
+
 TEST(DataLoader, AnotherOperationInItsPlaceIsRefusedOnAllRanks) {
   std::vector<std::string> messages(2, "accepted");
   const auto result = testing::run_groups(2, [&](const ProcessGroup& world) {
@@ -188,17 +241,17 @@ TEST(DataLoader, AnotherOperationInItsPlaceIsRefusedOnAllRanks) {
       if (world.rank() == 0) {
         (void)make_data_loader(Counting(9), {.batch_size = 2, .group = world});
       } else {
-        const Indices numbers = {1, 2, 3, 4, 5, 6, 7};
-        Indices all(14);
-        world.communicator().all_gather(std::as_bytes(std::span(numbers)),
-                                        std::as_writable_bytes(std::span(all)), DType::kInt64);
+        const std::vector<std::byte> bytes(128);  // as many as an agreement exchanges
+        std::vector<std::byte> all(256);
+        world.communicator().all_gather(bytes, all, DType::kUint8);
       }
     } catch (const Error& error) {
       messages[static_cast<size_t>(world.rank())] = error.message();
     }
   });
   ASSERT_TRUE(result.ok()) << result.failures();
-  EXPECT_THAT(messages[0], ::testing::HasSubstr("rank 0 and rank 1 are in different operations"));
+  EXPECT_THAT(messages[0],
+              ::testing::HasSubstr("rank 0 is in DataLoader and rank 1 is in another operation"));
 }
 
 TEST(DataLoader, GoesOnFromAnyPosition) {
@@ -282,6 +335,70 @@ TEST(DataLoader, AFailedBatchComesAtItsPlaceAndMayBeAskedForAgain) {
     loader.seek(loader.position());
     EXPECT_EQ(batches_of(loader, 0),
               (std::vector<Indices>{{10, 11, 12, 13, 14}, {15, 16, 17, 18, 19}}));
+  }
+}
+
+// Throws at one sample, something that is no std::exception.
+class Throwing : public Counting {
+ public:
+  Throwing() : Counting(20) {}
+  Batch get(std::span<const int64_t> indices) const override {
+    if (std::ranges::count(indices, 12) > 0) throw 12;
+    return Counting::get(indices);
+  }
+};
+
+TEST(DataLoader, WhatIsNoExceptionComesAtItsPlaceToo) {
+  for (const int num_threads : {0, 2}) {
+    DataLoader loader(std::make_shared<const Throwing>(),
+                      {.batch_size = 5, .shuffle = false, .num_threads = num_threads});
+    EXPECT_THROW(batches_of(loader, 0), int);
+    EXPECT_EQ(loader.position(), (LoaderPosition{0, 10}));
+  }
+}
+
+// A dataset that changes behind the loader: another size, fewer rows than asked for, no data.
+class Changing : public Counting {
+ public:
+  Changing() : Counting(20) {}
+  int64_t size() const override { return num_now; }
+  Batch get(std::span<const int64_t> indices) const override {
+    Batch batch = Counting::get(indices);
+    if (num_missing > 0)
+      batch.target = batch.target.narrow(0, 0, batch.target.size(0) - num_missing);
+    if (has_no_data) batch.data.reset();
+    return batch;
+  }
+
+  int64_t num_now = 20;
+  int64_t num_missing = 0;
+  bool has_no_data = false;
+};
+
+TEST(DataLoader, ADatasetThatChangesIsNamed) {
+  const auto refusal = [](int num_threads, const std::function<void(Changing&)>& change) {
+    auto dataset = std::make_shared<Changing>();
+    DataLoader loader(dataset, {.batch_size = 5, .num_threads = num_threads});
+    change(*dataset);
+    try {
+      batches_of(loader, 0);
+    } catch (const Error& error) {
+      return error.message();
+    }
+    return std::string("accepted");
+  };
+  for (const int num_threads : {0, 2}) {
+    EXPECT_EQ(refusal(num_threads, [](Changing&) {}), "accepted");
+    for (const int64_t size : {19, 21}) {
+      EXPECT_THAT(refusal(num_threads, [&](Changing& one) { one.num_now = size; }),
+                  ::testing::HasSubstr("the dataset had 20 samples when the loader was made"));
+    }
+    EXPECT_THAT(
+        refusal(num_threads, [](Changing& one) { one.num_missing = 1; }),
+        ::testing::HasSubstr("was asked for 5 samples and returned a tensor of 1 dimensions "
+                             "with 4 rows"));
+    EXPECT_THAT(refusal(num_threads, [](Changing& one) { one.has_no_data = true; }),
+                ::testing::HasSubstr("a batch without data"));
   }
 }
 

@@ -1,14 +1,14 @@
 // A finite number of samples, fetched by index.
 //
-// Threads: get() may be called from several threads at once. Blocking: get() may read a disk.
-// Lifetime: a batch owns its tensors. Errors: cadre::Error.
-// Source: map-style datasets of torch.utils.data, but with whole batches fetched at a time.
-// Guide: docs/guide/training.md.
+// Threads: get() may be called from several threads at once. Blocking: get() and digest() may read
+// a disk. Lifetime: a batch owns its tensors. Errors: cadre::Error. Source: map-style datasets of
+// torch.utils.data, but with whole batches fetched at a time. Guide: docs/guide/training.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "cadre/base/export.h"
@@ -24,9 +24,12 @@ struct Batch {
 class CADRE_EXPORT Dataset {
  public:
   virtual ~Dataset() = default;
-  virtual int64_t size() const = 0;  // samples
+  virtual int64_t size() const = 0;  // samples; the same as long as the dataset lives
   // The samples with these indices, in this order. REQUIRES: each in [0, size()).
   virtual Batch get(std::span<const int64_t> indices) const = 0;
+  // A number that is equal for equal samples and differs for others, for example a hash of all
+  // bytes. A DataLoader compares it among its ranks; without one it compares the sizes only.
+  virtual std::optional<uint64_t> digest() const { return std::nullopt; }
 };
 
 }  // namespace cadre

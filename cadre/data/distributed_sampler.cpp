@@ -13,6 +13,8 @@
 namespace cadre {
 namespace {
 
+constexpr int64_t kMaxSamples = int64_t{1} << 48;  // so that no sum of sizes overflows
+
 int64_t ceil_divide(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
@@ -27,12 +29,12 @@ void pad_by_repetition(std::vector<int64_t>& indices, size_t total) {
 
 DistributedSampler::DistributedSampler(const DistributedSamplerOptions& options)
     : options_(options) {
-  if (options.num_samples < 0 || options.world_size < 1 || options.rank < 0 ||
-      options.rank >= options.world_size) {
+  if (options.num_samples < 0 || options.num_samples > kMaxSamples || options.world_size < 1 ||
+      options.rank < 0 || options.rank >= options.world_size) {
     throw Error(ErrorCode::kInvalidArgument,
                 cadre::format("DistributedSampler: rank {} of {} over {} samples; expected a rank "
-                              "in [0, world_size) and no negative size",
-                              options.rank, options.world_size, options.num_samples));
+                              "in [0, world_size) and a number of samples in [0, {}]",
+                              options.rank, options.world_size, options.num_samples, kMaxSamples));
   }
 }
 
@@ -48,7 +50,7 @@ int64_t DistributedSampler::num_samples_per_rank() const {
 std::vector<int64_t> DistributedSampler::indices(int64_t epoch) const {
   std::vector<int64_t> all(static_cast<size_t>(options_.num_samples));
   if (options_.shuffle) {
-    all = seeded_permutation(options_.num_samples, options_.seed + epoch);
+    all = seeded_permutation(options_.num_samples, seed_of_epoch(options_.seed, epoch));
   } else {
     std::iota(all.begin(), all.end(), int64_t{0});
   }
@@ -68,10 +70,19 @@ std::vector<int64_t> DistributedSampler::indices(int64_t epoch) const {
 }
 
 std::vector<int64_t> seeded_permutation(int64_t num_samples, int64_t seed) {
+  if (num_samples < 0 || num_samples > kMaxSamples) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("seeded_permutation: {} samples; expected a number in [0, {}]",
+                              num_samples, kMaxSamples));
+  }
   auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(seed));
   const at::Tensor order = at::randperm(num_samples, generator, at::TensorOptions(at::kLong));
   const auto* first = order.const_data_ptr<int64_t>();
   return {first, first + num_samples};
+}
+
+int64_t seed_of_epoch(int64_t seed, int64_t epoch) {
+  return static_cast<int64_t>(static_cast<uint64_t>(seed) + static_cast<uint64_t>(epoch));
 }
 
 }  // namespace cadre

@@ -1,6 +1,7 @@
 // The samples of a rank in an epoch, in exactly the order of Python's DistributedSampler.
 //
-// Threads: plain values. Blocking: never. Errors: kInvalidArgument for a rank out of range.
+// Threads: plain values. Blocking: never. Errors: kInvalidArgument for a rank out of range, and for
+// a negative number of samples or one above 2^48.
 // Source: torch.utils.data.DistributedSampler: a permutation from a generator that is seeded with
 // seed + epoch, padded by repetition or truncated to a multiple of the world size; rank r takes
 // the r-th index and every world_size-th after it.
@@ -40,5 +41,8 @@ class CADRE_EXPORT DistributedSampler {
 // torch.randperm(num_samples) with a generator that is seeded with `seed`: the common order of all
 // ranks' samples.
 CADRE_EXPORT std::vector<int64_t> seeded_permutation(int64_t num_samples, int64_t seed);
+
+// seed + epoch, modulo 2^64: the seed of an epoch's order.
+CADRE_EXPORT int64_t seed_of_epoch(int64_t seed, int64_t epoch);
 
 }  // namespace cadre

@@ -12,6 +12,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/data/tensor_samples.h"
 #include "cadre/os/files/read_only_file.h"
 #include "cadre/wire/idx_file.h"
 
@@ -61,10 +62,6 @@ at::Tensor read(const std::string& folder, std::string_view part, std::string_vi
   return tensor;
 }
 
-std::string_view bytes_of(const at::Tensor& tensor) {
-  return {static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes()};
-}
-
 }  // namespace
 
 Mnist::Mnist(const std::string& folder, std::string_view part)
@@ -97,6 +94,7 @@ Batch Mnist::get(std::span<const int64_t> indices) const {
 }
 
 Mnist Mnist::slice(int64_t begin, int64_t end) const {
+  check_slice("Mnist", begin, end, size());
   Mnist part = *this;
   part.images_ = images_.narrow(0, begin, end - begin);
   part.labels_ = labels_.narrow(0, begin, end - begin);
@@ -105,9 +103,13 @@ Mnist Mnist::slice(int64_t begin, int64_t end) const {
 
 uint64_t Mnist::fingerprint() const {
   Fnv1a hash;
-  hash.add(bytes_of(images_));
-  hash.add(bytes_of(labels_));
+  hash.add(sample_bytes(images_));
+  hash.add(sample_bytes(labels_));
   return hash.value();
+}
+
+std::optional<uint64_t> Mnist::digest() const {
+  return digest_of({images_, labels_});
 }
 
 }  // namespace cadre

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -33,10 +34,11 @@ class CADRE_EXPORT Mnist : public Dataset {
 
   int64_t size() const override { return labels_.size(0); }
   Batch get(std::span<const int64_t> indices) const override;
-  // Samples [begin, end). REQUIRES: within [0, size()].
+  // Samples [begin, end). Throws kInvalidArgument unless they are within [0, size()].
   Mnist slice(int64_t begin, int64_t end) const;
   // Of all pixels and labels.
   uint64_t fingerprint() const;
+  std::optional<uint64_t> digest() const override;
 
  private:
   at::Tensor images_;  // (N, rows, columns) uint8

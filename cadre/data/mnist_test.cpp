@@ -65,6 +65,11 @@ TEST_F(MnistTest, ASliceIsAPart) {
   EXPECT_EQ(end.size(), 2);
   EXPECT_TRUE(end.get(Indices{0}).data.equal(mnist.get(Indices{1}).data));
   EXPECT_NE(end.fingerprint(), mnist.fingerprint());
+  EXPECT_NE(end.digest(), mnist.digest());
+  EXPECT_EQ(mnist.digest(), Mnist(folder_).digest());
+  EXPECT_THROW(mnist.slice(-1, 2), Error);
+  EXPECT_THROW(mnist.slice(2, 1), Error);
+  EXPECT_THROW(mnist.slice(0, 4), Error);
   EXPECT_EQ(mnist.slice(0, 3).fingerprint(), Mnist(folder_).fingerprint());
 }
 

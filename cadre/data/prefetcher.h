@@ -3,8 +3,8 @@
 // Threads: next() from one thread; `make` is called on num_threads threads at once. Blocking:
 // next(), until the item is ready or the timeout has passed; the destructor, until the threads have
 // finished their current items. Lifetime: borrows the System; what `make` captures must outlive the
-// prefetcher. Errors: next() throws what `make` threw for that item; kTimeout.
-// Source: torch.utils.data.DataLoader's workers and prefetch_factor.
+// prefetcher. Errors: kInvalidArgument for options out of range; next() throws what `make` threw
+// for that item; kTimeout. Source: torch.utils.data.DataLoader's workers and prefetch_factor.
 #pragma once
 
 #include <cstdint>
@@ -40,6 +40,14 @@ class Prefetcher {
         make_(std::move(make)),
         options_(options),
         taker_(system.make_waiter()) {
+    if (num_items < 0 || make_ == nullptr || options.num_threads < 1 || options.depth < 1) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          cadre::format("Prefetcher: {} items on {} threads with a depth of {}; expected no "
+                        "negative number of items, and a function, a thread and a depth of "
+                        "at least 1",
+                        num_items, options.num_threads, options.depth));
+    }
     for (int i = 0; i < options.num_threads; ++i) makers_.push_back(system.make_waiter());
     try {
       for (auto& maker : makers_) {

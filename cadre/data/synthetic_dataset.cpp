@@ -7,6 +7,10 @@
 #include <ATen/ops/tanh.h>
 #include <ATen/ops/tensor.h>
 
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+#include "cadre/data/tensor_samples.h"
+
 namespace cadre {
 namespace {
 
@@ -18,6 +22,13 @@ Batch rows_of(const at::Tensor& data, const at::Tensor& target, std::span<const 
 }  // namespace
 
 SyntheticRegression::SyntheticRegression(const SyntheticRegressionOptions& options) {
+  if (options.num_samples < 0 || options.num_inputs < 1 || options.num_outputs < 1) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format("SyntheticRegression: {} samples of {} inputs and {} outputs; expected "
+                      "no negative number of samples, and at least 1 input and 1 output",
+                      options.num_samples, options.num_inputs, options.num_outputs));
+  }
   auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(options.seed));
   const at::Tensor weight = at::randn({options.num_inputs, options.num_outputs}, generator);
   data_ = at::randn({options.num_samples, options.num_inputs}, generator);
@@ -28,7 +39,18 @@ Batch SyntheticRegression::get(std::span<const int64_t> indices) const {
   return rows_of(data_, target_, indices);
 }
 
+std::optional<uint64_t> SyntheticRegression::digest() const {
+  return digest_of({data_, target_});
+}
+
 SyntheticImages::SyntheticImages(const SyntheticImagesOptions& options) {
+  if (options.num_samples < 0 || options.num_classes < 1 || options.size < 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("SyntheticImages: {} samples of {} classes and {} pixels a side; "
+                              "expected no negative number of samples, and at least 1 class and 1 "
+                              "pixel",
+                              options.num_samples, options.num_classes, options.size));
+  }
   auto generator = at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(options.seed));
   const at::Tensor pictures =
       at::randn({options.num_classes, 1, options.size, options.size}, generator);
@@ -42,7 +64,12 @@ Batch SyntheticImages::get(std::span<const int64_t> indices) const {
   return rows_of(data_, target_, indices);
 }
 
+std::optional<uint64_t> SyntheticImages::digest() const {
+  return digest_of({data_, target_});
+}
+
 SyntheticImages SyntheticImages::slice(int64_t begin, int64_t end) const {
+  check_slice("SyntheticImages", begin, end, size());
   SyntheticImages part = *this;
   part.data_ = data_.narrow(0, begin, end - begin);
   part.target_ = target_.narrow(0, begin, end - begin);

@@ -1,7 +1,11 @@
 // Generated samples, for tests and examples without files.
 //
-// Threads: any. Blocking: never. Errors: none.
+// Threads: any. Blocking: never. Errors: kInvalidArgument for sizes out of range.
 #pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
 
 #include "cadre/base/export.h"
 #include "cadre/data/dataset.h"
@@ -23,6 +27,7 @@ class CADRE_EXPORT SyntheticRegression : public Dataset {
 
   int64_t size() const override { return data_.size(0); }
   Batch get(std::span<const int64_t> indices) const override;
+  std::optional<uint64_t> digest() const override;
 
  private:
   at::Tensor data_;
@@ -44,7 +49,8 @@ class CADRE_EXPORT SyntheticImages : public Dataset {
 
   int64_t size() const override { return target_.size(0); }
   Batch get(std::span<const int64_t> indices) const override;
-  // Samples [begin, end). REQUIRES: within [0, size()].
+  std::optional<uint64_t> digest() const override;
+  // Samples [begin, end). Throws kInvalidArgument unless they are within [0, size()].
   SyntheticImages slice(int64_t begin, int64_t end) const;
 
  private:

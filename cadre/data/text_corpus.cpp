@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <mutex>
 #include <system_error>
 #include <utility>
 
 #include "cadre/base/error.h"
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/data/content_hash.h"
 #include "cadre/os/files/read_only_file.h"
 
 namespace cadre {
@@ -17,7 +19,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kBinaryProbeBytes = 8000;
-constexpr size_t kFingerprintBytes = 64;
 
 struct Document {
   std::string_view text;
@@ -73,6 +74,8 @@ struct TextCorpus::Contents {
   std::vector<os::ReadOnlyFile> files;
   std::vector<Document> documents;
   int64_t num_tokens = 0;
+  std::once_flag is_hashed;
+  uint64_t fingerprint = 0;
 
   void add(os::ReadOnlyFile file) {
     const ConstBytes bytes = file.bytes();
@@ -101,7 +104,8 @@ TextCorpus::~TextCorpus() = default;
 
 TextCorpus TextCorpus::open(const std::string& path, const TextCorpusOptions& options) {
   std::vector<std::string> paths = {path};
-  if (fs::is_directory(path)) paths = files_below(path, options);
+  std::error_code unknown;  // opening it tells more
+  if (fs::is_directory(path, unknown)) paths = files_below(path, options);
   auto contents = std::make_unique<Contents>();
   for (const std::string& file : paths) {
     contents->add(os::ReadOnlyFile::open(file).value_or_throw());
@@ -115,31 +119,48 @@ TextCorpus TextCorpus::open(const std::string& path, const TextCorpusOptions& op
   return TextCorpus(std::move(contents));
 }
 
+TextCorpus::Contents& TextCorpus::contents() const {
+  if (contents_ == nullptr) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "TextCorpus: this corpus was moved from; use the one that it was moved into");
+  }
+  return *contents_;
+}
+
 int64_t TextCorpus::num_tokens() const {
-  return contents_->num_tokens;
+  return contents().num_tokens;
 }
 
 int64_t TextCorpus::num_documents() const {
-  return static_cast<int64_t>(contents_->documents.size());
+  return static_cast<int64_t>(contents().documents.size());
 }
 
 int64_t TextCorpus::num_files() const {
-  return static_cast<int64_t>(contents_->files.size());
+  return static_cast<int64_t>(contents().files.size());
 }
 
 uint64_t TextCorpus::fingerprint() const {
-  Fnv1a hash;
-  for (const Document& document : contents_->documents) {
-    const std::string_view text = document.text;
-    hash.add(std::to_string(text.size()));
-    hash.add(text.substr(0, kFingerprintBytes));
-    hash.add(text.substr(text.size() - std::min(text.size(), kFingerprintBytes)));
-  }
-  return hash.value();
+  Contents& own = contents();
+  std::call_once(own.is_hashed, [&] {
+    Fnv1a hash;
+    for (const Document& document : own.documents) {
+      hash.add(uint64_t{document.text.size()});
+      hash.add(content_hash(document.text));
+    }
+    own.fingerprint = hash.value();
+  });
+  return own.fingerprint;
 }
 
 void TextCorpus::copy_tokens(int64_t begin, std::span<int64_t> out) const {
-  const std::vector<Document>& documents = contents_->documents;
+  const std::vector<Document>& documents = contents().documents;
+  const int64_t left = num_tokens() - begin;
+  if (begin < 0 || left < 0 || out.size() > static_cast<size_t>(left)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("TextCorpus: {} tokens from {} on; the text has {}", out.size(),
+                              begin, num_tokens()));
+  }
+  if (out.empty()) return;
   auto document = std::ranges::upper_bound(documents, begin, {}, &Document::first_token) - 1;
   int64_t offset = begin - document->first_token;
   while (!out.empty()) {
@@ -157,6 +178,12 @@ void TextCorpus::copy_tokens(int64_t begin, std::span<int64_t> out) const {
 }
 
 TextSplit split_by_position(const TextCorpus& corpus, double held_out_fraction) {
+  if (!(held_out_fraction >= 0 && held_out_fraction <= 1)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("split_by_position: the fraction that is held out is {}; expected a "
+                              "number from 0 to 1",
+                              held_out_fraction));
+  }
   const int64_t num_tokens = corpus.num_tokens();
   const auto held_out =
       static_cast<int64_t>(std::floor(static_cast<double>(num_tokens) * held_out_fraction));

@@ -1,10 +1,14 @@
 // Samples for next-token prediction, from a range of a corpus.
 //
-// Threads, blocking, errors: as TextCorpus; kInvalidArgument for a range too short for one sample.
-// Lifetime: shares the corpus.
+// Threads, blocking, errors: as TextCorpus; kInvalidArgument for no corpus, a context below 1, a
+// range that is outside of the corpus or too short for one sample, and for a sample that is not
+// there. Lifetime: shares the corpus.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 
 #include "cadre/base/export.h"
 #include "cadre/data/dataset.h"
@@ -20,8 +24,11 @@ class CADRE_EXPORT TextDataset : public Dataset {
 
   int64_t size() const override { return num_samples_; }
   Batch get(std::span<const int64_t> indices) const override;
+  std::optional<uint64_t> digest() const override;
 
  private:
+  const TextCorpus& corpus() const;  // throws without one
+
   std::shared_ptr<const TextCorpus> corpus_;
   TokenRange range_;
   int64_t context_;

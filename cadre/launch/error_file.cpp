@@ -53,7 +53,7 @@ Status write_error_file(const std::string& path, const JobFailure& failure) {
   if (root["message"].is_object()) {
     // As in Python's subprocess: a signal is negative.
     const os::ExitStatus& status = failure.first.status;
-    root["message"]["errorCode"] = status.signal != 0 ? -status.signal : status.code;
+    root["message"]["errorCode"] = status.signal != 0 ? -status.signal : status.shell_code();
   }
   // Workers' lines may contain any bytes.
   const std::string text = root.dump(-1, ' ', false, Json::error_handler_t::replace);

@@ -24,11 +24,13 @@ std::string killed_meaning(uint64_t num_oom_kills) {
 }  // namespace
 
 std::string exit_name(const os::ExitStatus& status) {
+  if (!status.is_known) return "an unknown exit code";
   if (status.signal == 0) return cadre::format("exit code {}", status.code);
   return cadre::format("signal {} ({})", status.signal, os::signal_name(status.signal));
 }
 
 std::string exit_meaning(const os::ExitStatus& status, uint64_t num_oom_kills) {
+  if (!status.is_known) return "it was reaped by something other than this launcher";
   switch (status.signal) {
     case 0:
       break;

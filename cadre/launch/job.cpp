@@ -13,13 +13,14 @@
 #include "cadre/launch/error_file.h"
 #include "cadre/launch/exit_meaning.h"
 #include "cadre/launch/failure_report.h"
+#include "cadre/launch/line_prefix.h"
 #include "cadre/launch/queued_log.h"
 #include "cadre/launch/worker_environment.h"
 #include "cadre/launch/worker_group.h"
 #include "cadre/os/host/descriptor_limit.h"
+#include "cadre/os/host/memory_kills.h"
 #include "cadre/os/host/wall_clock.h"
 #include "cadre/os/proc/descendants.h"
-#include "cadre/os/proc/memory_kills.h"
 #include "cadre/os/proc/signals.h"
 #include "cadre/store/tcp_store_server.h"
 
@@ -53,21 +54,6 @@ std::string random_hex(os::System& system, size_t num_bytes) {
   std::string text;
   for (const std::byte byte : bytes) text += cadre::format("{:02x}", std::to_integer<int>(byte));
   return text;
-}
-
-std::string replace_all(std::string text, std::string_view macro, std::string_view value) {
-  for (size_t at = text.find(macro); at != std::string::npos;
-       at = text.find(macro, at + value.size())) {
-    text.replace(at, macro.size(), value);
-  }
-  return text;
-}
-
-// Colours that are readable on light and on dark terminals.
-std::string coloured(const std::string& prefix, Rank rank) {
-  constexpr std::array kColours{36, 33, 35, 32, 34, 31};
-  return cadre::format("\x1b[{}m{}\x1b[0m", kColours[static_cast<size_t>(rank) % kColours.size()],
-                       prefix);
 }
 
 std::string names_of(std::span<const os::Descendant> processes) {
@@ -119,6 +105,7 @@ class JobRun {
   void say(std::string_view line) { error_.append_line("cadre: ", line); }
   void say_stopped();
   void say_lost_output();
+  void say_unkillable();
   void show_log();
   int finish();
   void leave_for_caller(const WorkerExit& failure);
@@ -150,7 +137,7 @@ class JobRun {
   Phase phase_ = Phase::kRunning;
   Deadline phase_deadline_;
   TimePoint last_stop_signal_;
-  uint64_t worker_descriptors_ = 0;  // their soft limit
+  os::SoftLimits worker_limits_;
   bool has_said_lost_output_ = false;
   int stop_signal_ = 0;  // the first signal that stopped the job; 0 if none did
   bool guardian_is_gone_ = false;
@@ -166,11 +153,8 @@ class JobRun {
 };
 
 std::string JobRun::prefix_of(Rank rank) const {
-  const std::string number = cadre::format("{}", rank);
-  std::string prefix = replace_all(spec_.prefix_template, "${rank}", number);
-  prefix = replace_all(prefix, "${local_rank}", number);
-  prefix = replace_all(prefix, "${role_name}", spec_.role);
-  prefix = replace_all(prefix, "${host}", system_.host().name);
+  const std::string prefix = line_prefix(
+      spec_.prefix_template, {.rank = rank, .role = spec_.role, .host = system_.host().name});
   return spec_.colour_prefix && !prefix.empty() ? coloured(prefix, rank) : prefix;
 }
 
@@ -180,10 +164,10 @@ std::vector<WorkerSpec> JobRun::worker_specs(const JobIdentity& identity) {
     os::ProcessOptions process{
         .executable = spec_.executable,
         .environment = worker_environment(spec_.environment, identity, rank).to_texts(),
-        .soft_descriptor_limit = worker_descriptors_};
+        .ignored_signals = signals_ignored_by_workers(spec_.inherited.ignored_signals),
+        .soft_limits = worker_limits_};
     for (const std::string& argument : spec_.arguments) {
-      process.arguments.push_back(
-          replace_all(argument, "${local_rank}", cadre::format("{}", rank)));
+      process.arguments.push_back(with_local_rank(argument, rank));
     }
     specs.push_back(
         {.rank = rank,
@@ -194,7 +178,8 @@ std::vector<WorkerSpec> JobRun::worker_specs(const JobIdentity& identity) {
 }
 
 Status JobRun::raise_limits() {
-  worker_descriptors_ = os::raise_descriptor_limit().soft;
+  worker_limits_ = spec_.inherited.limits;
+  worker_limits_.descriptors = os::raise_descriptor_limit().soft;
   const uint64_t limit = os::descriptor_limit().soft;
   const uint64_t num_pipes = own_error_ ? 2 : 1;
   const uint64_t needed =
@@ -392,8 +377,11 @@ void JobRun::kill_all() {
 
 bool JobRun::is_over() {
   if (group_.all_ended() && !os::has_children()) return true;
-  if (phase_ != Phase::kKilling || !phase_deadline_.has_passed(system_.now())) return false;
-  unkillable_ = os::list_descendants();
+  if (phase_ != Phase::kKilling) return false;
+  std::vector<os::Descendant> left = os::list_descendants();
+  const bool is_hopeless = !left.empty() && std::ranges::none_of(left, os::may_signal);
+  if (!is_hopeless && !phase_deadline_.has_passed(system_.now())) return false;
+  unkillable_ = std::move(left);
   return true;
 }
 
@@ -422,6 +410,19 @@ void JobRun::advance() {
   enter(Phase::kStopping, kLeftoverGrace);
 }
 
+void JobRun::say_unkillable() {
+  const auto others = std::ranges::stable_partition(unkillable_, os::may_signal);
+  const std::span stuck(unkillable_.begin(), others.begin());
+  if (!stuck.empty()) {
+    say(cadre::format("could not be killed, because the kernel does not end {}: {}",
+                      stuck.size() == 1 ? "it" : "them", names_of(stuck)));
+  }
+  if (!others.empty()) {
+    say(cadre::format("could not be killed, because {} another user's: {}",
+                      others.size() == 1 ? "it is" : "they are", names_of(others)));
+  }
+}
+
 int JobRun::exit_code(const std::optional<WorkerExit>& failure) const {
   if (guardian_is_gone_) return 128 + SIGKILL;
   if (failure) return failure->status.shell_code();
@@ -431,8 +432,9 @@ int JobRun::exit_code(const std::optional<WorkerExit>& failure) const {
 
 // The worker has explained its failure on standard error.
 bool JobRun::has_reported(const os::ExitStatus& status) const {
-  return status.signal == 0 && std::ranges::find(spec_.reported_exit_codes, status.code) !=
-                                   spec_.reported_exit_codes.end();
+  return status.is_known && status.signal == 0 &&
+         std::ranges::find(spec_.reported_exit_codes, status.code) !=
+             spec_.reported_exit_codes.end();
 }
 
 // If this launcher is itself a worker of torchrun or of another launcher.
@@ -453,8 +455,10 @@ void JobRun::leave_for_caller(const WorkerExit& failure) {
 
 int JobRun::finish() {
   const Deadline drained = system_.deadline_in(kDrainTimeout);
-  while (!group_.output_has_ended() && !drained.has_passed(system_.now())) {
-    group_.step({}, drained);
+  // What could not be killed holds its pipe, which does not end.
+  const Deadline ended = unkillable_.empty() ? drained : system_.deadline_in(kLinger);
+  while (!group_.output_has_ended() && !ended.has_passed(system_.now())) {
+    group_.step({}, ended);
   }
   group_.finish_output();
   for (const std::string& line : log_.take_last()) say(line);
@@ -477,10 +481,7 @@ int JobRun::finish() {
                      .grace = grace_}));
   }
   if (failure) leave_for_caller(*failure);
-  if (!unkillable_.empty()) {
-    say(cadre::format("could not be killed, for they are stuck in the kernel: {}",
-                      names_of(unkillable_)));
-  }
+  say_unkillable();
   if (guardian_is_gone_) say("`cadre run` was killed; its workers were killed too");
   output_.drain(system_, drained);
   say_lost_output();
@@ -491,7 +492,6 @@ int JobRun::finish() {
 }  // namespace
 
 Result<int> run_job(os::System& system, const JobSpec& spec, os::Pollable& guardian_gone) {
-  os::ignore_broken_output();
   JobRun run(system, spec, guardian_gone);
   return run.run();
 }

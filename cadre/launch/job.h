@@ -18,6 +18,7 @@
 #include "cadre/base/log.h"
 #include "cadre/launch/buffered_output.h"
 #include "cadre/os/proc/environment.h"
+#include "cadre/os/proc/inherited.h"
 #include "cadre/os/system.h"
 
 namespace cadre::launch {
@@ -26,6 +27,7 @@ struct JobSpec {
   std::string executable;              // a path
   std::vector<std::string> arguments;  // argv; "${local_rank}" in them becomes the worker's rank
   os::Environment environment;         // torchrun's variables are added
+  os::Inherited inherited;             // by the launcher: workers get it back
   int num_workers = 1;
   std::string run_id;  // empty: a random one
   std::string role = "default";

@@ -1,6 +1,9 @@
 #include "cadre/launch/worker_environment.h"
 
+#include <signal.h>
+
 #include <algorithm>
+#include <array>
 
 #include "cadre/base/format.h"
 
@@ -39,6 +42,15 @@ os::Environment worker_environment(const os::Environment& inherited, const JobId
     environment.set("OMP_NUM_THREADS", cadre::format("{}", share));
   }
   return environment;
+}
+
+std::vector<int> signals_ignored_by_workers(std::span<const int> ignored) {
+  constexpr std::array kDefault{SIGINT, SIGQUIT, SIGTERM, SIGCHLD};
+  std::vector<int> kept;
+  std::ranges::copy_if(ignored, std::back_inserter(kept), [&](int signal) {
+    return std::ranges::find(kDefault, signal) == kDefault.end();
+  });
+  return kept;
 }
 
 void keep_freed_memory(os::Environment& environment) {

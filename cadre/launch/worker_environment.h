@@ -1,11 +1,13 @@
-// The environment of a worker: torchrun's variables and those of Cadre.
+// What a worker finds: torchrun's variables and those of Cadre, and which signals it ignores.
 //
 // Threads: plain values. Blocking: never. Every variable is listed in docs/guide/launching.md.
 // Source: torch.distributed.elastic's agent (RANK ... TORCHELASTIC_ERROR_FILE).
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
+#include <vector>
 
 #include "cadre/base/types.h"
 #include "cadre/os/host/secret.h"
@@ -32,6 +34,11 @@ std::string error_file_of(const JobIdentity& job, Rank rank);
 // of cores divided by the workers, is set only if `inherited` has none.
 os::Environment worker_environment(const os::Environment& inherited, const JobIdentity& job,
                                    Rank rank);
+
+// As from a shell, a worker ignores what the launcher was started with ignored (SIGHUP under
+// nohup), except the signals by which the launcher stops it, and SIGCHLD, without whose default a
+// program learns nothing of its children.
+std::vector<int> signals_ignored_by_workers(std::span<const int> ignored);
 
 // For programs whose steps allocate the same sizes again and again: makes glibc's malloc keep freed
 // memory, in huge pages, which saves system calls and TLB misses in each step. Does nothing if the

@@ -1,6 +1,7 @@
 #include "cadre/launch/worker_environment.h"
 
 #include <gtest/gtest.h>
+#include <signal.h>
 
 namespace cadre::launch {
 namespace {
@@ -37,6 +38,11 @@ TEST(WorkerEnvironment, KeepsFreedMemoryUnlessTheUserTunesMalloc) {
   environment.set("GLIBC_TUNABLES", "glibc.malloc.check=3");
   keep_freed_memory(environment);
   EXPECT_EQ(environment.get("GLIBC_TUNABLES"), "glibc.malloc.check=3");
+}
+
+TEST(WorkerEnvironment, WhatBreaksAWorkerIsNotLeftIgnored) {
+  const std::vector<int> ignored = {SIGHUP, SIGINT, SIGQUIT, SIGPIPE, SIGTERM, SIGCHLD, SIGXFSZ};
+  EXPECT_EQ(signals_ignored_by_workers(ignored), (std::vector<int>{SIGHUP, SIGPIPE, SIGXFSZ}));
 }
 
 }  // namespace

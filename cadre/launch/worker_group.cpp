@@ -14,6 +14,7 @@ namespace {
 
 using Stream = WorkerOutput::Stream;
 
+constexpr size_t kChunkBytes = 64 << 10;
 constexpr Duration kProgressPeriod = std::chrono::seconds(1);
 // One iteration suffices unless processes are being started.
 constexpr int kMaxSuspendRounds = 100;
@@ -31,15 +32,20 @@ struct WorkerGroup::Worker {
   bool was_asked_to_stop = false;
   int stopped_by = 0;  // when it was last checked
 
-  void pump(TimePoint now) {
+  void pump(Bytes buffer, TimePoint now) {
     output_is_open =
-        output_is_open && output.pump(Stream::kOutput, process->standard_output(), now);
-    error_is_open = error_is_open && output.pump(Stream::kError, process->standard_error(), now);
+        output_is_open && output.pump(Stream::kOutput, process->standard_output(), buffer, now);
+    error_is_open =
+        error_is_open && output.pump(Stream::kError, process->standard_error(), buffer, now);
   }
 };
 
 WorkerGroup::WorkerGroup(os::System& system, BufferedOutput& output, BufferedOutput& error)
-    : system_(system), output_(output), error_(error), last_progress_(system.now()) {}
+    : system_(system),
+      output_(output),
+      error_(error),
+      buffer_(kChunkBytes),
+      last_progress_(system.now()) {}
 
 WorkerGroup::~WorkerGroup() = default;
 
@@ -105,7 +111,7 @@ void WorkerGroup::step(std::span<os::PollItem> also, Deadline deadline) {
   const bool shows_progress = now - last_progress_ >= kProgressPeriod;
   if (shows_progress) last_progress_ = now;
   for (const auto& worker : workers_) {
-    worker->pump(now);
+    worker->pump(buffer_, now);
     worker->output.show_unfinished(now);
     if (shows_progress) worker->output.show_progress(now);
   }

@@ -109,6 +109,7 @@ class WorkerGroup {
   BufferedOutput& error_;
   std::vector<std::unique_ptr<Worker>> workers_;
   std::vector<WorkerExit> exits_;
+  std::vector<std::byte> buffer_;  // not on the stack, which may be small
   std::vector<os::Descendant> asked_leftovers_;
   TimePoint last_progress_;
   bool is_suspended_ = false;

@@ -1,14 +1,11 @@
 #include "cadre/launch/worker_output.h"
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <utility>
 
 namespace cadre::launch {
 namespace {
-
-constexpr size_t kChunkBytes = 64 << 10;
 
 LineSplitter::Returns returns_on(const BufferedOutput& sink) {
   return sink.is_terminal() ? LineSplitter::Returns::kRewriteTheLine : LineSplitter::Returns::kKept;
@@ -43,11 +40,10 @@ void WorkerOutput::feed(Lane& target, std::string_view bytes, TimePoint now) {
   });
 }
 
-bool WorkerOutput::pump(Stream stream, os::PipeReader& from, TimePoint now) {
+bool WorkerOutput::pump(Stream stream, os::PipeReader& from, Bytes buffer, TimePoint now) {
   Lane& target = lane(stream);
   if (target.has_ended) return false;
   if (!may_write(target, now)) return true;
-  std::array<std::byte, kChunkBytes> buffer;
   const auto chunk = from.try_read(buffer);
   if (chunk.num_bytes > 0) {
     feed(target, {reinterpret_cast<const char*>(buffer.data()), chunk.num_bytes}, now);

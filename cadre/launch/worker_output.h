@@ -30,10 +30,10 @@ class WorkerOutput {
   WorkerOutput(WorkerOutputOptions options, BufferedOutput& output, BufferedOutput& error);
 
   enum class Stream { kOutput, kError };
-  // Reads at most 64 KiB from the worker, so that no worker starves the others; returns false at
-  // the end of the stream. Reads nothing while the launcher's output is full or claimed by another
-  // worker.
-  bool pump(Stream stream, os::PipeReader& from, TimePoint now);
+  // Reads at most the buffer's size from the worker, so that no worker starves the others; returns
+  // false at the end of the stream. Reads nothing while the launcher's output is full or claimed by
+  // another worker.
+  bool pump(Stream stream, os::PipeReader& from, Bytes buffer, TimePoint now);
   // Whether pump() would read.
   bool has_room(Stream stream, TimePoint now) const { return may_write(lane(stream), now); }
   // Shows the present text of progress bars, which do not end their line for a long time.

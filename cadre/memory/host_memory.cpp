@@ -99,8 +99,8 @@ HostMemoryLayout HostMemory::layout_of(size_t segment_bytes, HostMemoryLayout la
   return layout;
 }
 
-size_t HostMemory::default_slice_bytes(const os::HostInfo& host, int num_slots) {
-  const size_t most = layout_of(host.max_segment_bytes, {.num_slots = num_slots}).slice_bytes;
+size_t HostMemory::default_slice_bytes(const os::HostInfo& host, const HostMemoryLayout& layout) {
+  const size_t most = layout_of(host.max_segment_bytes, layout).slice_bytes;
   return std::min<size_t>(host.memory_bytes / kPageBytes * kPageBytes, most);
 }
 
@@ -139,7 +139,8 @@ Result<Piece> HostMemory::allocate(const PieceOptions& options) {
   reclaim();
   if (options.num_bytes > layout_.slice_bytes) {
     return Error(ErrorCode::kUnavailable,
-                 format("host memory: {} bytes are more than the whole slice of slot {}, {}",
+                 format("host memory: {} bytes are more than the whole slice of slot {}, {}, which "
+                        "is the machine's memory unless ulimit -f or -v of a process is lower",
                         options.num_bytes, slot_, layout_.slice_bytes));
   }
   const size_t size = round_to_pages(std::max<size_t>(options.num_bytes, 1));

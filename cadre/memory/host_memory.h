@@ -95,8 +95,9 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   static size_t segment_bytes(const HostMemoryLayout& layout);
   // The layout with the largest slices that a segment of this size has room for.
   static HostMemoryLayout layout_of(size_t segment_bytes, HostMemoryLayout layout);
-  // As much as the machine has memory, within the limit for a segment.
-  static size_t default_slice_bytes(const os::HostInfo& host, int num_slots);
+  // As much as the machine has memory, within the limit for a segment of this number of slots and
+  // this front.
+  static size_t default_slice_bytes(const os::HostInfo& host, const HostMemoryLayout& layout);
 
   // This rank's view of a segment that was zero when the first rank attached.
   static Result<std::shared_ptr<HostMemory>> attach(std::shared_ptr<os::SharedMemory> segment,

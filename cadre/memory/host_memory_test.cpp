@@ -240,10 +240,25 @@ TEST(HostMemoryLayoutTest, ASliceIsAsLargeAsTheMachineWithinTheLimit) {
   os::HostInfo host;
   host.memory_bytes = 1 << 30;
   host.max_segment_bytes = uint64_t{16} << 40;
-  EXPECT_EQ(HostMemory::default_slice_bytes(host, 8), size_t{1} << 30);
+  EXPECT_EQ(HostMemory::default_slice_bytes(host, {.num_slots = 8}), size_t{1} << 30);
   host.max_segment_bytes = 1 << 30;
-  EXPECT_EQ(HostMemory::default_slice_bytes(host, 8), (size_t{1} << 27) - 65536 * 128);
-  EXPECT_GE(HostMemory::default_slice_bytes(os::read_host_info(), 2), size_t{1} << 20);
+  EXPECT_EQ(HostMemory::default_slice_bytes(host, {.num_slots = 8}),
+            (size_t{1} << 27) - 65536 * 128);
+  EXPECT_GE(HostMemory::default_slice_bytes(os::read_host_info(), {.num_slots = 2}),
+            size_t{1} << 20);
+}
+
+// A segment beyond the limit would end the process by SIGXFSZ.
+TEST(HostMemoryLayoutTest, ASegmentWithItsFrontIsWithinTheLimit) {
+  os::HostInfo host;
+  host.memory_bytes = 1 << 30;
+  for (const uint64_t limit : {uint64_t{1} << 26, (uint64_t{1} << 28) + 1}) {
+    host.max_segment_bytes = limit;
+    HostMemoryLayout layout = {.num_slots = 3, .front_bytes = 5 * kPage};
+    layout.slice_bytes = HostMemory::default_slice_bytes(host, layout);
+    EXPECT_LE(HostMemory::segment_bytes(layout), limit);
+    EXPECT_GT(HostMemory::segment_bytes(layout), limit - 4 * kPage);
+  }
 }
 
 TEST(HostMemoryLayoutTest, ASegmentThatIsTooSmallIsRefused) {

@@ -64,31 +64,65 @@ class Parser {
 constexpr int kMaxWorldSize = 1 << 20;
 constexpr int kMaxInt = std::numeric_limits<int>::max();
 
-void parse_place(Parser& parser, JobEnvironment& environment) {
-  environment.world_size = parser.number("WORLD_SIZE", 1, kMaxWorldSize).value_or(1);
-  environment.rank = parser.number("RANK", 0, environment.world_size - 1).value_or(0);
-  environment.local_world_size = parser.number("LOCAL_WORLD_SIZE", 1, environment.world_size);
+// The variables by which something that starts processes tells each one its place.
+struct PlaceVariables {
+  std::string_view rank;
+  std::string_view world_size;
+  std::string_view local_rank;
+  std::string_view local_world_size;  // empty: there is none
+};
+
+constexpr PlaceVariables kTorchrun = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
+constexpr std::array kOtherStarters{
+    PlaceVariables{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+                   "OMPI_COMM_WORLD_LOCAL_SIZE"},
+    PlaceVariables{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
+    PlaceVariables{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""}};
+
+// Of mpirun or srun, if they started more than one process: without it each would train alone, and
+// nothing would say so.
+const PlaceVariables* other_starter(const Parser& parser) {
+  const auto found = std::ranges::find_if(kOtherStarters, [&](const PlaceVariables& names) {
+    const auto size = parser.text(names.world_size);
+    return size && *size != "1" && parser.text(names.rank);
+  });
+  return found == kOtherStarters.end() ? nullptr : &*found;
+}
+
+void parse_place(Parser& parser, const PlaceVariables& names, JobEnvironment& environment) {
+  environment.world_size = parser.number(names.world_size, 1, kMaxWorldSize).value_or(1);
+  environment.rank = parser.number(names.rank, 0, environment.world_size - 1).value_or(0);
+  if (!names.local_world_size.empty()) {
+    environment.local_world_size = parser.number(names.local_world_size, 1, environment.world_size);
+  }
   const int local_limit = environment.local_world_size.value_or(environment.world_size);
-  if (const auto local_rank = parser.number("LOCAL_RANK", 0, local_limit - 1)) {
+  if (const auto local_rank = parser.number(names.local_rank, 0, local_limit - 1)) {
     environment.local_rank = Rank(*local_rank);
   }
 }
 
-void parse_store(Parser& parser, JobEnvironment& environment) {
+// What is missing of the store's address, and what to do.
+std::string no_address(const Parser& parser, std::string_view absent, std::string_view choice,
+                       const PlaceVariables& names, int world_size) {
+  const std::string alone =
+      names.rank == kTorchrun.rank
+          ? ""
+          : "; for processes that have nothing to do with each other set RANK=0 WORLD_SIZE=1";
+  return format("{} {}, but {} is {}: start the program with cadre run, or {}{}", absent,
+                parser.absence(absent), names.world_size, world_size, choice, alone);
+}
+
+void parse_store(Parser& parser, const PlaceVariables& names, JobEnvironment& environment) {
   environment.master_addr = parser.text("MASTER_ADDR").value_or("");
   const auto port = parser.number("MASTER_PORT", 1, std::numeric_limits<uint16_t>::max());
   environment.master_port = static_cast<uint16_t>(port.value_or(0));
   if (environment.world_size > 1 && environment.master_addr.empty()) {
     parser.fail(
-        format("MASTER_ADDR {}, but WORLD_SIZE is {}: start the program with "
-               "cadre run, or name rank 0's host",
-               parser.absence("MASTER_ADDR"), environment.world_size));
+        no_address(parser, "MASTER_ADDR", "name rank 0's host", names, environment.world_size));
   }
   if (environment.world_size > 1 && !port) {
-    parser.fail(
-        format("MASTER_PORT {}, but WORLD_SIZE is {}: start the program with "
-               "cadre run, or choose a free port of rank 0's host",
-               parser.absence("MASTER_PORT"), environment.world_size));
+    parser.fail(no_address(parser, "MASTER_PORT", "choose a free port of rank 0's host", names,
+                           environment.world_size));
   }
   environment.uses_agent_store = parser.flag("TORCHELASTIC_USE_AGENT_STORE");
   const bool is_torchrun = environment.uses_agent_store && environment.job_token.empty();
@@ -133,7 +167,8 @@ Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up,
   environment.flight_folder = parser.text("CADRE_FLIGHT_RECORDS").value_or("");
   const bool has_rank = parser.text("RANK").has_value();
   const bool has_world_size = parser.text("WORLD_SIZE").has_value();
-  if (!has_rank && !has_world_size) return environment;
+  const PlaceVariables* other = has_rank || has_world_size ? nullptr : other_starter(parser);
+  if (!has_rank && !has_world_size && other == nullptr) return environment;
   if (has_rank != has_world_size) {
     const std::string_view absent = has_rank ? "WORLD_SIZE" : "RANK";
     return Error(ErrorCode::kInvalidArgument,
@@ -143,10 +178,11 @@ Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up,
   }
   environment.is_launched = true;
   environment.job_token = job_token;
-  parse_place(parser, environment);
+  const PlaceVariables& names = other != nullptr ? *other : kTorchrun;
+  parse_place(parser, names, environment);
   environment.restart_count = parser.number("TORCHELASTIC_RESTART_COUNT", 0, kMaxInt).value_or(0);
   environment.run_id = parser.text("TORCHELASTIC_RUN_ID").value_or("");
-  parse_store(parser, environment);
+  parse_store(parser, names, environment);
   if (parser.error()) return *parser.error();
   return environment;
 }

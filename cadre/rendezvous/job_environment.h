@@ -6,6 +6,11 @@
 //
 //   RANK, WORLD_SIZE               this process's number and how many there are; both or neither
 //   LOCAL_RANK, LOCAL_WORLD_SIZE   the same among the processes of this host; optional
+//   Without the first two, those of mpirun and srun, if they started several processes:
+//   OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE         Open MPI
+//   PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS          MPICH and its descendants
+//   SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID             srun; salloc and sbatch set no
+//                                                                 number of tasks of a step
 //   MASTER_ADDR, MASTER_PORT       where the job's store is; needed from two processes on
 //   TORCHELASTIC_RESTART_COUNT     how often the launcher restarted the job; absent: 0
 //   TORCHELASTIC_RUN_ID            the job's name in messages; optional

@@ -4,6 +4,8 @@
 
 #include <cstdlib>
 #include <map>
+#include <optional>
+#include <vector>
 
 namespace cadre {
 namespace {
@@ -55,6 +57,67 @@ TEST(JobEnvironment, ReadsWhatALauncherSays) {
   EXPECT_TRUE(environment->uses_agent_store);
   EXPECT_EQ(environment->job_token, "secret");
   EXPECT_EQ(environment->store_protocol, StoreProtocol::kNative);
+}
+
+struct Starter {
+  Variables variables;  // of process 2 of 3
+  std::optional<int> local_world_size;
+};
+
+const std::vector<Starter> kStarters = {
+    {{{"OMPI_COMM_WORLD_RANK", "2"},
+      {"OMPI_COMM_WORLD_SIZE", "3"},
+      {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+      {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}},
+     2},
+    {{{"PMI_RANK", "2"}, {"PMI_SIZE", "3"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}}, 2},
+    {{{"SLURM_PROCID", "2"},
+      {"SLURM_STEP_NUM_TASKS", "3"},
+      {"SLURM_LOCALID", "1"},
+      {"SLURM_NTASKS", "3"}},
+     std::nullopt}};
+
+TEST(JobEnvironment, ReadsWhatMpirunAndSrunSay) {
+  for (const Starter& starter : kStarters) {
+    Variables variables = starter.variables;
+    variables["MASTER_ADDR"] = "node0";
+    variables["MASTER_PORT"] = "29500";
+    const auto environment = parse(variables);
+    ASSERT_TRUE(environment.ok()) << environment.error().message();
+    EXPECT_TRUE(environment->is_launched);
+    EXPECT_EQ(environment->rank, 2);
+    EXPECT_EQ(environment->world_size, 3);
+    EXPECT_EQ(environment->local_rank, std::optional(Rank(1)));
+    EXPECT_EQ(environment->local_world_size, starter.local_world_size);
+    variables["RANK"] = "0";
+    variables["WORLD_SIZE"] = "1";
+    EXPECT_EQ(parse(variables)->world_size, 1) << "RANK and WORLD_SIZE take precedence";
+  }
+}
+
+// Otherwise each of the processes would train alone.
+TEST(JobEnvironment, UnderMpirunWithoutAnAddressIsAnErrorWithBothRemedies) {
+  for (const Starter& starter : kStarters) {
+    const auto environment = parse(starter.variables);
+    ASSERT_FALSE(environment.ok());
+    const std::string message = environment.error().message();
+    EXPECT_TRUE(message.starts_with("environment: MASTER_ADDR is not set, but ")) << message;
+    EXPECT_NE(message.find("SIZE is 3: ") == std::string::npos,
+              message.find("TASKS is 3: ") == std::string::npos);
+    EXPECT_TRUE(message.ends_with("set RANK=0 WORLD_SIZE=1")) << message;
+  }
+}
+
+TEST(JobEnvironment, OneProcessOfMpirunAndAnAllocationOfSlurmAreAWorldOfOne) {
+  for (const Variables& variables :
+       {Variables{{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}},
+        Variables{{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}},
+        Variables{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "0"}}}) {
+    const auto environment = parse(variables);
+    ASSERT_TRUE(environment.ok()) << environment.error().message();
+    EXPECT_FALSE(environment->is_launched);
+    EXPECT_EQ(environment->world_size, 1);
+  }
 }
 
 TEST(JobEnvironment, UnderTorchrunSpeaksC10d) {

@@ -1,9 +1,11 @@
 // `cadre train`: starts one or more ranks of the trainer, a separate program that links libtorch.
 #include <array>
+#include <utility>
 
 #include "cadre/base/format.h"
 #include "cadre/cli/command.h"
 #include "cadre/cli/option_words.h"
+#include "cadre/cli/path_options.h"
 #include "cadre/cli/train/trainer_program.h"
 
 namespace cadre::cli {
@@ -43,7 +45,7 @@ constexpr std::array<OptionSpec, 5> kTrainOptions{
     OptionSpec{"--print-config", ""}, OptionSpec{"--help", "", 'h'}};
 
 // Only the trainer knows its keys, so it prints the second part of the text.
-int print_help(const Result<std::string>& trainer) {
+int print_help(const Result<std::string>& trainer, const os::Inherited& inherited) {
   const Status can_run = trainer.ok() ? check_libraries(*trainer) : trainer.error();
   if (!can_run.ok()) {
     return print(cadre::format("{}The trainer, which lists the keys, is not available: {}\n",
@@ -51,39 +53,47 @@ int print_help(const Result<std::string>& trainer) {
   }
   if (const int failed = print(cadre::format("{}{}", kTrainHelp, kKeysTitle)); failed != 0)
     return failed;
-  return run_trainer(kTrainCommand, *trainer, {"--print-keys"}, 1);
+  return run_trainer({.command = kTrainCommand,
+                      .trainer = *trainer,
+                      .inherited = inherited,
+                      .words = {"--print-keys"}});
 }
 
 }  // namespace
 
-int train_command(Words words) {
+int train_command(Words words, const os::Inherited& inherited) {
   auto parsed = parse_words(kTrainCommand, kTrainOptions, OtherWords::kAmongOptions, words);
   if (!parsed.ok()) return fail(kTrainCommand, parsed.error().message(), kUsageExitCode);
   const auto num_workers = parse_num_workers(parsed->find("--nproc-per-node"));
   if (!num_workers.ok()) return fail(kTrainCommand, num_workers.error().message(), kUsageExitCode);
   const auto trainer = find_trainer();
-  if (parsed->find("--help") != nullptr) return print_help(trainer);
-  std::vector<std::string>& trainer_words = parsed->others;
+  if (parsed->find("--help") != nullptr) return print_help(trainer, inherited);
   const GivenOption* const json = parsed->find("--json");
   if (json != nullptr && parsed->find("--plan") == nullptr) {
     return fail(kTrainCommand,
                 cadre::format("{} is for --plan; add that, or leave it out", json->text()),
                 kUsageExitCode);
   }
-  if (const Status checked = check_configuration(kTrainCommand, trainer_words); !checked.ok()) {
+  if (const Status checked = check_output_file(json); !checked.ok()) {
+    return fail(kTrainCommand, checked.error().message(), kUsageExitCode);
+  }
+  if (const Status checked = check_configuration(kTrainCommand, parsed->others); !checked.ok()) {
     return fail(kTrainCommand, checked.error().message(), kUsageExitCode);
   }
   if (!trainer.ok()) return fail(kTrainCommand, trainer.error().message(), kNotFoundExitCode);
+  TrainerRun run = {.command = kTrainCommand,
+                    .trainer = *trainer,
+                    .inherited = inherited,
+                    .words = std::move(parsed->others)};
   if (parsed->find("--print-config") != nullptr) {  // independent of the number of processes
-    trainer_words.push_back("--print-config");
-    return run_trainer(kTrainCommand, *trainer, trainer_words, 1);
+    run.words.emplace_back("--print-config");
+  } else if (parsed->find("--plan") != nullptr) {  // one process computes it for all
+    run.words.push_back(cadre::format("--plan={}", *num_workers));
+    if (json != nullptr) run.words.push_back("--json=" + json->value);
+  } else {
+    run.num_workers = *num_workers;
   }
-  if (parsed->find("--plan") != nullptr) {  // one process computes it for all
-    trainer_words.push_back(cadre::format("--plan={}", *num_workers));
-    if (json != nullptr) trainer_words.push_back("--json=" + json->value);
-    return run_trainer(kTrainCommand, *trainer, trainer_words, 1);
-  }
-  return run_trainer(kTrainCommand, *trainer, trainer_words, *num_workers);
+  return run_trainer(std::move(run));
 }
 
 }  // namespace cadre::cli

@@ -84,26 +84,26 @@ Result<std::string> find_trainer() {
   return trainer->string();
 }
 
-int run_trainer(std::string_view command, const std::string& trainer,
-                std::vector<std::string> words, int num_workers,
-                const std::function<int(int)>& meaning) {
+int run_trainer(TrainerRun run) {
   launch::JobSpec spec;
-  spec.executable = trainer;
-  spec.arguments = std::move(words);
+  spec.executable = run.trainer;
+  spec.arguments = std::move(run.words);
   spec.arguments.insert(spec.arguments.begin(), "cadre-train");
   spec.environment = os::read_environment();
   launch::keep_freed_memory(spec.environment);
-  spec.num_workers = num_workers;
+  spec.inherited = std::move(run.inherited);
+  spec.num_workers = run.num_workers;
   spec.is_rank0_raw = true;
   spec.reported_exit_codes = {launch::kReportedUsageExitCode, launch::kReportedFailureExitCode,
                               launch::kReportedDeviationExitCode};
-  const auto library_path = trainer_library_path(trainer, spec.environment);
-  if (!library_path.ok()) return fail(command, library_path.error().message(), kNotFoundExitCode);
+  const auto library_path = trainer_library_path(run.trainer, spec.environment);
+  if (!library_path.ok())
+    return fail(run.command, library_path.error().message(), kNotFoundExitCode);
   if (*library_path) spec.environment.set("LD_LIBRARY_PATH", **library_path);
   if (os::OutputStream(os::OutputStream::Target::kStandardOutput).is_terminal()) {
     spec.environment.set("CADRE_PROGRESS", "terminal");
   }
-  return launch_job(command, std::move(spec), meaning);
+  return launch_job(run.command, std::move(spec), run.meaning);
 }
 
 Status check_libraries(const std::string& trainer) {

@@ -13,6 +13,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/cli/option_words.h"
+#include "cadre/os/proc/inherited.h"
 
 namespace cadre::cli {
 
@@ -28,9 +29,16 @@ Status check_configuration(std::string_view command, const std::vector<std::stri
 Result<std::string> find_trainer();
 Status check_libraries(const std::string& trainer);
 
-// Returns the exit code. `words` are passed to the trainer. `meaning`: see launch_job().
-int run_trainer(std::string_view command, const std::string& trainer,
-                std::vector<std::string> words, int num_workers,
-                const std::function<int(int)>& meaning = {});
+struct TrainerRun {
+  std::string_view command;  // "cadre train"
+  std::string trainer;       // of find_trainer()
+  os::Inherited inherited;   // by this command
+  std::vector<std::string> words;
+  int num_workers = 1;
+  std::function<int(int)> meaning = {};  // see launch_job()
+};
+
+// Returns the exit code.
+int run_trainer(TrainerRun run);
 
 }  // namespace cadre::cli

@@ -8,6 +8,7 @@
 #include "cadre/base/format.h"
 #include "cadre/cli/command.h"
 #include "cadre/cli/option_words.h"
+#include "cadre/cli/path_options.h"
 #include "cadre/cli/train/trainer_program.h"
 #include "cadre/launch/exit_meaning.h"
 
@@ -73,12 +74,12 @@ Status check_values(const ParsedWords& parsed) {
                    cadre::format("{}: expected float32 or float64", dtype->text()));
     }
   }
-  for (const char* name : {"--strategies", "--json"}) {
-    const GivenOption* given = parsed.find(name);
-    if (given == nullptr || !given->value.empty()) continue;
-    return Error(ErrorCode::kInvalidArgument, cadre::format("{} needs a value", given->spelling));
+  const GivenOption* strategies = parsed.find("--strategies");
+  if (strategies != nullptr && strategies->value.empty()) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("{} needs a value", strategies->spelling));
   }
-  return {};
+  return check_output_file(parsed.find("--json"));
 }
 
 // Exit code 1 means only a deviation.
@@ -89,7 +90,7 @@ int exit_code_of(int job) {
 
 }  // namespace
 
-int verify_command(Words words) {
+int verify_command(Words words, const os::Inherited& inherited) {
   auto parsed = parse_words(kVerifyCommand, kVerifyOptions, OtherWords::kAmongOptions, words);
   if (!parsed.ok()) return fail(kVerifyCommand, parsed.error().message(), kUsageExitCode);
   if (parsed->find("--help") != nullptr) return print(kVerifyHelp);
@@ -107,14 +108,18 @@ int verify_command(Words words) {
   }
   const auto trainer = find_trainer();
   if (!trainer.ok()) return fail(kVerifyCommand, trainer.error().message(), kNotFoundExitCode);
-  std::vector<std::string> trainer_words = parsed->others;
+  std::vector<std::string> trainer_words = std::move(parsed->others);
   trainer_words.emplace_back("--verify");
   for (const char* name : {"--steps", "--strategies", "--dtype", "--json"}) {
     const GivenOption* given = parsed->find(name);
     if (given != nullptr) trainer_words.push_back(cadre::format("{}={}", name, given->value));
   }
-  return run_trainer(kVerifyCommand, *trainer, std::move(trainer_words), *num_workers,
-                     exit_code_of);
+  return run_trainer({.command = kVerifyCommand,
+                      .trainer = *trainer,
+                      .inherited = inherited,
+                      .words = std::move(trainer_words),
+                      .num_workers = *num_workers,
+                      .meaning = exit_code_of});
 }
 
 }  // namespace cadre::cli

@@ -1,12 +1,14 @@
 // The part of `cadre verify` without libtorch: its help, the arguments of the trainer, and its exit
 // codes.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "cadre/cli/train/trainer_tree_test.h"
+#include "cadre/testing/temporary_folder.h"
 
 namespace cadre::cli {
 namespace {
@@ -37,6 +39,30 @@ TEST(Verify, RefusesWhatMakesNoSense) {
     const auto result = run_cadre(words);
     EXPECT_EQ(result.exit_code, 2) << sentence;
     EXPECT_EQ(result.error, "cadre verify: " + sentence + "\n");
+  }
+}
+
+// Before the processes begin: the table of a long comparison must not be lost at its end.
+TEST(Verify, AReportThatCannotBeWrittenIsRefusedFirst) {
+  const cadre::testing::TemporaryFolder folder;
+  const std::string path = folder.path();
+  ASSERT_EQ(::mkfifo(folder.file("pipe").c_str(), 0600), 0);
+  const std::vector<std::pair<std::string, std::string>> cases{
+      {"", "--json needs a value"},
+      {path, "--json " + path + ": that is a folder; expected the name of a file"},
+      {path + "/new/", "--json " + path + "/new/: that is a folder; expected the name of a file"},
+      {path + "/no/x",
+       "--json " + path + "/no/x: there is no folder " + path + "/no; make it first"},
+      {path + "/pipe", "--json " + path +
+                           "/pipe: that is a pipe, a socket or a device; expected the name of a "
+                           "file"}};
+  for (const auto& [value, sentence] : cases) {
+    const auto verify = run_cadre({"verify", "/", "--json=" + value});
+    EXPECT_EQ(verify.exit_code, 2) << sentence;
+    EXPECT_EQ(verify.error, "cadre verify: " + sentence + "\n");
+    const auto plan = run_cadre({"train", "/", "--plan", "--json=" + value});
+    EXPECT_EQ(plan.exit_code, 2) << sentence;
+    EXPECT_EQ(plan.error, "cadre train: " + sentence + "\n");
   }
 }
 

@@ -42,9 +42,10 @@ class HolderWatch final : public GroupEvents {
 
 HostMemoryLayout memory_layout(const os::HostInfo& host, int num_slots) {
   const size_t front = kPageBytes + StatusPage::bytes_for(num_slots);
-  return {.num_slots = num_slots,
-          .front_bytes = (front + kPageBytes - 1) / kPageBytes * kPageBytes,
-          .slice_bytes = HostMemory::default_slice_bytes(host, num_slots)};
+  HostMemoryLayout layout = {.num_slots = num_slots,
+                             .front_bytes = (front + kPageBytes - 1) / kPageBytes * kPageBytes};
+  layout.slice_bytes = HostMemory::default_slice_bytes(host, layout);
+  return layout;
 }
 
 }  // namespace

@@ -14,18 +14,17 @@ std::string folder_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-Status write_and_sync(FileSystem& files, const std::string& path,
-                      std::span<const ConstBytes> pieces) {
-  auto file = files.create(path);
-  if (!file.ok()) return file.error();
-  for (const ConstBytes piece : pieces) CADRE_RETURN_IF_ERROR((*file)->write(piece));
-  return (*file)->sync();
+Status write_and_sync(OutputFile& file, std::span<const ConstBytes> pieces) {
+  for (const ConstBytes piece : pieces) CADRE_RETURN_IF_ERROR(file.write(piece));
+  return file.sync();
 }
 
 }  // namespace
 
 Status write_file(FileSystem& files, const std::string& path, std::span<const ConstBytes> pieces) {
-  const Status status = write_and_sync(files, path, pieces);
+  auto file = files.create(path);
+  if (!file.ok()) return file.error();
+  const Status status = write_and_sync(**file, pieces);
   if (!status.ok()) (void)files.remove(path);  // the first error is the one to report
   return status;
 }
@@ -80,10 +79,10 @@ Status remove_all(FileSystem& files, const std::string& path) {
 Status replace_file(FileSystem& files, const std::string& path, ConstBytes content) {
   const Result<std::string> temporary = files.create_beside(path);
   if (!temporary.ok()) return temporary.error();
-  CADRE_RETURN_IF_ERROR(write_file(files, *temporary, {&content, 1}));
-  const Status renamed = files.rename(*temporary, path);
-  if (!renamed.ok()) (void)files.remove(*temporary);
-  return renamed.ok() ? files.sync(folder_of(path)) : renamed;
+  Status status = write_file(files, *temporary, {&content, 1});
+  if (status.ok()) status = files.rename(*temporary, path);
+  if (!status.ok()) (void)files.remove(*temporary);
+  return status.ok() ? files.sync(folder_of(path)) : status;
 }
 
 Status write_file(const std::string& path, std::span<const ConstBytes> pieces) {

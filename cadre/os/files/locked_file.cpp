@@ -6,6 +6,7 @@
 #include <cerrno>
 
 #include "cadre/base/format.h"
+#include "cadre/os/files/file_size.h"
 #include "cadre/os/io/errno_error.h"
 
 namespace cadre::os {
@@ -97,6 +98,7 @@ Result<size_t> LockedFile::read_at(size_t offset, Bytes buffer) const {
 }
 
 Status LockedFile::append_at(size_t offset, ConstBytes data) {
+  CADRE_RETURN_IF_ERROR(check_file_size(cadre::format("write {}", path_), offset + data.size()));
   size_t total = 0;
   while (total < data.size()) {
     const ssize_t written = ::pwrite(fd_.get(), data.data() + total, data.size() - total,
@@ -115,6 +117,7 @@ Status LockedFile::append_at(size_t offset, ConstBytes data) {
 }
 
 Status LockedFile::truncate(size_t num_bytes) {
+  CADRE_RETURN_IF_ERROR(check_file_size(cadre::format("truncate {}", path_), num_bytes));
   if (::ftruncate(fd_.get(), static_cast<off_t>(num_bytes)) == 0) return {};
   return errno_error(ErrorCode::kUnavailable, cadre::format("truncate {}", path_), errno);
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/os/files/file_size.h"
 #include "cadre/os/io/errno_error.h"
 #include "cadre/os/io/fd.h"
 
@@ -24,6 +25,7 @@ Result<MappedFile> MappedFile::create(const std::string& path, size_t num_bytes,
                  cadre::format("map {} with 0 bytes; expected at least 1", path));
   }
   const std::string what = cadre::format("create {} with {} bytes", path, num_bytes);
+  CADRE_RETURN_IF_ERROR(check_file_size(what, num_bytes));
   // A reader of the former file keeps it whole: the name is freed, not the content overwritten.
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
     return errno_error(ErrorCode::kUnavailable, what, errno);

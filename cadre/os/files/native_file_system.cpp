@@ -14,6 +14,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/os/files/file.h"
+#include "cadre/os/files/file_size.h"
 #include "cadre/os/files/locked_file.h"
 #include "cadre/os/files/mapped_file.h"
 #include "cadre/os/io/errno_error.h"
@@ -37,11 +38,14 @@ class NativeOutputFile final : public OutputFile {
   NativeOutputFile(Fd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
 
   Status write(ConstBytes data) override {
+    CADRE_RETURN_IF_ERROR(
+        check_file_size(cadre::format("write {}", path_), num_written_ + data.size()));
     while (!data.empty()) {
       const ssize_t written = ::write(fd_.get(), data.data(), std::min(data.size(), kWriteChunk));
       if (written < 0 && errno == EINTR) continue;
       if (written < 0) return status_of(-1, "write", path_);
       data = data.subspan(static_cast<size_t>(written));
+      num_written_ += static_cast<size_t>(written);
     }
     return {};
   }
@@ -50,6 +54,7 @@ class NativeOutputFile final : public OutputFile {
  private:
   const Fd fd_;
   const std::string path_;
+  uint64_t num_written_ = 0;  // the file was empty at first
 };
 
 class NativeSizedFile final : public SizedFile {
@@ -69,8 +74,19 @@ Status rename_with(const std::string& from, const std::string& to, unsigned flag
 }  // namespace
 
 Result<std::unique_ptr<OutputFile>> NativeFileSystem::create(const std::string& path) {
-  Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, kNewFileMode));
-  if (!fd.is_open()) return status_of(-1, "create", path).error();
+  // Without waiting: the name may be that of a FIFO without a reader.
+  Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK | O_NOCTTY,
+               kNewFileMode));
+  struct stat info = {};
+  if (!fd.is_open() || ::fstat(fd.get(), &info) != 0) {
+    return status_of(-1, "create", path).error();
+  }
+  if (!S_ISREG(info.st_mode)) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("create {}: a pipe, a socket or a device has this name; expected a "
+                               "file, or nothing",
+                               path));
+  }
   return std::unique_ptr<OutputFile>(std::make_unique<NativeOutputFile>(std::move(fd), path));
 }
 

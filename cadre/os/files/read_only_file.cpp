@@ -15,12 +15,17 @@ namespace cadre::os {
 
 Result<ReadOnlyFile> ReadOnlyFile::open(const std::string& path) {
   const std::string what = cadre::format("open {}", path);
-  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Without waiting: the name may be that of a FIFO without a writer.
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   struct stat status = {};
   if (!fd.is_open() || ::fstat(fd.get(), &status) != 0) {
     return errno_error(ErrorCode::kUnavailable, what, errno);
   }
   if (S_ISDIR(status.st_mode)) return errno_error(ErrorCode::kUnavailable, what, EISDIR);
+  if (!S_ISREG(status.st_mode)) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("{} is a pipe, a socket or a device; expected a file", path));
+  }
   const auto num_bytes = static_cast<size_t>(status.st_size);
   if (num_bytes == 0) return ReadOnlyFile(ConstBytes());  // mmap refuses an empty file
   void* start = ::mmap(nullptr, num_bytes, PROT_READ, MAP_SHARED, fd.get(), 0);

@@ -8,6 +8,7 @@
 #include <cerrno>
 
 #include "cadre/base/format.h"
+#include "cadre/os/files/file_size.h"
 #include "cadre/os/io/errno_error.h"
 
 namespace cadre::os {
@@ -40,6 +41,9 @@ Result<ScratchFile> ScratchFile::make(const std::string& folder) {
 }
 
 Status ScratchFile::write(uint64_t offset, ConstBytes bytes) const {
+  CADRE_RETURN_IF_ERROR(check_file_size(
+      cadre::format("write {} bytes at {} of a scratch file in {}", bytes.size(), offset, folder_),
+      offset + bytes.size()));
   while (!bytes.empty()) {
     const ssize_t written =
         ::pwrite(fd_.get(), bytes.data(), std::min(bytes.size(), kMostInOneCall),

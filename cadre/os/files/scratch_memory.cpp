@@ -2,15 +2,14 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <limits>
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/os/files/file_size.h"
 #include "cadre/os/io/errno_error.h"
 
 namespace cadre::os {
@@ -20,15 +19,6 @@ size_t free_bytes_of(int fd) {
   struct statvfs status = {};
   if (::fstatvfs(fd, &status) != 0) return 0;
   return static_cast<size_t>(status.f_bavail) * status.f_frsize;
-}
-
-// Growing a file beyond the limit would end the process by SIGXFSZ.
-size_t largest_file() {
-  rlimit limit = {};
-  if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
-    return std::numeric_limits<off_t>::max();
-  }
-  return limit.rlim_cur;
 }
 
 }  // namespace
@@ -55,13 +45,8 @@ Status ScratchArena::reserve_up_to(size_t end) {
   if (end <= reserved_end_) return {};
   const size_t begin = reserved_end_;
   const size_t num_bytes = end - begin;
-  if (end > largest_file()) {
-    return Error(ErrorCode::kUnavailable,
-                 cadre::format("reserve {} bytes in folder \"{}\": the file would have {} bytes, "
-                               "and this process may make files of {} bytes (ulimit -f); raise "
-                               "that limit",
-                               num_bytes, folder(), end, largest_file()));
-  }
+  CADRE_RETURN_IF_ERROR(check_file_size(
+      cadre::format("reserve {} bytes in folder \"{}\"", num_bytes, folder()), end));
   const int status =
       ::posix_fallocate(file_.fd(), static_cast<off_t>(begin), static_cast<off_t>(num_bytes));
   if (status != 0) {

@@ -10,6 +10,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/os/files/file.h"
+#include "cadre/os/files/file_size.h"
 
 namespace cadre::os {
 namespace {
@@ -69,17 +70,13 @@ constexpr uint64_t kMaxSegmentBytes = kTebibyte / 16;
 constexpr uint64_t kMaxSegmentBytes = 16 * kTebibyte;
 #endif
 
-uint64_t limit_of(int resource) {
-  rlimit limit{};
-  if (::getrlimit(static_cast<__rlimit_resource_t>(resource), &limit) != 0) return RLIM_INFINITY;
-  return limit.rlim_cur;
-}
-
 // A segment counts as addresses, and as a file.
 uint64_t max_segment_bytes() {
-  const uint64_t addresses = limit_of(RLIMIT_AS);
-  return std::min({kMaxSegmentBytes, limit_of(RLIMIT_FSIZE),
-                   addresses == RLIM_INFINITY ? addresses : addresses / 4});
+  rlimit addresses{};
+  const bool is_limited =
+      ::getrlimit(RLIMIT_AS, &addresses) == 0 && addresses.rlim_cur != RLIM_INFINITY;
+  return std::min({kMaxSegmentBytes, largest_file_bytes(),
+                   is_limited ? addresses.rlim_cur / 4 : kMaxSegmentBytes});
 }
 
 uint64_t physical_memory_bytes() {

@@ -1,4 +1,6 @@
-// A file descriptor that closes itself.
+// A file descriptor that closes itself. It is never 0, 1 or 2: in a program whose standard streams
+// are closed the kernel gives these numbers to what is opened next, and what a library prints on
+// standard error would go into a connection.
 //
 // Threads: one owner at a time. Blocking: never (close of the kinds used here does not wait).
 // Lifetime: closed by the destructor.
@@ -9,14 +11,23 @@
 
 #include <utility>
 
+#include "cadre/base/export.h"
+
 namespace cadre::os {
 
 inline constexpr mode_t kNewFileMode = 0644;  // of the files that the library makes
 
+// Replaces a descriptor by one above the standard streams, with close-on-exec; -1 and errno if the
+// process has none left.
+CADRE_EXPORT int move_from_standard_streams(int number);
+
 class Fd {
  public:
   Fd() = default;
-  explicit Fd(int number) : number_(number) {}
+  // Takes an open descriptor, which may get another number; or -1, and leaves errno as it is then.
+  explicit Fd(int number)
+      : number_(number < 0 || number > STDERR_FILENO ? number
+                                                     : move_from_standard_streams(number)) {}
   Fd(Fd&& other) noexcept : number_(std::exchange(other.number_, -1)) {}
   Fd& operator=(Fd&& other) noexcept {
     if (this != &other) {

@@ -1,9 +1,10 @@
 #include "cadre/os/native/native_thread.h"
 
-#include <pthread.h>
 #include <signal.h>
 
-#include <system_error>
+#include <algorithm>
+#include <memory>
+#include <utility>
 
 #include "cadre/base/format.h"
 #include "cadre/os/io/errno_error.h"
@@ -31,23 +32,57 @@ class SignalsBlocked {
   sigset_t saved_{};
 };
 
+// The default of a thread is RLIMIT_STACK, which may be 64 KiB; the threads that fetch ahead run
+// the program's Dataset::get, so a larger default stays.
+constexpr size_t kMinStackBytes = size_t{8} << 20;
+
+class StackAttributes {
+ public:
+  StackAttributes() {
+    ::pthread_attr_init(&attributes_);
+    size_t num_bytes = 0;
+    ::pthread_attr_getstacksize(&attributes_, &num_bytes);
+    ::pthread_attr_setstacksize(&attributes_, std::max(num_bytes, kMinStackBytes));
+  }
+  ~StackAttributes() { ::pthread_attr_destroy(&attributes_); }
+  StackAttributes(const StackAttributes&) = delete;
+  StackAttributes& operator=(const StackAttributes&) = delete;
+
+  const pthread_attr_t* get() const { return &attributes_; }
+
+ private:
+  pthread_attr_t attributes_;
+};
+
+struct ThreadStart {
+  std::string name;
+  std::function<void()> body;
+};
+
+// As in std::thread, an exception that leaves the body ends the process.
+void* run_thread(void* start) noexcept {
+  const std::unique_ptr<ThreadStart> own(static_cast<ThreadStart*>(start));
+  ::pthread_setname_np(::pthread_self(), own->name.c_str());
+  own->body();
+  return nullptr;
+}
+
 }  // namespace
 
 NativeThread::NativeThread(std::string name, std::function<void()> body) {
   const SignalsBlocked inherited_by_the_thread;
-  try {
-    thread_ = std::thread([name, body = std::move(body)] {
-      ::pthread_setname_np(::pthread_self(), name.c_str());
-      body();
-    });
-  } catch (const std::system_error& e) {
-    throw errno_error(ErrorCode::kUnavailable, cadre::format("start thread \"{}\"", name),
-                      e.code().value());
+  const StackAttributes attributes;
+  auto start = std::make_unique<ThreadStart>(ThreadStart{std::move(name), std::move(body)});
+  const int status = ::pthread_create(&thread_, attributes.get(), run_thread, start.get());
+  if (status != 0) {
+    throw errno_error(ErrorCode::kUnavailable, cadre::format("start thread \"{}\"", start->name),
+                      status);
   }
+  (void)start.release();  // the thread's
 }
 
 void NativeThread::join() {
-  thread_.join();
+  if (!std::exchange(is_joined_, true)) ::pthread_join(thread_, nullptr);
 }
 
 }  // namespace cadre::os

@@ -1,12 +1,14 @@
-// A named kernel thread.
+// A named kernel thread with a stack of at least 8 MiB, whatever RLIMIT_STACK says.
 //
-// Threads: join() from the owner. Blocking: join(), until the body has returned.
-// Errors: Error(kUnavailable) when the system has no thread left.
+// Threads: join() from the owner. Blocking: join(), until the body has returned; the destructor of
+// a thread that was not joined, likewise.
+// Errors: Error(kUnavailable) when the system has no thread or memory left.
 #pragma once
+
+#include <pthread.h>
 
 #include <functional>
 #include <string>
-#include <thread>
 
 #include "cadre/os/system.h"
 
@@ -15,11 +17,15 @@ namespace cadre::os {
 class NativeThread final : public Thread {
  public:
   NativeThread(std::string name, std::function<void()> body);
+  ~NativeThread() override { join(); }
+  NativeThread(const NativeThread&) = delete;
+  NativeThread& operator=(const NativeThread&) = delete;
 
   void join() override;
 
  private:
-  std::thread thread_;
+  pthread_t thread_{};
+  bool is_joined_ = false;
 };
 
 }  // namespace cadre::os

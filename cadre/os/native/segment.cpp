@@ -10,6 +10,7 @@
 #include <cerrno>
 
 #include "cadre/base/format.h"
+#include "cadre/os/files/file_size.h"
 #include "cadre/os/io/errno_error.h"
 
 namespace cadre::os {
@@ -124,6 +125,8 @@ Result<std::unique_ptr<SharedMemory>> SegmentTable::create(size_t num_bytes) {
   if (num_bytes == 0) {
     return Error(ErrorCode::kInvalidArgument, "a shared segment of 0 bytes; expected at least 1");
   }
+  CADRE_RETURN_IF_ERROR(
+      check_file_size(cadre::format("size a shared segment to {} bytes", num_bytes), num_bytes));
   Fd fd(::memfd_create("cadre", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.is_open()) return errno_error(ErrorCode::kUnavailable, "memfd_create", errno);
   if (::ftruncate(fd.get(), static_cast<off_t>(num_bytes)) != 0) {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <filesystem>
 #include <system_error>
@@ -60,6 +61,10 @@ void signal_processes(std::span<const Descendant> processes, int signal) {
     if (!stat || stat->start_time != process.start_time) continue;
     ::syscall(SYS_pidfd_send_signal, pinned.get(), signal, nullptr, 0);
   }
+}
+
+bool may_signal(const Descendant& process) {
+  return ::kill(process.pid, 0) == 0 || errno != EPERM;
 }
 
 void reap_orphans(std::span<const int> spared) {

@@ -28,6 +28,9 @@ std::vector<Descendant> list_descendants();
 // Sends to each that is still the same process.
 void signal_processes(std::span<const Descendant> processes, int signal);
 
+// Whether this user may signal it: a program with set-user-ID may have become another user's.
+bool may_signal(const Descendant& process);
+
 // Reaps every ended child but `spared`, which have owners.
 void reap_orphans(std::span<const int> spared);
 

@@ -30,9 +30,10 @@ Environment read_environment() {
   for (char** entry = ::environ; *entry != nullptr; ++entry) {
     const std::string_view text(*entry);
     const size_t equals = text.find('=');
-    if (equals != std::string_view::npos) {
-      environment.set(text.substr(0, equals), text.substr(equals + 1));
-    }
+    if (equals == std::string_view::npos) continue;
+    // Of a name that is there twice the first one counts, as for getenv().
+    const std::string_view name = text.substr(0, equals);
+    if (!environment.get(name)) environment.set(name, text.substr(equals + 1));
   }
   return environment;
 }

@@ -5,16 +5,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "cadre/base/format.h"
 #include "cadre/os/io/errno_error.h"
 #include "cadre/os/native/monotonic_clock.h"
 #include "cadre/os/native/poll.h"
 #include "cadre/os/proc/descendants.h"
+#include "cadre/os/proc/exit_status.h"
 #include "cadre/os/proc/pipe.h"
 #include "cadre/os/proc/signals.h"
 
@@ -37,12 +40,14 @@ class PidFd final : public Pollable {
   Fd fd_;
 };
 
-// Kills and reaps until no child is left, or the time is up: a process in an uninterruptible system
-// call dies only when that returns.
+// Kills and reaps until no child is left, or only those of another user, or the time is up: a
+// process in an uninterruptible system call dies only when that returns.
 void kill_everything_below() {
   const Deadline deadline(monotonic_now() + kKillTimeout);
   while (has_children() && !deadline.has_passed(monotonic_now())) {
-    signal_processes(list_descendants(), SIGKILL);
+    const std::vector<Descendant> left = list_descendants();
+    if (!left.empty() && std::ranges::none_of(left, may_signal)) return;
+    signal_processes(left, SIGKILL);
     reap_orphans({});
     poll_items({}, Deadline(monotonic_now() + std::chrono::milliseconds(2)));
   }
@@ -75,15 +80,17 @@ int guard(int supervisor) {
     poll_items(items, Deadline(monotonic_now() + kNap));
     while (const auto signal = signals.try_next()) forward(*signal, supervisor);
   }
-  int raw = 0;
-  ::waitpid(supervisor, &raw, 0);
+  const ExitStatus status = reap(supervisor);
   kill_everything_below();
-  if (!WIFSIGNALED(raw)) return WEXITSTATUS(raw);
-  const std::string message = cadre::format(
-      "cadre: the launcher's own process (pid {}) was ended by {}; its workers were killed\n",
-      supervisor, signal_name(WTERMSIG(raw)));
+  if (status.is_known && status.signal == 0) return status.code;
+  const std::string ending =
+      status.is_known ? "was ended by " + signal_name(status.signal)
+                      : "was reaped by another part of this process, so its end is not known";
+  const std::string message =
+      cadre::format("cadre: the launcher's own process (pid {}) {}; its workers were killed\n",
+                    supervisor, ending);
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, message.data(), message.size());
-  return 128 + WTERMSIG(raw);
+  return status.shell_code();
 }
 
 }  // namespace

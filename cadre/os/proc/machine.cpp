@@ -10,6 +10,7 @@
 #include <sstream>
 #include <string_view>
 #include <system_error>
+#include <vector>
 
 #include "cadre/os/files/file.h"
 #include "cadre/os/host/cgroup_limits.h"
@@ -52,33 +53,59 @@ std::optional<uint64_t> limit_of(__rlimit_resource resource) {
   return limit.rlim_cur;
 }
 
-int count_gpus(const Environment& environment) {
-  int count = 0;
-  std::error_code failure;
-  for (fs::directory_iterator entry("/dev", failure), end; !failure && entry != end;
-       entry.increment(failure)) {
-    const std::string name = entry->path().filename();
-    constexpr std::string_view kPrefix = "nvidia";
-    if (name.size() > kPrefix.size() && name.starts_with(kPrefix) &&
-        std::all_of(name.begin() + kPrefix.size(), name.end(),
-                    [](unsigned char c) { return std::isdigit(c) != 0; })) {
-      ++count;
-    }
-  }
-  const auto visible = environment.get("CUDA_VISIBLE_DEVICES");
-  if (!visible) return count;
-  if (visible->empty()) return 0;
-  return std::min(count, static_cast<int>(std::ranges::count(*visible, ',')) + 1);
+// "nvidia0", but not "nvidiactl".
+bool is_gpu_file(std::string_view name) {
+  constexpr std::string_view kPrefix = "nvidia";
+  return name.size() > kPrefix.size() && name.starts_with(kPrefix) &&
+         std::ranges::all_of(name.substr(kPrefix.size()),
+                             [](unsigned char c) { return std::isdigit(c) != 0; });
+}
+
+// Without the spaces around it.
+std::string_view trimmed(std::string_view text) {
+  const size_t first = text.find_first_not_of(" \t");
+  if (first == std::string_view::npos) return {};
+  return text.substr(first, text.find_last_not_of(" \t") - first + 1);
+}
+
+// A device is named by its number, or by its identifier, which the driver alone can check.
+bool names_a_gpu(std::string_view entry, int num_gpus) {
+  if (entry.starts_with("GPU-") || entry.starts_with("MIG-")) return true;
+  int number = -1;
+  const auto parsed = std::from_chars(entry.data(), entry.data() + entry.size(), number);
+  return parsed.ec == std::errc() && parsed.ptr == entry.data() + entry.size() && number >= 0 &&
+         number < num_gpus;
 }
 
 }  // namespace
+
+int count_gpus(const std::string& folder, const std::optional<std::string>& visible_devices) {
+  int count = 0;
+  std::error_code failure;
+  for (fs::directory_iterator entry(folder, failure), end; !failure && entry != end;
+       entry.increment(failure)) {
+    if (is_gpu_file(entry->path().filename().string())) ++count;
+  }
+  if (!visible_devices) return count;
+  std::vector<std::string_view> visible;
+  std::string_view rest = *visible_devices;
+  while (static_cast<int>(visible.size()) < count) {
+    const size_t comma = std::min(rest.find(','), rest.size());
+    const std::string_view entry = trimmed(rest.substr(0, comma));
+    if (!names_a_gpu(entry, count)) break;
+    if (std::ranges::find(visible, entry) != visible.end()) return 0;
+    visible.push_back(entry);
+    rest.remove_prefix(std::min(comma + 1, rest.size()));
+  }
+  return static_cast<int>(visible.size());
+}
 
 MachineInfo read_machine_info(const Environment& environment) {
   MachineInfo info;
   const HostInfo host = read_host_info();
   info.host_name = host.name;
   info.num_cores = host.num_cores;
-  info.num_gpus = count_gpus(environment);
+  info.num_gpus = count_gpus("/dev", environment.get("CUDA_VISIBLE_DEVICES"));
   utsname kernel{};
   if (::uname(&kernel) == 0) info.kernel = std::string(kernel.sysname) + " " + kernel.release;
   info.cpu_model = field_of(read_or_empty("/proc/cpuinfo"), "model name");

@@ -26,6 +26,11 @@ struct MachineInfo {
   std::optional<double> cgroup_cores;
 };
 
+// The GPUs among the device files of `folder` that CUDA_VISIBLE_DEVICES leaves visible, by CUDA's
+// rules: the list ends before the first entry that is no device of this machine, and a device named
+// twice leaves none.
+int count_gpus(const std::string& folder, const std::optional<std::string>& visible_devices);
+
 MachineInfo read_machine_info(const Environment& environment);
 
 }  // namespace cadre::os

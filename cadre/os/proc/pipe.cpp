@@ -25,7 +25,10 @@ Result<Pipe> make_pipe() {
     return errno_error(ErrorCode::kUnavailable, "make a pipe", errno);
   }
   Pipe pipe{.read_end = Fd(ends[0]), .write_end = Fd(ends[1])};
-  if (::fcntl(ends[0], F_SETFL, O_NONBLOCK) != 0) {
+  if (!pipe.read_end.is_open() || !pipe.write_end.is_open()) {
+    return errno_error(ErrorCode::kUnavailable, "make a pipe", errno);
+  }
+  if (::fcntl(pipe.read_end.get(), F_SETFL, O_NONBLOCK) != 0) {
     return errno_error(ErrorCode::kUnavailable, "make a pipe non-blocking", errno);
   }
   return pipe;

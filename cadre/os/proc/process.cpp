@@ -13,7 +13,6 @@
 #include <cstdlib>
 
 #include "cadre/base/format.h"
-#include "cadre/os/host/descriptor_limit.h"
 #include "cadre/os/io/errno_error.h"
 #include "cadre/os/native/monotonic_clock.h"
 #include "cadre/os/native/poll.h"
@@ -40,7 +39,8 @@ struct ChildPlan {
   int output;
   int error;
   int failure_report;
-  std::optional<rlimit> descriptors;
+  sigset_t ignored_signals;
+  std::vector<LimitChange> limits;
 };
 
 [[noreturn]] void report_and_exit(int failure_report, int error_number) {
@@ -49,9 +49,11 @@ struct ChildPlan {
   ::_exit(127);
 }
 
-void reset_signals() {
-  ::signal(SIGPIPE, SIG_DFL);
-  ::signal(SIGTTOU, SIG_DFL);
+void set_signals(const sigset_t& ignored) {
+  for (int signal = 1; signal <= SIGRTMAX; ++signal) {
+    // Fails for SIGKILL, SIGSTOP and the two signals that belong to glibc.
+    ::signal(signal, ::sigismember(&ignored, signal) == 1 ? SIG_IGN : SIG_DFL);
+  }
   sigset_t none;
   ::sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
@@ -69,8 +71,8 @@ void reset_signals() {
   }
   // The report's descriptor too: it closes when exec succeeds.
   ::syscall(SYS_close_range, 3U, ~0U, 4U /* CLOSE_RANGE_CLOEXEC */);
-  reset_signals();
-  if (plan.descriptors) ::setrlimit(RLIMIT_NOFILE, &*plan.descriptors);
+  set_signals(plan.ignored_signals);
+  for (const LimitChange& limit : plan.limits) ::setrlimit(limit.resource, &limit.value);
   ::execve(plan.executable, plan.arguments.data(), plan.environment.data());
   report_and_exit(plan.failure_report, errno);
 }
@@ -104,9 +106,11 @@ Error cannot_execute(const ProcessOptions& options, int error_number) {
                      cadre::format("\"{}\" cannot be executed", options.executable), error_number);
 }
 
-std::optional<rlimit> descriptor_limit_of(const ProcessOptions& options) {
-  if (!options.soft_descriptor_limit) return std::nullopt;
-  return rlimit{.rlim_cur = *options.soft_descriptor_limit, .rlim_max = descriptor_limit().hard};
+sigset_t set_of(const std::vector<int>& signals) {
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (const int signal : signals) ::sigaddset(&set, signal);
+  return set;
 }
 
 }  // namespace
@@ -130,7 +134,8 @@ Result<std::unique_ptr<Process>> Process::start(const ProcessOptions& options) {
                        .output = output->write_end.get(),
                        .error = (options.joins_output ? output : error)->write_end.get(),
                        .failure_report = report_writer.get(),
-                       .descriptors = descriptor_limit_of(options)};
+                       .ignored_signals = set_of(options.ignored_signals),
+                       .limits = changes_to(options.soft_limits)};
   const int pid = ::fork();
   if (pid == 0) run_child(plan);
   if (pid < 0) return errno_error(ErrorCode::kUnavailable, "start a process", errno);
@@ -158,7 +163,8 @@ Process::Process(Parts parts)
 
 Process::~Process() {
   if (try_wait()) return;
-  signal_group(SIGKILL);
+  // A program with set-user-ID may have become another user's.
+  if (::kill(-pid_, SIGKILL) != 0 && errno == EPERM) return;
   if (exit_event_.poll_handle() >= 0) {
     poll_one(exit_event_.poll_handle(), POLLIN, Deadline(monotonic_now() + kKillTimeout));
   }
@@ -166,12 +172,7 @@ Process::~Process() {
 }
 
 std::optional<ExitStatus> Process::try_wait() {
-  if (status_) return status_;
-  int raw = 0;
-  const int reaped = ::waitpid(pid_, &raw, WNOHANG);
-  if (reaped != pid_) return std::nullopt;
-  status_ =
-      WIFSIGNALED(raw) ? ExitStatus{.signal = WTERMSIG(raw)} : ExitStatus{.code = WEXITSTATUS(raw)};
+  if (!status_) status_ = try_reap(pid_);
   return status_;
 }
 

@@ -4,7 +4,8 @@
 // parent-death signal to the *thread* that forked; everything else from one thread.
 // Blocking: start() until the child has executed the program or failed to (milliseconds);
 // the destructor for at most a second.
-// Lifetime: the destructor kills the child's process group and reaps the child if it still runs.
+// Lifetime: the destructor kills the child's process group and reaps the child if it still runs and
+// this user may kill it.
 // Errors: kInvalidArgument when the program cannot be executed, with the system's reason;
 // kUnavailable when the machine has no process, memory or descriptor left.
 #pragma once
@@ -17,6 +18,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/os/proc/exit_status.h"
+#include "cadre/os/proc/inherited.h"
 #include "cadre/os/proc/pipe.h"
 
 namespace cadre::os {
@@ -28,12 +30,14 @@ struct ProcessOptions {
   // Standard error goes into the pipe of standard output, so that the order of what the child
   // writes to both is kept; standard_error() has ended from the start.
   bool joins_output = false;
-  // The child's soft limit on descriptors, for a parent that raised its own.
-  std::optional<uint64_t> soft_descriptor_limit = {};
+  // The signals that the child ignores; it handles all others by default.
+  std::vector<int> ignored_signals = {};
+  // Of the child, for a parent that raised its own.
+  SoftLimits soft_limits = {};
 };
 
 // The child leads a process group of its own, reads from /dev/null, writes to pipes, inherits
-// no other descriptor, starts with default signal handling, and is killed when its parent dies.
+// no other descriptor, blocks no signal, and is killed when its parent dies.
 class Process {
   struct Parts;  // so that only start() can make one
 
@@ -50,7 +54,8 @@ class Process {
   PipeReader& standard_output() { return standard_output_; }
   PipeReader& standard_error() { return standard_error_; }
 
-  // Reaps the child if it has ended; the same answer from then on.
+  // Reaps the child if it has ended; the same answer from then on. Of a child that was reaped
+  // elsewhere nothing is known (ExitStatus::is_known).
   std::optional<ExitStatus> try_wait();
   // The signal that stopped the child (SIGSTOP, SIGTSTP), while it is stopped.
   std::optional<int> stop_signal() const;

@@ -7,13 +7,16 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <fstream>
 #include <sstream>
 
 #include "cadre/base/format.h"
 #include "cadre/os/proc/descendants.h"
 #include "cadre/os/proc/environment.h"
 #include "cadre/os/proc/executable.h"
+#include "cadre/os/proc/machine.h"
 #include "cadre/os/system.h"
+#include "cadre/testing/temporary_folder.h"
 
 namespace cadre::os {
 namespace {
@@ -78,7 +81,7 @@ TEST_F(ProcessTest, GivesEnvironmentAndTakesOutput) {
 }
 
 TEST_F(ProcessTest, ResetsSignalsForTheChild) {
-  ::signal(SIGPIPE, SIG_IGN);
+  for (const int signal : {SIGPIPE, SIGUSR1, SIGHUP}) ::signal(signal, SIG_IGN);
   sigset_t blocked;
   sigset_t before;
   ::sigemptyset(&blocked);
@@ -95,7 +98,19 @@ TEST_F(ProcessTest, ResetsSignalsForTheChild) {
   EXPECT_EQ(child_blocked, 0U);
   EXPECT_EQ(child_ignored & ~kGlibcOwn, 0U);
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  ::signal(SIGPIPE, SIG_DFL);
+  for (const int signal : {SIGPIPE, SIGUSR1, SIGHUP}) ::signal(signal, SIG_DFL);
+}
+
+TEST_F(ProcessTest, TheChildIgnoresWhatItIsToldTo) {
+  const auto process = Process::start(
+      {.executable = "/bin/sh",
+       .arguments = {"sh", "-c", "sed -nE 's/^SigIgn:[[:space:]]*/0x/p' /proc/self/status"},
+       .environment = {"PATH=/usr/bin:/bin"},
+       .ignored_signals = {SIGHUP, SIGUSR1}});
+  ASSERT_TRUE(process.ok());
+  const uint64_t ignored = std::stoull(read_all((*process)->standard_output()), nullptr, 16);
+  constexpr uint64_t kGlibcOwn = 0b11ULL << 31;
+  EXPECT_EQ(ignored & ~kGlibcOwn, (uint64_t{1} << (SIGHUP - 1)) | (uint64_t{1} << (SIGUSR1 - 1)));
 }
 
 TEST_F(ProcessTest, SignalsTheWholeGroup) {
@@ -178,6 +193,25 @@ TEST(Executable, IsFoundAsAShellFindsIt) {
   EXPECT_EQ(find_executable("sh", "/no/such/folder").error().code(), ErrorCode::kUnavailable);
   EXPECT_EQ(find_executable("/tmp", "").error().code(), ErrorCode::kInvalidArgument);
   EXPECT_FALSE(find_executable("", "/usr/bin").ok());
+}
+
+TEST(Machine, GpusAreThoseOfCudasRules) {
+  const cadre::testing::TemporaryFolder devices;
+  for (const char* name : {"nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm", "null"}) {
+    std::ofstream(devices.file(name)) << "";
+  }
+  EXPECT_EQ(count_gpus(devices.path(), std::nullopt), 3);
+  EXPECT_EQ(count_gpus("/no/such/folder", std::nullopt), 0);
+  struct Case {
+    std::string visible;
+    int count;
+  };
+  for (const auto& [visible, count] :
+       {Case{"", 0}, Case{"1", 1}, Case{"2,0", 2}, Case{" 0 , 1 ", 2}, Case{"-1", 0},
+        Case{"0,-1,1", 1}, Case{"0,7,1", 1}, Case{"NoDevFiles", 0}, Case{"1,1", 0},
+        Case{"GPU-8932f937,MIG-3eb87630", 2}, Case{"0,1,2,3", 3}}) {
+    EXPECT_EQ(count_gpus(devices.path(), visible), count) << visible;
+  }
 }
 
 TEST(EnvironmentValue, KeepsTheLastValueOfAName) {

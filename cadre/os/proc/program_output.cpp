@@ -14,6 +14,7 @@
 #include "cadre/os/io/errno_error.h"
 #include "cadre/os/io/fd.h"
 #include "cadre/os/native/monotonic_clock.h"
+#include "cadre/os/proc/exit_status.h"
 
 namespace cadre::os {
 namespace {
@@ -26,13 +27,15 @@ Error not_ended(const std::string& program) {
 }
 
 // Asks again and again, because a pidfd is refused on some hosts; nearly every program ends as soon
-// as it has closed its output. Leaves the exit code to waitpid().
+// as it has closed its output. Leaves the exit code to reap(). A child that was reaped elsewhere
+// has ended.
 bool ends_until(pid_t pid, Deadline deadline) {
   constexpr int kNapMilliseconds = 1;
   while (true) {
     siginfo_t info = {};
     const int found = ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT);
     if (found == 0 && info.si_pid == pid) return true;
+    if (found < 0 && errno == ECHILD) return true;
     if (deadline.has_passed(monotonic_now())) return false;
     ::poll(nullptr, 0, kNapMilliseconds);
   }
@@ -61,6 +64,17 @@ Result<std::string> read_to_end(int fd, const std::string& program, Deadline dea
   }
   return Error(ErrorCode::kUnavailable,
                cadre::format("{} printed more than {} bytes", program, kMaxOutputBytes));
+}
+
+std::string ending_of(const std::string& program, const ExitStatus& status) {
+  if (!status.is_known) {
+    return cadre::format(
+        "how {} ended is not known: this process ignores SIGCHLD, or another part of it "
+        "reaps all children; let SIGCHLD have its default, and wait for children by their pid",
+        program);
+  }
+  if (status.signal != 0) return cadre::format("{} was ended by signal {}", program, status.signal);
+  return cadre::format("{} ended with exit code {}", program, status.code);
 }
 
 Result<pid_t> spawn(const std::vector<std::string>& arguments, int output_fd) {
@@ -104,17 +118,9 @@ Result<std::string> program_output(const std::vector<std::string>& arguments, De
   // A program that closed its output may still run.
   if (output.ok() && !ends_until(*pid, deadline)) output = not_ended(arguments[0]);
   if (!output.ok()) ::kill(*pid, SIGKILL);
-  int status = 0;
-  while (::waitpid(*pid, &status, 0) < 0 && errno == EINTR) {
-  }
-  if (output.ok() && !(WIFEXITED(status) && WEXITSTATUS(status) == 0)) {
-    return Error(
-        ErrorCode::kUnavailable,
-        WIFEXITED(status)
-            ? cadre::format("{} ended with exit code {}", arguments[0], WEXITSTATUS(status))
-            : cadre::format("{} was ended by signal {}", arguments[0], WTERMSIG(status)));
-  }
-  return output;
+  const ExitStatus status = reap(*pid);
+  if (!output.ok() || status.is_success()) return output;
+  return Error(ErrorCode::kUnavailable, ending_of(arguments[0], status));
 }
 
 }  // namespace cadre::os

@@ -56,9 +56,4 @@ std::string signal_name(int signal) {
   return std::string("SIG") + abbreviation;
 }
 
-void ignore_broken_output() {
-  ::signal(SIGPIPE, SIG_IGN);
-  ::signal(SIGTTOU, SIG_IGN);
-}
-
 }  // namespace cadre::os

@@ -42,7 +42,4 @@ CADRE_EXPORT sigset_t signals_to_take(std::span<const int> signals);
 // "SIGTERM"; "signal 63" for one without a name.
 std::string signal_name(int signal);
 
-// Writing to a pipe or terminal that nobody reads or owns becomes an error instead of a signal.
-void ignore_broken_output();
-
 }  // namespace cadre::os

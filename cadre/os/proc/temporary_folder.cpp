@@ -1,5 +1,7 @@
 #include "cadre/os/proc/temporary_folder.h"
 
+#include <sys/stat.h>
+
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
@@ -12,13 +14,22 @@ namespace cadre::os {
 
 Result<std::unique_ptr<TemporaryFolder>> TemporaryFolder::make(const std::string& parent,
                                                                const std::string& prefix) {
-  std::string path = cadre::format("{}/{}XXXXXX", parent, prefix);
-  if (::mkdtemp(path.data()) == nullptr) {
+  const auto failed = [&](int error_number) {
     return errno_error(
         ErrorCode::kUnavailable,
-        cadre::format("make a temporary folder in {} (set TMPDIR to another)", parent), errno);
-  }
-  return std::make_unique<TemporaryFolder>(std::move(path));
+        cadre::format("make a temporary folder in {} (set TMPDIR to another)", parent),
+        error_number);
+  };
+  // A process that is given the path may have another working directory.
+  std::error_code failure;
+  const std::filesystem::path folder = std::filesystem::absolute(parent, failure);
+  if (failure) return failed(failure.value());
+  std::string path = (folder / (prefix + "XXXXXX")).string();
+  if (::mkdtemp(path.data()) == nullptr) return failed(errno);
+  auto made = std::make_unique<TemporaryFolder>(std::move(path));
+  // Whatever the umask has left of them.
+  if (::chmod(made->path().c_str(), S_IRWXU) != 0) return failed(errno);
+  return made;
 }
 
 TemporaryFolder::~TemporaryFolder() {

@@ -1,4 +1,4 @@
-#include "cadre/os/proc/memory_kills.h"
+#include "cadre/os/host/memory_kills.h"
 
 #include <sstream>
 #include <string>
