@@ -79,9 +79,9 @@ std::vector<ParameterSize> sizes_of(std::span<const NamedTensor> parameters) {
     const std::optional<DType> dtype = to_dtype(parameter.scalar_type());
     if (!dtype) {
       throw Error(ErrorCode::kInvalidArgument,
-                  format("a parameter of {} elements is {}, which no group can reduce; use "
-                         "float16, bfloat16, float32 or float64",
-                         parameter.numel(), c10::toString(parameter.scalar_type())));
+                  format("the parameter \"{}\" is {}, which no group can reduce; use float16, "
+                         "bfloat16, float32 or float64",
+                         named.name, c10::toString(parameter.scalar_type())));
     }
     sizes.push_back({.dtype = *dtype, .numel = parameter.numel()});
   }

@@ -61,10 +61,15 @@ void RefusedGradients::install() {
   are_installed_ = true;
 }
 
-// True also for a detach() of it, which remains after a zero_grad() that failed.
+// True also for a detach() of it, which remains after a zero_grad() that failed. The storages are
+// compared by address: at::Tensor::is_alias_of() reads them, which throws.
 bool RefusedGradients::is_refused(size_t parameter) const {
   const at::Tensor& gradient = parameters_[parameter].grad();
-  return gradient.defined() && gradient.is_alias_of(refused_[parameter]);
+  if (!gradient.defined() || refused_.empty()) return false;
+  const auto storage_of = [](const at::Tensor& tensor) {
+    return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+  };
+  return storage_of(gradient) == storage_of(refused_[parameter]);
 }
 
 void RefusedGradients::remove() {

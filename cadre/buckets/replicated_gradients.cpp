@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "cadre/buckets/handed_out_memory.h"
 #include "cadre/group/dtype.h"
 
 namespace cadre {
@@ -60,6 +61,51 @@ ReplicatedGradients::Buffers ReplicatedGradients::allocate(const BucketLayout& l
     buffers.flats.push_back(flat);
   }
   return buffers;
+}
+
+void ReplicatedGradients::on_begin_pass() {
+  untouched_.clear();
+  for (size_t bucket = 0; bucket < num_buckets(); ++bucket) {
+    if (is_handed_out(bucket)) take_back(bucket);
+  }
+}
+
+// Autograd adds to such a gradient in place, so what else holds it changes with it anyway.
+bool ReplicatedGradients::is_in_use(size_t parameter) const {
+  return parameters_[parameter].tensor.grad().is_same(buffers_.views[parameter]);
+}
+
+bool ReplicatedGradients::is_handed_out(size_t bucket) const {
+  const std::vector<int64_t>& members = layout().buckets[bucket].parameters;
+  bool has_unused = false;
+  for (const int64_t parameter : members) {
+    const auto index = static_cast<size_t>(parameter);
+    if (is_in_use(index)) continue;
+    has_unused = true;
+    if (buffers_.views[index].use_count() > 1) return true;
+  }
+  const bool has_trailer = bucket + 1 == num_buckets();
+  const size_t num_own = 1 + members.size() + (has_trailer ? 1 : 0);
+  return has_unused && flat(bucket).storage().use_count() > num_own;
+}
+
+// Gradients that are in use stay the tensors that they are, over the memory of the bucket.
+void ReplicatedGradients::take_back(size_t bucket) {
+  const at::NoGradGuard no_grad;
+  at::Tensor& flat = buffers_.flats[bucket];
+  flat = take_memory_back(flat);
+  int64_t offset = 0;
+  for (const int64_t parameter : layout().buckets[bucket].parameters) {
+    const auto index = static_cast<size_t>(parameter);
+    at::Tensor& view = buffers_.views[index];
+    if (is_in_use(index)) {
+      view.unsafeGetTensorImpl()->set_storage_keep_dtype(flat.storage());
+    } else {
+      view = gradient_like(parameters_[index].tensor, flat, offset);
+    }
+    offset += parameters_[index].tensor.numel();
+  }
+  if (bucket + 1 == num_buckets()) buffers_.trailer = flat.narrow(0, offset, trailer_numel_);
 }
 
 void ReplicatedGradients::learn(std::span<const int64_t> order) {

@@ -2,7 +2,9 @@
 //
 // Threads: one at a time. Blocking: the constructor is collective (it allocates symmetric memory),
 // and so is learn() when it changes the layout.
-// Lifetime: a view keeps its bucket's memory alive, also after the ReplicatedGradients is gone.
+// Lifetime: a view keeps its bucket's memory alive, also after the ReplicatedGradients is gone. A
+// gradient that the program still holds after it has cleared the parameter's keeps its values: it
+// gets memory of its own when the next pass begins (handed_out_memory.h).
 // Errors: kInvalidArgument for a layout that does not fit the parameters, or a parameter whose
 // dtype no group moves. The last bucket has more elements, the trailer, so that it costs no message
 // of its own. Source: c10d's gradient_as_bucket_view.
@@ -64,8 +66,12 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
     at::Tensor trailer;             // the last elements of the last bucket
   };
 
-  void on_begin_pass() override { untouched_.clear(); }
+  void on_begin_pass() override;
   Buffers allocate(const BucketLayout& layout);
+  // Whether something outside of this has the memory of a gradient that is no longer in use.
+  bool is_handed_out(size_t bucket) const;
+  bool is_in_use(size_t parameter) const;
+  void take_back(size_t bucket);
 
   wrap::LocatedGroup group_;
   BucketCaps caps_;

@@ -14,6 +14,7 @@
 #include <functional>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -22,6 +23,7 @@
 #include "cadre/autograd/autograd_node.h"
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/group/backward_collectives.h"
 #include "cadre/group/operands/tensor_checks.h"
 
 namespace cadre::functional {
@@ -33,14 +35,23 @@ using torch::autograd::variable_list;
 // operations, so that backward(create_graph) has a backward, too.
 using Backward = std::function<at::Tensor(const at::Tensor& gradient, const at::Tensor& saved)>;
 
+// Whose losses the gradient is of: the sum of the losses of this group's ranks, or, without a
+// group, one loss that all ranks compute alike.
+struct Losses {
+  std::optional<ProcessGroup> summed_over;
+};
+const Losses kOneLoss{};
+
 // A node of the graph with one input and one output. Not a torch::autograd::Function, which creates
 // no node if the input does not require grad: this rank would then not take part in the backward
 // collective.
 class CollectiveNode final : public torch::autograd::Node {
  public:
   // saved: undefined if the backward needs nothing.
-  CollectiveNode(std::string operation, Backward backward, const at::Tensor& saved)
-      : operation_(std::move(operation)), backward_(std::move(backward)) {
+  CollectiveNode(std::string operation, Losses losses, Backward backward, const at::Tensor& saved)
+      : operation_(std::move(operation)),
+        losses_(std::move(losses)),
+        backward_(std::move(backward)) {
     if (saved.defined()) saved_ = torch::autograd::SavedVariable(saved, /*is_output=*/false);
   }
 
@@ -50,6 +61,7 @@ class CollectiveNode final : public torch::autograd::Node {
     const at::Tensor gradient =
         gradients[0].defined() ? std::move(gradients[0]) : input_metadata(0).zeros_like();
     gradients.clear();
+    if (losses_.summed_over) note_backward_collective(*losses_.summed_over);
     try {
       return {backward_(gradient, saved())};
     } catch (const Error& error) {
@@ -72,6 +84,7 @@ class CollectiveNode final : public torch::autograd::Node {
   }
 
   std::string operation_;
+  Losses losses_;
   Backward backward_;
   torch::autograd::SavedVariable saved_;
 };
@@ -86,9 +99,10 @@ bool is_differentiated(const at::Tensor& input) {
 }
 
 // Makes `output` the result of a node behind `input`.
-void attach(at::Tensor& output, const at::Tensor& input, std::string operation, Backward backward,
-            const at::Tensor& saved = {}) {
-  NodePointer node = make_node<CollectiveNode>(std::move(operation), std::move(backward), saved);
+void attach(at::Tensor& output, const at::Tensor& input, std::string operation, Losses losses,
+            Backward backward, const at::Tensor& saved = {}) {
+  NodePointer node = make_node<CollectiveNode>(std::move(operation), std::move(losses),
+                                               std::move(backward), saved);
   node->set_next_edges(torch::autograd::collect_next_edges(input));
   torch::autograd::create_gradient_edge(output, std::move(node));
 }
@@ -164,9 +178,10 @@ at::Tensor reduce_to_root(const at::Tensor& input, const ProcessGroup& group, Ra
   group.reduce(output, {.root = root});
   if (group.rank() != root) output.zero_();
   if (records_gradients(input)) {
-    attach(output, input, "reduce", [group, root](const at::Tensor& gradient, const at::Tensor&) {
-      return broadcast(gradient, group, {.root = root});
-    });
+    attach(output, input, "reduce", {group},
+           [group, root](const at::Tensor& gradient, const at::Tensor&) {
+             return broadcast(gradient, group, {.root = root});
+           });
   }
   return output;
 }
@@ -219,7 +234,7 @@ at::Tensor all_reduce(const at::Tensor& tensor, const ProcessGroup& group,
         return all_reduce(gradient, group, {.op = op});
       };
   }
-  attach(output, input, std::string(kName), std::move(backward), saved);
+  attach(output, input, std::string(kName), {group}, std::move(backward), saved);
   return output;
 }
 
@@ -231,7 +246,7 @@ at::Tensor all_gather_tensor(const at::Tensor& tensor, const ProcessGroup& group
   at::Tensor output = empty_rows(input, rows * group.world_size());
   group.all_gather_into_tensor(output, contiguous_values(input), options);
   if (!records_gradients(input)) return output;
-  attach(output, input, std::string(kName),
+  attach(output, input, std::string(kName), {group},
          [group, sizes = input.sizes().vec()](const at::Tensor& gradient, const at::Tensor&) {
            return reduce_scatter_tensor(gradient, group).view(sizes);
          });
@@ -253,7 +268,7 @@ at::Tensor reduce_scatter_tensor(const at::Tensor& tensor, const ProcessGroup& g
   at::Tensor output = empty_rows(input, part_size(group, kName, input, 0));
   group.reduce_scatter_tensor(output, contiguous_values(input), options);
   if (!records) return output;
-  attach(output, input, std::string(kName),
+  attach(output, input, std::string(kName), {group},
          [group, op, factor = options.op.factor()](const at::Tensor& gradient,
                                                    const at::Tensor&) -> at::Tensor {
            const at::Tensor gathered = all_gather_tensor(gradient, group);
@@ -279,7 +294,7 @@ at::Tensor all_to_all_single(const at::Tensor& tensor, const ProcessGroup& group
     reverse = {.output_split_sizes = splits_of(input, group, options.input_split_sizes),
                .input_split_sizes = splits_of(output, group, options.output_split_sizes)};
   }
-  attach(output, input, std::string(kName),
+  attach(output, input, std::string(kName), {group},
          [group, reverse](const at::Tensor& gradient, const at::Tensor&) {
            return all_to_all_single(gradient, group, reverse);
          });
@@ -294,7 +309,7 @@ at::Tensor broadcast(const at::Tensor& tensor, const ProcessGroup& group,
                                                    : at::empty(input.sizes(), input.options());
   group.broadcast(output, options);
   if (!records_gradients(input)) return output;
-  attach(output, input, std::string(kName),
+  attach(output, input, std::string(kName), {group},
          [group, root = options.root](const at::Tensor& gradient, const at::Tensor&) {
            return reduce_to_root(gradient, group, root);
          });
@@ -315,9 +330,10 @@ at::Tensor copy_to_group(const at::Tensor& tensor, const ProcessGroup& group) {
   if (auto* view = torch::autograd::impl::get_view_autograd_meta(output)) {
     view->set_creation_meta(torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
   }
-  attach(output, input, std::string(kName), [group](const at::Tensor& gradient, const at::Tensor&) {
-    return reduce_from_group(gradient, group);
-  });
+  attach(output, input, std::string(kName), kOneLoss,
+         [group](const at::Tensor& gradient, const at::Tensor&) {
+           return reduce_from_group(gradient, group);
+         });
   return output;
 }
 
@@ -328,9 +344,10 @@ at::Tensor reduce_from_group(const at::Tensor& tensor, const ProcessGroup& group
   at::Tensor output = copy_of_values(input);
   group.all_reduce(output, {.timeout = options.timeout});
   if (!is_differentiated(input)) return output;
-  attach(output, input, std::string(kName), [group](const at::Tensor& gradient, const at::Tensor&) {
-    return copy_to_group(gradient, group);
-  });
+  attach(output, input, std::string(kName), kOneLoss,
+         [group](const at::Tensor& gradient, const at::Tensor&) {
+           return copy_to_group(gradient, group);
+         });
   return output;
 }
 
@@ -341,7 +358,7 @@ at::Tensor scatter_to_group(const at::Tensor& tensor, const ProcessGroup& group,
   const int64_t size = part_size(group, kName, input, options.dim);
   at::Tensor output = copy_of_values(input.detach().narrow(options.dim, group.rank() * size, size));
   if (!is_differentiated(input)) return output;
-  attach(output, input, std::string(kName),
+  attach(output, input, std::string(kName), kOneLoss,
          [group, dim = options.dim](const at::Tensor& gradient, const at::Tensor&) {
            return gather_from_group(gradient, group, {.dim = dim});
          });
@@ -360,7 +377,7 @@ at::Tensor gather_from_group(const at::Tensor& tensor, const ProcessGroup& group
   // A copy, because the result of a node must not be a view: see copy_to_group.
   if (dim != 0) output = copy_of_values(output.movedim(0, dim));
   if (!is_differentiated(input)) return output;
-  attach(output, input, std::string(kName),
+  attach(output, input, std::string(kName), kOneLoss,
          [group, dim](const at::Tensor& gradient, const at::Tensor&) {
            return scatter_to_group(gradient, group, {.dim = dim});
          });

@@ -17,7 +17,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int64_t kPage = 4096;
-constexpr int64_t kTrailer = 87 * 4;
+constexpr int64_t kTrailer = 103 * 4;
 constexpr int64_t kSamples = 128;  // of the agreement on weights
 constexpr int64_t kDigest = 16;    // of gradients, under ZeRO-1
 

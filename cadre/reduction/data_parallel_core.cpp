@@ -14,12 +14,17 @@
 #include "cadre/base/format.h"
 #include "cadre/buckets/gradient_storage.h"
 #include "cadre/deferred/deferred_init.h"
+#include "cadre/group/agreement.h"
+#include "cadre/reduction/agreement/refusals.h"
+#include "cadre/reduction/agreement/replica_watch.h"
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/reduction/reducer.h"
 #include "cadre/wrap/autograd_hooks.h"
+#include "cadre/wrap/buffer_broadcast.h"
 #include "cadre/wrap/located_group.h"
 #include "cadre/wrap/parameter_watch.h"
 #include "cadre/wrap/replica_check.h"
+#include "cadre/wrap/shard_mark.h"
 
 namespace cadre::reduction {
 
@@ -34,59 +39,130 @@ constexpr std::string_view kInMean = "mean_over_ranks() after its forward {}";
 // the same size are told apart.
 constexpr StepPosition kPlaceOfMean{.num_older = 7, .num_newer = 0, .places = 0xff};
 
-std::string name_of(const torch::nn::Module* module, const DataParallelOptions& options) {
-  if (module != nullptr) return module->name();
-  throw Error(ErrorCode::kInvalidArgument,
-              format("{}: the module is null; make it first, for example with "
-                     "std::make_shared<Net>()",
-                     options.wrapper));
+std::string name_of(const torch::nn::Module* module) {
+  return module == nullptr ? "null" : module->name();
+}
+
+// Operations that the group has run: the ranks compare these, so they have the same number, and
+// another one for each wrapper of the group.
+uint32_t number_of(const ProcessGroup& group) {
+  return static_cast<uint32_t>(group.communicator().num_collectives() % kGotOtherBuffers);
+}
+
+[[noreturn]] void refuse_wrapping(const Wrapper& wrapper, const std::string& problem) {
+  throw Error(ErrorCode::kInvalidArgument, format("{}: {}", wrapper.name, problem));
 }
 
 }  // namespace
 
+void refuse_moved_from() {
+  throw Error(ErrorCode::kInvalidArgument,
+              "a wrapper of a module was used after the program had moved from it; use the object "
+              "that it was moved to");
+}
+
 DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module>& module,
                                    const ProcessGroup& group, DataParallelOptions options,
                                    const MakeGradientStorage& make_storage)
-    : group_(group, {.wrapper = options.wrapper, .module = name_of(module.get(), options)}),
+    : group_(group, {.wrapper = options.wrapper, .module = name_of(module.get())}),
       wrapper_{.name = options.wrapper,
                .component = options.component,
-               .module = module->name(),
-               .rank = group.rank()},
+               .module = name_of(module.get()),
+               .rank = group.rank(),
+               .number = number_of(group)},
       options_(std::move(options)) {
-  if (options_.broadcast_parameters) materialize(*module);
+  agree(module.get());
   if (group_.world_size() > 1 || !options_.is_idle_alone) start(module, make_storage);
+}
+
+// Before the first collective that changes anything. Deferred parameters are materialized in it,
+// because that may fail on one rank, too.
+void DataParallelCore::agree(const torch::nn::Module* module) const {
+  const AgreementSubject subject(wrapper_.name.c_str());
+  const auto make_fields = [&] {
+    if (module == nullptr) {
+      refuse_wrapping(wrapper_,
+                      "the module is null; make it first, for example with "
+                      "std::make_shared<Net>()");
+    }
+    if (options_.broadcast_parameters) materialize(*module);
+    if (group_.world_size() > 1 || !options_.is_idle_alone) {
+      check_parameters(parameters_of(*module));
+    }
+    std::vector<AgreedField> fields = {
+        {"weighting", options_.weighting == GradientWeighting::kEqual
+                          ? "GradientWeighting::kEqual"
+                          : "GradientWeighting::kSamples"},
+        {"broadcast_buffers", options_.broadcast_buffers ? "true" : "false"}};
+    if (options_.agreed) std::ranges::move(options_.agreed(), std::back_inserter(fields));
+    return fields;
+  };
+  check_equal_on_all_ranks(group_.process_group(), subject, make_fields,
+                           "pass the same options on all ranks");
+}
+
+std::vector<NamedTensor> DataParallelCore::parameters_of(const torch::nn::Module& module) const {
+  std::vector<NamedTensor> parameters = distinct_parameters(module);
+  std::erase_if(parameters, [this](const NamedTensor& parameter) {
+    return std::ranges::find(options_.ignored, parameter.name) != options_.ignored.end();
+  });
+  return parameters;
+}
+
+void DataParallelCore::check_parameters(std::span<const NamedTensor> parameters) const {
+  std::vector<NamedTensor> trained;
+  for (const NamedTensor& parameter : parameters) {
+    // Two wrappers of one parameter would both move its gradient into a bucket.
+    if (wrap::AccumulationHooks::has_hook(parameter.tensor)) {
+      refuse_wrapping(wrapper_, format("\"{}\" is wrapped already, and its gradient can be reduced "
+                                       "by one wrapper only. Use the first wrapper, or destroy it "
+                                       "before the module is wrapped again",
+                                       parameter.name));
+    }
+    if (!parameter.tensor.is_leaf()) {
+      refuse_wrapping(wrapper_, format("\"{}\" is computed from other tensors, so no gradient is "
+                                       "kept for it. Register a leaf, and compute from it in "
+                                       "forward()",
+                                       parameter.name));
+    }
+    const wrap::ShardMark* const mark = wrap::shard_mark_of(parameter.tensor);
+    if (mark != nullptr && mark->has_joint_loss &&
+        options_.weighting == GradientWeighting::kSamples) {
+      refuse_wrapping(wrapper_, format("\"{}\" is {}: its experts compute tokens of several ranks, "
+                                       "so a rank's gradients cannot be weighted by the samples of "
+                                       "this rank. Set weighting = GradientWeighting::kEqual on "
+                                       "all ranks, with a loss that is divided by the tokens of "
+                                       "all ranks (ExpertParallel::mean_over_tokens)",
+                                       parameter.name, mark->owner));
+    }
+    if (parameter.tensor.requires_grad()) trained.push_back(parameter);
+  }
+  if (trained.empty()) {
+    refuse_wrapping(wrapper_, format("none of the module's {} parameters requires grad; use the "
+                                     "module as it is",
+                                     parameters.size()));
+  }
+  (void)sizes_of(trained);  // throws for a dtype that no group moves
 }
 
 void DataParallelCore::start(const std::shared_ptr<const torch::nn::Module>& module,
                              const MakeGradientStorage& make_storage) {
-  std::vector<NamedTensor> parameters = distinct_parameters(*module);
-  std::erase_if(parameters, [this](const NamedTensor& parameter) {
-    return std::ranges::find(options_.ignored, parameter.name) != options_.ignored.end();
-  });
-  check_not_wrapped(parameters);
+  std::vector<NamedTensor> parameters = parameters_of(*module);
   const std::vector<NamedTensor> buffers = distinct_buffers(*module);
-  const uint64_t number = wrap::check_replicas_match(wrapper_.name, {parameters, buffers}, group_);
-  wrapper_.number = static_cast<uint32_t>(number % kGotOtherBuffers);
+  wrap::check_replicas_match(wrapper_.name, {parameters, buffers}, group_);
   if (options_.broadcast_parameters) wrap::broadcast_tensors(parameters, /*root=*/0, group_);
   wrap::broadcast_tensors(buffers, /*root=*/0, group_);
-  if (!buffers.empty()) {
-    sent_buffers_.push_back({"", at::empty({1}, at::kLong)});
-    sent_buffers_.insert(sent_buffers_.end(), buffers.begin(), buffers.end());
-  }
   std::vector<NamedTensor> trained;
   std::ranges::copy_if(parameters, std::back_inserter(trained), [](const NamedTensor& parameter) {
     return parameter.tensor.requires_grad();
   });
-  if (trained.empty()) {
-    throw Error(ErrorCode::kInvalidArgument,
-                format("{}: none of the module's {} parameters requires grad; use the module as it "
-                       "is",
-                       wrapper_.place(), parameters.size()));
-  }
   std::unique_ptr<GradientStorage> storage = make_storage(std::move(trained), group_);
-  watch_ =
-      std::make_unique<wrap::ParameterWatch>(module);  // a storage may give parameters new memory
-  reducer_ = std::make_unique<Reducer>(std::move(storage), group_, wrapper_, options_.weighting);
+  // A storage may give parameters new memory.
+  watch_ = std::make_unique<wrap::ParameterWatch>(module);
+  buffers_ = std::make_unique<wrap::BufferBroadcast>(buffers, group_, wrapper_.number);
+  replicas_ = std::make_unique<ReplicaWatch>(std::move(parameters), options_.values);
+  reducer_ = std::make_unique<Reducer>(std::move(storage), group_, wrapper_, options_.weighting,
+                                       *replicas_);
   group_.enter({kInBackward, num_forwards_});
 }
 
@@ -96,27 +172,29 @@ void DataParallelCore::before_forward(bool is_training, std::optional<int64_t> n
   if (options_.before_forward) options_.before_forward();
   for (const auto& call : calls_before_forward_) call();
   last_num_samples_ = num_samples_ ? num_samples_ : num_rows;
+  has_forward_ = true;
   is_recorded_ = at::GradMode::is_enabled();
-  if (!reducer_ || !is_recorded_) return;
-  reducer_->begin_forward(last_num_samples());
-  check_unchanged();
-  if (num_no_sync_ > 0) return;
-  group_.enter({kInForward, ++num_forwards_});
-  if (options_.broadcast_buffers && is_training) broadcast_buffers();
-  group_.enter({kInBackward, num_forwards_});
+  if (!reducer_) return;
+  if (is_recorded_) {
+    reducer_->begin_forward(last_num_samples());
+    check_unchanged();
+    if (num_no_sync_ == 0) {
+      group_.enter({kInForward, ++num_forwards_});
+      if (options_.broadcast_buffers && is_training) broadcast_buffers();
+      group_.enter({kInBackward, num_forwards_});
+    }
+  }
+  replicas_->begin_forward();
 }
 
 // If rank 0 has sent the buffers of another wrapper, all ranks throw in the next pass: if this rank
 // threw alone, the others would wait for it.
 void DataParallelCore::broadcast_buffers() {
-  if (sent_buffers_.empty()) return;
-  int64_t& sent_number = sent_buffers_[0].tensor.mutable_data_ptr<int64_t>()[0];
-  sent_number = wrapper_.number;
-  wrap::broadcast_tensors(sent_buffers_, /*root=*/0, group_);
-  if (sent_number != wrapper_.number) reducer_->set_got_other_buffers();
+  if (!buffers_->run()) reducer_->set_got_other_buffers();
 }
 
 void DataParallelCore::after_forward(std::span<const at::Tensor> outputs) {
+  if (replicas_) replicas_->end_forward();
   // The mode at the beginning of the forward: forward() may have changed it since.
   if (!std::exchange(is_recorded_, false)) return;
   num_samples_.reset();  // after the forward, because one that throws may be called again
@@ -135,27 +213,21 @@ int64_t DataParallelCore::last_num_samples() const {
                      wrapper_.place()));
 }
 
-// Two wrappers of one parameter would both move its gradient into a bucket.
-void DataParallelCore::check_not_wrapped(std::span<const NamedTensor> parameters) const {
-  for (const NamedTensor& parameter : parameters) {
-    if (!wrap::AccumulationHooks::has_hook(parameter.tensor)) continue;
-    throw Error(ErrorCode::kInvalidArgument,
-                format("{}: \"{}\" is wrapped already, and its "
-                       "gradient can be reduced by one wrapper only. Use the first wrapper, or "
-                       "destroy it before the module is wrapped again",
-                       wrapper_.place(), parameter.name));
-  }
-}
-
 void DataParallelCore::check_unchanged() const {
   std::optional<std::string> change = watch_->change();
   if (!change) change = reducer_->lost_parameter();
   if (!change) return;
-  throw Error(ErrorCode::kInvalidArgument,
-              format("{}: since the module was wrapped, {}, so "
-                     "gradients would not be reduced rightly. Wrap the module again after the "
-                     "change, on all ranks, and give its parameters to a new optimizer",
-                     wrapper_.place(), *change));
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("{}: since the module was wrapped, {}, so "
+             "gradients would not be reduced rightly. Wrap the module again after the "
+             "change, on all ranks, once this wrapper is destroyed, and give its parameters "
+             "to a new optimizer",
+             wrapper_.place(), *change));
+}
+
+void DataParallelCore::set_written(std::string_view parameter) {
+  if (replicas_) replicas_->set_written(parameter);
 }
 
 void DataParallelCore::set_num_samples(int64_t count) {
@@ -183,7 +255,13 @@ void DataParallelCore::reduce_gradients() {
 }
 
 double DataParallelCore::mean_over_ranks(double value) {
-  if (group_.world_size() == 1) return value;
+  if (group_.world_size() == 1) {
+    if (has_forward_ && options_.weighting == GradientWeighting::kSamples &&
+        last_num_samples_ == 0) {
+      refuse_no_samples(wrapper_);
+    }
+    return value;
+  }
   const auto weight = static_cast<double>(last_num_samples());
   const at::Tensor sums = at::empty({2 + kTrailerNumel}, at::kDouble);
   const at::Tensor trailer = sums.narrow(0, 2, kTrailerNumel);
@@ -202,6 +280,7 @@ double DataParallelCore::mean_over_ranks(double value) {
                        "the same wrapper",
                        wrapper_.place_with_module(), wrapper_.number));
   }
+  if (values[1] == 0) refuse_no_samples(wrapper_);
   return values[0] / values[1];
 }
 

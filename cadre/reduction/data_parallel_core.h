@@ -15,6 +15,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cadre/base/export.h"
@@ -30,14 +31,17 @@ class Module;
 
 namespace cadre {
 class GradientStorage;
-}
+struct AgreedField;
+}  // namespace cadre
 namespace cadre::wrap {
+class BufferBroadcast;
 class ParameterWatch;
-}
+}  // namespace cadre::wrap
 
 namespace cadre::reduction {
 
 class Reducer;
+class ReplicaWatch;
 
 struct DataParallelOptions {
   std::string wrapper;    // the name with which its errors begin: "DistributedDataParallel"
@@ -54,6 +58,10 @@ struct DataParallelOptions {
   bool is_idle_alone = true;
   // At the start of each forward, also of one without grad and in a world of one. May be empty.
   std::function<void()> before_forward = {};
+  ParameterValues values = ParameterValues::kUnwatched;
+  // Of this rank's options, what must be equal on all ranks besides `weighting` and
+  // `broadcast_buffers`. Called once, in the constructor; what it throws is thrown on all ranks.
+  std::function<std::vector<AgreedField>()> agreed = {};
 };
 
 // Makes the storage of the gradients, after the parameters have been broadcast. `trained`: the
@@ -62,11 +70,15 @@ struct DataParallelOptions {
 using MakeGradientStorage = std::function<std::unique_ptr<GradientStorage>(
     std::vector<NamedTensor> trained, const wrap::LocatedGroup& group)>;
 
+// A wrapper was used after the program had moved from it.
+[[noreturn]] CADRE_EXPORT void refuse_moved_from();
+
 class CADRE_EXPORT DataParallelCore {
  public:
-  // Checks that the replicas match, then copies rank 0's parameters and buffers to all. Parameters
-  // registered under two names count once. Throws kInvalidArgument for a null module, and
-  // for a parameter that another wrapper reduces.
+  // Checks that options and replicas match, then copies rank 0's parameters and buffers to all.
+  // Parameters registered under two names count once. Throws kInvalidArgument, the same on all
+  // ranks and before anything is changed, for a null module, a parameter that another wrapper
+  // reduces or that no group can reduce, and options that differ.
   DataParallelCore(const std::shared_ptr<const torch::nn::Module>& module,
                    const ProcessGroup& group, DataParallelOptions options,
                    const MakeGradientStorage& make_storage);
@@ -74,12 +86,15 @@ class CADRE_EXPORT DataParallelCore {
   DataParallelCore(const DataParallelCore&) = delete;
   DataParallelCore& operator=(const DataParallelCore&) = delete;
 
-  // `num_rows`: of the first tensor that the forward is given; 1 where there is none; nothing where
-  // that cannot be told.
+  // `num_rows`: of the first tensor with a dimension that the forward is given; 1 where there is
+  // none; nothing where that cannot be told.
   void before_forward(bool is_training, std::optional<int64_t> num_rows);
   // `outputs`: the tensors that the forward returned.
   void after_forward(std::span<const at::Tensor> outputs);
 
+  // forward() of this rank has written to the parameter of this name: the next pass is an error on
+  // all ranks. For wrappers that watch their parameters themselves (ParameterValues::kUnwatched).
+  void set_written(std::string_view parameter);
   void set_num_samples(int64_t count);
   void enter_no_sync();
   void leave_no_sync();
@@ -93,22 +108,25 @@ class CADRE_EXPORT DataParallelCore {
   const Wrapper& wrapper() const { return wrapper_; }
 
  private:
+  void agree(const torch::nn::Module* module) const;
+  std::vector<NamedTensor> parameters_of(const torch::nn::Module& module) const;
+  void check_parameters(std::span<const NamedTensor> parameters) const;
   void start(const std::shared_ptr<const torch::nn::Module>& module,
              const MakeGradientStorage& make_storage);
   void broadcast_buffers();
   void check_unchanged() const;
   int64_t last_num_samples() const;
-  void check_not_wrapped(std::span<const NamedTensor> parameters) const;
 
   wrap::LocatedGroup group_;
   Wrapper wrapper_;
   const DataParallelOptions options_;
   std::vector<std::function<void()>> calls_before_forward_;
   // In an idle world of one there are none of these.
-  // What rank 0 sends with a forward: the wrapper's number, then the buffers; or nothing.
-  std::vector<NamedTensor> sent_buffers_;
+  std::unique_ptr<wrap::BufferBroadcast> buffers_;
   std::unique_ptr<wrap::ParameterWatch> watch_;
+  std::unique_ptr<ReplicaWatch> replicas_;
   std::unique_ptr<Reducer> reducer_;
+  bool has_forward_ = false;
   int64_t num_forwards_ = 0;                     // synchronized ones, with grad
   int num_no_sync_ = 0;                          // guards that live
   bool is_recorded_ = false;                     // grad was on when the forward began

@@ -61,7 +61,7 @@ class DataParallelModule {
                   "Return a tensor, or a tuple, pair, vector, map or optional of tensors; "
                   "for a struct of your own, define std::vector<torch::Tensor> "
                   "held_tensors(const YourStruct&) beside it");
-    core_->before_forward(module_->is_training(), wrap::num_rows_of(args...));
+    core().before_forward(module()->is_training(), wrap::num_rows_of(args...));
     if constexpr (std::is_void_v<Output>) {
       module_->forward(std::forward<Args>(args)...);
       core_->after_forward({});
@@ -74,40 +74,47 @@ class DataParallelModule {
 
   // The wrapped module: model->named_parameters(), model->zero_grad(); model->to(...) before
   // wrapping only.
-  M* operator->() const { return module_.get(); }
-  const std::shared_ptr<M>& module() const { return module_; }
+  M* operator->() const { return module().get(); }
+  const std::shared_ptr<M>& module() const {
+    if (module_ == nullptr) refuse_moved_from();
+    return module_;
+  }
 
-  std::vector<at::Tensor> parameters() const { return module_->parameters(); }
+  std::vector<at::Tensor> parameters() const { return module()->parameters(); }
   // Clears the gradients, also those that this rank has of its shards of the parameters. After
   // module()->zero_grad() these are cleared when the next backward begins.
   void zero_grad(bool set_to_none = true) {
-    core_->zero_grad(set_to_none);
+    core().zero_grad(set_to_none);
     module_->zero_grad(set_to_none);
   }
-  void train(bool on = true) { module_->train(on); }
-  void eval() { module_->eval(); }
+  void train(bool on = true) { module()->train(on); }
+  void eval() { module()->eval(); }
 
-  NoSync no_sync() { return NoSync(core_); }
+  NoSync no_sync() {
+    core();
+    return NoSync(core_);
+  }
 
   // How many samples the next forward with grad that returns has on this rank, where that is not
   // size(0) of its first tensor; needs GradientWeighting::kSamples. The loss must be the mean over
   // them. Under no_sync() the counts of the forwards that a backward goes through add up, until the
   // gradients are reduced or cleared; what is reduced must be the mean over all samples counted.
-  void set_num_samples(int64_t count) { core_->set_num_samples(count); }
+  void set_num_samples(int64_t count) { core().set_num_samples(count); }
 
   // The mean over the samples of all ranks of `value`, which is this rank's mean over those of its
   // last forward: the loss of a step, for example. It ignores ranks without samples, whose mean is
-  // NaN. Collective.
+  // NaN, and throws kInvalidArgument on all ranks where none has a sample. Collective.
   double mean_over_ranks(const at::Tensor& value) {
-    return core_->mean_over_ranks(value.item<double>());
+    return core().mean_over_ranks(value.item<double>());
   }
 
-  // Reduces what no_sync() backwards have gathered, without a further backward. Collective.
-  void reduce_gradients() { core_->reduce_gradients(); }
+  // Reduces what no_sync() backwards have gathered, and gradients that the program has assigned or
+  // changed itself, without a further backward. Collective.
+  void reduce_gradients() { core().reduce_gradients(); }
 
   // The order of reduction that the first step has taught, for a snapshot; empty before that, and
   // where nothing is reduced. Hand it to the option `layout` on resume.
-  std::optional<BucketLayout> learned_layout() const { return core_->learned_layout(); }
+  std::optional<BucketLayout> learned_layout() const { return core().learned_layout(); }
 
  protected:
   DataParallelModule() = default;  // of a wrapper that was refused
@@ -119,7 +126,10 @@ class DataParallelModule {
   DataParallelModule(DataParallelModule&&) noexcept = default;
   DataParallelModule& operator=(DataParallelModule&&) noexcept = default;
 
-  DataParallelCore& core() const { return *core_; }
+  DataParallelCore& core() const {
+    if (core_ == nullptr) refuse_moved_from();
+    return *core_;
+  }
 
  private:
   std::shared_ptr<M> module_;

@@ -9,6 +9,8 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/base/log.h"
+#include "cadre/group/backward_collectives.h"
+#include "cadre/reduction/agreement/exchanges.h"
 #include "cadre/reduction/agreement/refusals.h"
 #include "cadre/reduction/agreement/trailer.h"
 
@@ -27,13 +29,14 @@ std::vector<at::Tensor> tensors_of(std::span<const NamedTensor> parameters) {
 }  // namespace
 
 Reducer::Reducer(std::unique_ptr<GradientStorage> storage, wrap::LocatedGroup group,
-                 Wrapper wrapper, GradientWeighting weighting)
+                 Wrapper wrapper, GradientWeighting weighting, ReplicaWatch& replicas)
     : storage_(std::move(storage)),
       parameters_(tensors_of(storage_->parameters())),
       group_(std::move(group)),
       wrapper_(std::make_shared<const Wrapper>(std::move(wrapper))),
       weighting_(weighting),
-      local_(parameters_, ledger_),
+      replicas_(replicas),
+      local_(parameters_, ledger_, [this] { replicas_.set_has_local_gradients(); }),
       self_(std::make_shared<Reducer*>(this)) {
   for (const NamedTensor& parameter : storage_->parameters()) names_.push_back(parameter.name);
   hooks_ = std::make_shared<wrap::AccumulationHooks>(
@@ -58,6 +61,7 @@ std::optional<std::string> Reducer::lost_parameter() const {
 void Reducer::begin_forward(int64_t num_samples) {
   storage_->forget_cleared(std::nullopt);
   local_.forget_if_cleared(std::nullopt);
+  log_left_behind_once();
   forward_ = ledger_.enter({.num_samples = num_samples, .is_synchronized = sync_});
 }
 
@@ -71,8 +75,11 @@ void Reducer::watch(std::span<const at::Tensor> outputs) {
         [self = std::weak_ptr<Reducer*>(self_), hooks = hooks_, forward, wrapper = wrapper_] {
           const auto reducer = self.lock();
           if (!hooks->current_backward_reaches_a_parameter()) {
-            if (reducer && wrap::current_backward_creates_graph())
+            if (reducer && wrap::current_backward_creates_graph()) {
               (*reducer)->on_derivative(forward);
+            } else if (reducer) {
+              (*reducer)->ledger_.set_passed(forward->number);
+            }
             return;
           }
           if (!reducer) refuse_lost_wrapper(*wrapper);
@@ -170,7 +177,10 @@ void Reducer::begin_pass(std::vector<CarriedForward> carried) {
     pass_.samples.push_back(forward.num_samples);
     if (forward.passed) pass_.passed.push_back(forward.passed);
   }
+  pass_.backward = current_backward();
   const int64_t num_accumulated = local_.take_samples();
+  pass_.collectives = local_.take_collectives();
+  pass_.num_samples = num_accumulated + (pass_.samples.empty() ? 0 : pass_.samples[0]);
   if (weighting_ == GradientWeighting::kSamples) {
     const auto weight =
         agree_on_weight(group_, {.num_accumulated = num_accumulated, .of_forwards = pass_.samples});
@@ -218,8 +228,11 @@ bool Reducer::is_frozen(size_t parameter) const {
   return !parameters_[parameter].requires_grad();
 }
 
+// A backward leaves a gradient that it has not reached, and that the program has assigned, to the
+// program; reduce_now() reduces it.
 bool Reducer::contributes(size_t parameter) const {
-  return pass_.placed[parameter] || local_.contribute(parameter);
+  if (local_.contribute(parameter)) return true;
+  return !pass_.is_backward && !is_frozen(parameter) && local_.is_changed(parameter);
 }
 
 void Reducer::finish_pass() {
@@ -245,17 +258,18 @@ void Reducer::finish_pass() {
     forgive_left_behind(pass_.newest_forward);
     ledger_.end_pass(pass_.newest_forward);
   }
-  local_.set_reduced();
   for (const auto& forward : pass_.passed) forward->is_reduced = true;
   num_unreduced_forwards_ -= static_cast<int>(pass_.passed.size());
   if (pass_.passed.empty() || num_unreduced_forwards_ < 0) num_unreduced_forwards_ = 0;
   if (pass_.is_backward && !storage_->is_learned()) learn_layout();
   storage_->end_pass();
+  local_.set_reduced();
+  replicas_.end_pass();
 }
 
 // The last bucket is issued at the end of the backward, because its trailer is complete only then.
 void Reducer::launch_all_but_last() {
-  bool has_news = false;
+  bool has_news = replicas_.suspicion() != 0 || !exchanged().empty();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (pass_.fired[i]) continue;
     if (is_frozen(i)) has_news = true;
@@ -277,16 +291,20 @@ uint32_t Reducer::wrapper_number() const {
 TrailerWord Reducer::trailer_word(bool has_news) const {
   return {.wrapper = wrapper_number(),
           .position = ledger_.position(pass_.newest_forward),
-          .has_news = has_news};
+          .has_news = has_news,
+          .num_writes = replicas_.num_writes()};
 }
 
 Attention Reducer::attention(bool gave_up) const {
   Attention attention(parameters_.size(), wrapper_, group_.world_size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (contributes(i)) attention.set_used(i);
+    if (pass_.placed[i]) attention.set_used(i);
     if (is_frozen(i)) attention.set_frozen(i);
   }
   if (gave_up) attention.set_gave_up();
+  attention.set_suspicion(replicas_.suspicion());
+  attention.set_num_writes(replicas_.num_writes());
+  if (!exchanged().empty()) attention.set_exchanged();
   attention.set_position(ledger_.position(pass_.newest_forward));
   attention.set_wrapper(wrapper_number());
   return attention;
@@ -297,6 +315,10 @@ void Reducer::settle(const Attention& attention) {
   forgive_left_behind(pass_.newest_forward);
   ledger_.end_pass(pass_.newest_forward);
   attention.check_no_rank_gave_up();
+  if (attention.some_have_exchanged()) {
+    check_equal_samples(exchanged(), pass_.num_samples, *wrapper_, group_);
+  }
+  if (attention.replicas_may_differ()) replicas_.check(attention, *wrapper_, group_);
   check_frozen_on_all_or_none(attention);
   log_unused_once(attention);
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -325,21 +347,35 @@ void Reducer::check_ranks_are_in_one_step(const Attention& attention) {
 
 void Reducer::forgive_left_behind(int64_t newest_forward) {
   const int32_t num_left_behind = ledger_.position(newest_forward).num_older;
-  if (num_left_behind > 0) log_left_behind_once(num_left_behind);
+  if (!usual_left_behind_) usual_left_behind_ = num_left_behind;
+  ledger_.forgive_before(newest_forward,
+                         {.step = num_steps_, .is_usual = num_left_behind == *usual_left_behind_});
   num_steps_ += num_left_behind;
-  ledger_.forgive_before(newest_forward);
+  log_left_behind_once();
 }
 
 // All ranks left out equally many forwards, but these may belong to different steps.
-void Reducer::log_left_behind_once(int32_t count) {
-  if (std::exchange(left_behind_are_logged_, true) || group_.rank() != 0) return;
+void Reducer::log_left_behind_once() {
+  if (left_behind_are_logged_ || group_.rank() != 0) return;
+  const ForwardLedger::Lost lost = ledger_.lost();
+  if (lost.count == 0) return;
+  left_behind_are_logged_ = true;
   group_.log_sink().write(
       LogLevel::kWarning, wrapper_->component,
       format("forwards were left behind without backward on all ranks count={} step={} "
              "module=\"{}\" effect=\"if the ranks left out different steps, each later step "
              "averages different batches; run a forward that is not trained under "
              "torch::NoGradGuard, and leave out the same steps on all ranks\"",
-             count, num_steps_, wrapper_->module));
+             lost.count, lost.step, wrapper_->module));
+}
+
+std::vector<std::vector<int>> Reducer::exchanged() const {
+  if (pass_.weight.is_equal_on_all) return {};
+  std::vector<std::vector<int>> groups = pass_.collectives;
+  if (pass_.is_backward) {
+    std::ranges::move(collectives_since(pass_.backward), std::back_inserter(groups));
+  }
+  return shared_ranks(groups, group_);
 }
 
 // Otherwise only the ranks that train the parameter would update it. All ranks have the same
@@ -347,7 +383,7 @@ void Reducer::log_left_behind_once(int32_t count) {
 void Reducer::check_frozen_on_all_or_none(const Attention& attention) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (attention.num_frozen(i) == 0 || attention.num_frozen(i) == group_.world_size()) continue;
-    const at::Tensor flags = gather_flags({static_cast<uint8_t>(is_frozen(i) ? 1 : 0)});
+    const at::Tensor flags = gather_flags({static_cast<uint8_t>(is_frozen(i) ? 1 : 0)}, group_);
     throw Error(
         ErrorCode::kInvalidArgument,
         format("{}: \"{}\" is frozen on {} but trained on {}, so the models would drift apart. Set "
@@ -367,8 +403,8 @@ void Reducer::log_unused_once(const Attention& attention) {
   if (unused.empty()) return;
   unused_are_logged_ = true;
   std::vector<uint8_t> is_used;
-  for (const int64_t i : unused) is_used.push_back(contributes(i) ? 1 : 0);
-  const at::Tensor flags = gather_flags(is_used);
+  for (const int64_t i : unused) is_used.push_back(pass_.placed[i] ? 1 : 0);
+  const at::Tensor flags = gather_flags(is_used, group_);
   if (group_.rank() != 0) return;
   std::string names;
   const int64_t num_named = std::min<int64_t>(kMaxNamesInLog, flags.size(1));
@@ -380,15 +416,6 @@ void Reducer::log_unused_once(const Attention& attention) {
       format("backward left parameters unused count={} names=\"{}{}\" effect=\"a parameter keeps "
              "its gradient where no rank used it; where some did, the others count as zero\"",
              unused.size(), names, flags.size(1) > num_named ? "; ..." : ""));
-}
-
-at::Tensor Reducer::gather_flags(const std::vector<uint8_t>& own) {
-  const auto num_flags = static_cast<int64_t>(own.size());
-  const at::Tensor mine = at::empty({num_flags}, at::kByte);
-  std::copy(own.begin(), own.end(), mine.mutable_data_ptr<uint8_t>());
-  const at::Tensor all = at::empty({group_.world_size() * num_flags}, at::kByte);
-  group_.all_gather(all, mine);
-  return all.view({group_.world_size(), num_flags});
 }
 
 // The other ranks are in this pass and wait for this one. It issues the remaining operations
@@ -407,7 +434,7 @@ void Reducer::abandon_pass() noexcept {
     ledger_.end_pass(pass_.newest_forward);  // for the others it has ended, too
     abandoned_ = news;
     newest_abandoned_forward_ = pass_.newest_forward;
-  } catch (const std::exception&) {
+  } catch (...) {  // the group has failed; the next call throws its error
   }
 }
 

@@ -38,6 +38,7 @@
 #include "cadre/reduction/agreement/attention.h"
 #include "cadre/reduction/agreement/forward_ledger.h"
 #include "cadre/reduction/agreement/local_gradients.h"
+#include "cadre/reduction/agreement/replica_watch.h"
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/wrap/autograd_hooks.h"
 #include "cadre/wrap/located_group.h"
@@ -49,8 +50,9 @@ class Reducer {
  public:
   // Reduces the gradients of the storage's parameters, which are the same on all ranks of the
   // group.
+  // `replicas`: watches the parameters of the module; outlives this.
   Reducer(std::unique_ptr<GradientStorage> storage, wrap::LocatedGroup group, Wrapper wrapper,
-          GradientWeighting weighting);
+          GradientWeighting weighting, ReplicaWatch& replicas);
   ~Reducer();
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
@@ -65,7 +67,8 @@ class Reducer {
   void set_got_other_buffers() { got_other_buffers_ = true; }
   // While it is off, gradients accumulate on this rank.
   void set_sync(bool on) { sync_ = on; }
-  // Reduces what stands in the gradients, outside of a backward.
+  // Reduces what stands in the gradients, outside of a backward: what backwards without sync have
+  // added, and gradients that the program has assigned or changed since the last reduction.
   void reduce_now();
   // See GradientStorage::zero_grad().
   void zero_grad(bool set_to_none) { storage_->zero_grad(set_to_none); }
@@ -78,13 +81,17 @@ class Reducer {
     bool is_active = false;
     bool is_backward = false;                      // not reduce_now()
     std::vector<std::shared_ptr<Forward>> passed;  // whose outputs are in the graph
+    int backward = 0;                              // its number in this process
     int64_t newest_forward = 0;                    // number of the newest that is carried
     std::vector<int64_t> samples;                  // of the forwards that need one weight
-    SampleWeight weight;                           // of this rank
-    std::vector<bool> fired;                       // by parameter: its hook ran
-    std::vector<bool> placed;                      // by parameter: the storage has its gradient
-    std::vector<int64_t> arrivals;                 // parameters in the order of their hooks
-    std::vector<int64_t> num_missing;              // by bucket: gradients that are not ready
+    int64_t num_samples = 0;                       // by which this rank is weighted
+    // Ranks of the differentiable collectives that backwards under no_sync() have run, by group.
+    std::vector<std::vector<int>> collectives;
+    SampleWeight weight;               // of this rank
+    std::vector<bool> fired;           // by parameter: its hook ran
+    std::vector<bool> placed;          // by parameter: the storage has its gradient
+    std::vector<int64_t> arrivals;     // parameters in the order of their hooks
+    std::vector<int64_t> num_missing;  // by bucket: gradients that are not ready
   };
 
   void on_output(const std::shared_ptr<Forward>& forward);
@@ -98,6 +105,7 @@ class Reducer {
   void launch_complete_buckets();
   void finish_pass();
   void launch_all_but_last();
+  // Of a parameter that the backward has not reached.
   bool contributes(size_t parameter) const;
   bool is_frozen(size_t parameter) const;
   Attention attention(bool gave_up) const;
@@ -106,14 +114,16 @@ class Reducer {
   // Throws where the ranks are not; so does every later pass.
   void check_ranks_are_in_one_step(const Attention& attention);
   void forgive_left_behind(int64_t newest_forward);
-  void log_left_behind_once(int32_t count);
+  void log_left_behind_once();
+  // The ranks, in this group, of differentiable collectives that the backwards have run whose
+  // gradients the pass reduces: those of groups that share several ranks with this one, so that the
+  // ranks may have unequal weights. Empty where all weights are equal.
+  std::vector<std::vector<int>> exchanged() const;
   // As the ranks compare it.
   uint32_t wrapper_number() const;
   TrailerWord trailer_word(bool has_news) const;
   void check_frozen_on_all_or_none(const Attention& attention);
   void log_unused_once(const Attention& attention);
-  // (world_size, own.size()) of bytes: every rank's flags. Collective.
-  at::Tensor gather_flags(const std::vector<uint8_t>& own);
   void abandon_pass() noexcept;
   void learn_layout();
 
@@ -127,11 +137,15 @@ class Reducer {
   GradientWeighting weighting_;
   bool unused_are_logged_ = false;
   bool left_behind_are_logged_ = false;
+  // Forwards that the first pass left behind: a program that trains two models in turn leaves as
+  // many behind in each step.
+  std::optional<int32_t> usual_left_behind_;
   bool sync_ = true;
   ForwardLedger ledger_;
   std::shared_ptr<Forward> forward_;  // from begin_forward() to watch()
   int64_t num_steps_ = 0;             // passes, and forwards that all ranks left behind
   int num_unreduced_forwards_ = 0;
+  ReplicaWatch& replicas_;
   LocalGradients local_;
   Pass pass_;
   // Of a pass that this rank gave up: what it sent to the others, and their sums after the wait.

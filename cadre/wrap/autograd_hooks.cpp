@@ -57,11 +57,16 @@ struct AccumulationHooks::Installed {
 AccumulationHooks::AccumulationHooks(std::span<const at::Tensor> parameters,
                                      std::function<void(size_t)> on_gradient) {
   installed_.reserve(parameters.size());
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    NodePointer accumulator = torch::autograd::impl::grad_accumulator(parameters[i]);
-    const uintptr_t key = accumulator->add_post_hook(
-        std::make_unique<PostHook>([on_gradient, i] { on_gradient(i); }));
-    installed_.push_back({parameters[i], std::move(accumulator), key});
+  try {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      NodePointer accumulator = torch::autograd::impl::grad_accumulator(parameters[i]);
+      const uintptr_t key = accumulator->add_post_hook(
+          std::make_unique<PostHook>([on_gradient, i] { on_gradient(i); }));
+      installed_.push_back({parameters[i], std::move(accumulator), key});
+    }
+  } catch (...) {
+    remove();  // no destructor follows, and a hook would call an object that is gone
+    throw;
   }
 }
 

@@ -102,14 +102,26 @@ std::vector<at::Tensor> tensors_of(const T& value) {
   return found;
 }
 
-// size(0) of the first tensor; 1 where there is none, or none with a dimension. Nothing where no
-// tensor is found and some argument is of a type that may hold one.
+// size(0) of the first tensor that has a dimension: a temperature or a step number in front of it
+// is no batch. 1 where there is none. Nothing where none is found and some argument is of a type
+// that may hold one.
 template <typename... Args>
 std::optional<int64_t> num_rows_of(const Args&... args) {
   std::vector<at::Tensor> found;
-  ((found.empty() ? append_tensors(args, found) : void()), ...);
-  if (found.empty() && !(tensors_are_known<Args>() && ...)) return std::nullopt;
-  return found.empty() || found[0].dim() == 0 ? 1 : found[0].size(0);
+  std::optional<int64_t> num_rows;
+  const auto look = [&](const auto& arg) {
+    if (num_rows) return;
+    found.clear();
+    append_tensors(arg, found);
+    for (const at::Tensor& tensor : found) {
+      if (tensor.dim() == 0) continue;
+      num_rows = tensor.size(0);
+      return;
+    }
+  };
+  (look(args), ...);
+  if (num_rows || !(tensors_are_known<Args>() && ...)) return num_rows;
+  return 1;
 }
 
 }  // namespace cadre::wrap

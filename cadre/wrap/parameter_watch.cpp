@@ -3,10 +3,12 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
+#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
-#include "cadre/wrap/named_tensors.h"
+#include "cadre/wrap/tensor_version.h"
 
 namespace cadre::wrap {
 
@@ -99,6 +101,49 @@ std::optional<std::string> ParameterWatch::change_of(const Known& known) {
     return format("\"{}\" was frozen and requires grad now", known.name);
   }
   return std::nullopt;
+}
+
+WriteWatch::WriteWatch(std::vector<NamedTensor> parameters) : parameters_(std::move(parameters)) {
+  begin();
+}
+
+WriteWatch::Seen WriteWatch::now(const at::Tensor& tensor) {
+  const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+  return {.version = version_of(tensor),
+          .storage = impl.unsafe_storage().unsafeGetStorageImpl(),
+          .offset = impl.storage_offset()};
+}
+
+void WriteWatch::begin() {
+  seen_.clear();
+  for (const NamedTensor& parameter : parameters_) seen_.push_back(now(parameter.tensor));
+}
+
+std::vector<size_t> WriteWatch::written() const {
+  std::vector<size_t> written;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (now(parameters_[i].tensor) != seen_[i]) written.push_back(i);
+  }
+  return written;
+}
+
+uint32_t WriteWatch::num_writes() const {
+  uint32_t sum = 0;
+  for (const NamedTensor& parameter : parameters_) sum += version_of(parameter.tensor);
+  return sum;
+}
+
+uint64_t WriteWatch::samples() const {
+  Fnv1a digest;
+  for (const NamedTensor& parameter : parameters_) {
+    const at::Tensor& tensor = parameter.tensor;
+    if (tensor.numel() == 0) continue;
+    const size_t element = tensor.is_contiguous() ? static_cast<size_t>(tensor.numel()) / 2 : 0;
+    const size_t size = tensor.element_size();
+    const auto* const bytes = static_cast<const char*>(tensor.const_data_ptr()) + element * size;
+    digest.add(std::string_view(bytes, size));
+  }
+  return digest.value();
 }
 
 }  // namespace cadre::wrap

@@ -1,5 +1,6 @@
 // Notices that the parameters of a module are no longer those that were wrapped: one that came,
-// went, was replaced or has another form would train without being reduced, or be reduced wrongly.
+// went, was replaced or has another form would train without being reduced, or be reduced wrongly;
+// and that they were written to at a time when nothing may write to them.
 //
 // Threads: as the module. Blocking: never. Lifetime: shares the module and its parameters.
 // Errors: none; a change comes back in words. Cost: a look at each parameter and, for a module with
@@ -8,10 +9,15 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "cadre/base/export.h"
+#include "cadre/wrap/named_tensors.h"
 
 namespace torch::nn {
 class Module;
@@ -19,7 +25,7 @@ class Module;
 
 namespace cadre::wrap {
 
-class ParameterWatch {
+class CADRE_EXPORT ParameterWatch {
  public:
   explicit ParameterWatch(std::shared_ptr<const torch::nn::Module> module);
 
@@ -45,6 +51,41 @@ class ParameterWatch {
 
   std::shared_ptr<const torch::nn::Module> module_;
   std::vector<Known> known_;  // in the order of named_parameters()
+};
+
+// Notices that something other than an optimizer writes to parameters: a forward that normalizes
+// its weight, an Embedding with max_norm. It compares version counters and addresses, so it does
+// not notice writes through a raw pointer or through at::Tensor::data(), except for samples().
+class CADRE_EXPORT WriteWatch {
+ public:
+  explicit WriteWatch(std::vector<NamedTensor> parameters);
+
+  // Remembers what the parameters are now.
+  void begin();
+  // The parameters that have been written to, or been given other memory, since begin(): their
+  // places in parameters(), in ascending order.
+  std::vector<size_t> written() const;
+  // How often the parameters have been written to, in all: the sum of their version counters.
+  uint32_t num_writes() const;
+  // A digest of one element of each parameter, which all but certainly changes when an optimizer
+  // steps, also one that writes through at::Tensor::data(), as torch::optim::SGD does.
+  // REQUIRES: the parameters have memory.
+  uint64_t samples() const;
+
+  const std::vector<NamedTensor>& parameters() const { return parameters_; }
+
+ private:
+  struct Seen {
+    uint32_t version = 0;
+    const void* storage = nullptr;
+    int64_t offset = 0;
+
+    bool operator==(const Seen&) const = default;
+  };
+  static Seen now(const at::Tensor& tensor);
+
+  std::vector<NamedTensor> parameters_;
+  std::vector<Seen> seen_;  // by parameter
 };
 
 }  // namespace cadre::wrap

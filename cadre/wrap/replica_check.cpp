@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
 #include <cstring>
@@ -12,6 +13,7 @@
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 #include "cadre/wrap/shard_mark.h"
+#include "cadre/wrap/tensor_version.h"
 
 namespace cadre::wrap {
 
@@ -83,9 +85,8 @@ std::string first_difference(std::string_view zero, std::string_view other, int 
 
 }  // namespace
 
-uint64_t check_replicas_match(std::string_view wrapper, const ReplicaTensors& tensors,
-                              const LocatedGroup& group) {
-  const uint64_t number = group.process_group().communicator().num_collectives();
+void check_replicas_match(std::string_view wrapper, const ReplicaTensors& tensors,
+                          const LocatedGroup& group) {
   const std::string own = describe(tensors);
   const at::Tensor mine = at::empty({2}, at::kLong);
   mine.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(hash_of(own));
@@ -98,8 +99,7 @@ uint64_t check_replicas_match(std::string_view wrapper, const ReplicaTensors& te
          all[2 * differing + 1] == all[1]) {
     ++differing;
   }
-  // The ranks compare the numbers of operations, so the others have the same number.
-  if (differing >= group.world_size()) return number;
+  if (differing >= group.world_size()) return;
   const std::string zero = broadcast_text(own, all[1], 0, group);
   const std::string other = broadcast_text(own, all[2 * differing + 1], differing, group);
   throw Error(ErrorCode::kInvalidArgument,
@@ -116,63 +116,164 @@ bool is_sent_in_place(const at::Tensor& tensor) {
   return tensor.is_contiguous() && tensor.nbytes() >= kLargeTensorBytes;
 }
 
-void broadcast_packed(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group) {
-  const bool is_root = group.rank() == root;
+bool has_bytes(const at::Tensor& tensor, const void* bytes) {
+  const at::Tensor contiguous = tensor.contiguous();
+  return std::memcmp(contiguous.const_data_ptr(), bytes, contiguous.nbytes()) == 0;
+}
+
+// `bytes`: the elements in their logical order.
+void write_bytes(const at::Tensor& tensor, const std::byte* bytes) {
+  if (tensor.is_contiguous()) {
+    std::memcpy(tensor.mutable_data_ptr(), bytes, tensor.nbytes());
+    return;
+  }
+  const at::Tensor values = at::empty(tensor.sizes(), tensor.options());
+  std::memcpy(values.mutable_data_ptr(), bytes, values.nbytes());
+  tensor.variable_data().copy_(values);  // which has a version counter of its own
+}
+
+// Writes what came from the root, and lets autograd know where the rule says so.
+class ReceivedValues {
+ public:
+  ReceivedValues(std::span<const NamedTensor> tensors,
+                 const std::function<bool(size_t)>& moves_version)
+      : tensors_(tensors), moves_version_(moves_version) {}
+
+  void write(size_t place, const std::byte* bytes) const {
+    const at::Tensor& tensor = tensors_[place].tensor;
+    if (has_bytes(tensor, bytes)) return;
+    const bool moves = moves_version_(place);
+    write_bytes(tensor.detach(), bytes);
+    if (moves) move_version(tensor);
+  }
+
+ private:
+  std::span<const NamedTensor> tensors_;
+  const std::function<bool(size_t)>& moves_version_;
+};
+
+// `places`: of the tensors, which go into messages of limited size together.
+void broadcast_packed(std::span<const NamedTensor> tensors, std::span<const size_t> places,
+                      Rank root, const LocatedGroup& group, const ReceivedValues& received) {
+  const auto bytes_of = [&](size_t i) {
+    return static_cast<int64_t>(tensors[places[i]].tensor.nbytes());
+  };
   size_t first = 0;
-  while (first < tensors.size()) {
-    int64_t num_bytes = static_cast<int64_t>(tensors[first].tensor.nbytes());
+  while (first < places.size()) {
+    int64_t num_bytes = bytes_of(first);
     size_t end = first + 1;
-    while (end < tensors.size() &&
-           num_bytes + static_cast<int64_t>(tensors[end].tensor.nbytes()) <= kBroadcastChunkBytes) {
-      num_bytes += static_cast<int64_t>(tensors[end++].tensor.nbytes());
+    while (end < places.size() && num_bytes + bytes_of(end) <= kBroadcastChunkBytes) {
+      num_bytes += bytes_of(end++);
     }
     const at::Tensor packed = at::empty({num_bytes}, at::kByte);
-    std::byte* at_byte = static_cast<std::byte*>(packed.mutable_data_ptr());
     const auto walk = [&](auto&& visit) {
-      std::byte* position = at_byte;
+      std::byte* position = static_cast<std::byte*>(packed.mutable_data_ptr());
       for (size_t i = first; i < end; ++i) {
-        const at::Tensor tensor = tensors[i].tensor.detach();
-        visit(tensor, position);
-        position += tensor.nbytes();
+        visit(places[i], position);
+        position += bytes_of(i);
       }
     };
+    const bool is_root = group.rank() == root;
     if (is_root) {
-      walk([](const at::Tensor& tensor, std::byte* position) {
-        const at::Tensor contiguous = tensor.contiguous();
+      walk([&](size_t place, std::byte* position) {
+        const at::Tensor contiguous = tensors[place].tensor.detach().contiguous();
         std::memcpy(position, contiguous.const_data_ptr(), contiguous.nbytes());
       });
     }
     group.broadcast(packed, root);
     if (!is_root) {
-      // Written below autograd: a buffer that an earlier forward saved keeps its version, since its
-      // backward does not read the running values.
-      walk([](const at::Tensor& tensor, const std::byte* position) {
-        if (tensor.is_contiguous()) {
-          std::memcpy(tensor.mutable_data_ptr(), position, tensor.nbytes());
-          return;
-        }
-        const at::Tensor values = at::empty(tensor.sizes(), tensor.options());
-        std::memcpy(values.mutable_data_ptr(), position, values.nbytes());
-        tensor.copy_(values);
-      });
+      walk([&](size_t place, const std::byte* position) { received.write(place, position); });
     }
     first = end;
   }
 }
 
+// `apart`: into other memory first, so that equal values are no change.
+struct LargeTensor {
+  size_t place;
+  bool apart;
+};
+
+void broadcast_large(std::span<const NamedTensor> tensors, const LargeTensor& large, Rank root,
+                     const LocatedGroup& group, const ReceivedValues& received) {
+  const at::Tensor bytes = tensors[large.place].tensor.detach().view(-1).view(at::kByte);
+  if (!large.apart || group.rank() == root) {
+    group.broadcast(bytes, root);
+    return;
+  }
+  const at::Tensor apart = at::empty_like(bytes);
+  group.broadcast(apart, root);
+  received.write(large.place, static_cast<const std::byte*>(apart.const_data_ptr()));
+}
+
+uint64_t digest_of(const at::Tensor& tensor) {
+  const at::Tensor contiguous = tensor.detach().contiguous();
+  const auto* bytes = static_cast<const std::byte*>(contiguous.const_data_ptr());
+  Fnv1a digest;
+  size_t begin = 0;
+  for (; begin + sizeof(uint64_t) <= contiguous.nbytes(); begin += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes + begin, sizeof(word));
+    digest.add(word);
+    digest.add(word >> 32);  // a product keeps no difference of high bits
+  }
+  for (; begin < contiguous.nbytes(); ++begin) digest.add(static_cast<uint64_t>(bytes[begin]));
+  return digest.value();
+}
+
 }  // namespace
+
+void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group,
+                       const std::function<bool(size_t)>& moves_version) {
+  const at::NoGradGuard no_grad;
+  const ReceivedValues received(tensors, moves_version);
+  std::vector<size_t> packed;
+  std::vector<size_t> large;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    (is_sent_in_place(tensors[i].tensor) ? large : packed).push_back(i);
+  }
+  broadcast_packed(tensors, packed, root, group, received);
+  for (const size_t place : large) {
+    broadcast_large(tensors, {.place = place, .apart = moves_version(place)}, root, group,
+                    received);
+  }
+}
 
 void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group) {
   const at::NoGradGuard no_grad;
-  std::vector<NamedTensor> packed;
-  for (const NamedTensor& named : tensors) {
-    if (is_sent_in_place(named.tensor)) {
-      group.broadcast(named.tensor.detach().view(-1).view(at::kByte), root);
-    } else {
-      packed.push_back(named);
+  const std::function<bool(size_t)> always = [](size_t) { return true; };
+  const ReceivedValues received(tensors, always);
+  std::vector<size_t> packed;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!is_sent_in_place(tensors[i].tensor)) {
+      packed.push_back(i);
+      continue;
+    }
+    broadcast_large(tensors, {.place = i, .apart = false}, root, group, received);
+    if (group.rank() != root) move_version(tensors[i].tensor);
+  }
+  broadcast_packed(tensors, packed, root, group, received);
+}
+
+std::optional<UnlikeTensor> first_unlike(std::span<const at::Tensor> tensors,
+                                         const LocatedGroup& group) {
+  if (tensors.empty()) return std::nullopt;
+  const auto count = static_cast<int64_t>(tensors.size());
+  const at::Tensor own = at::empty({count}, at::kLong);
+  for (int64_t i = 0; i < count; ++i) {
+    own.mutable_data_ptr<int64_t>()[i] =
+        static_cast<int64_t>(digest_of(tensors[static_cast<size_t>(i)]));
+  }
+  const at::Tensor gathered = at::empty({count * group.world_size()}, at::kLong);
+  group.all_gather(gathered, own);
+  const int64_t* const all = gathered.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < count; ++i) {
+    for (int rank = 1; rank < group.world_size(); ++rank) {
+      if (all[rank * count + i] == all[i]) continue;
+      return UnlikeTensor{.place = static_cast<size_t>(i), .rank = rank};
     }
   }
-  broadcast_packed(packed, root, group);
+  return std::nullopt;
 }
 
 }  // namespace cadre::wrap

@@ -25,6 +25,8 @@ struct ShardMark {
   std::string parameter;  // its name in the plain module
   std::string owner;      // what the shard belongs to: "in bucket 0 of DistributedDataParallel"
   int rank = 0;
+  // The shard computes samples of several ranks, so their loss is one mean over the samples of all.
+  bool has_joint_loss = false;
   // For wrappers of a module whose parameters are divided already. Null where no mesh is known.
   std::shared_ptr<const ParameterDivision> division = {};
 };

@@ -8,10 +8,12 @@
 #include <utility>
 
 #include "cadre/base/error.h"
+#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 #include "cadre/buckets/bucket_layout.h"
 #include "cadre/buckets/replicated_gradients.h"
 #include "cadre/buckets/sharded_gradients.h"
+#include "cadre/group/agreement.h"
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/wrap/named_tensors.h"
@@ -25,12 +27,39 @@ constexpr const char* kShardAxis = "shard";
 
 using FlatParametersList = std::vector<std::shared_ptr<FlatParameters>>;
 
+// A layout of many parameters by its digest.
+std::string text_of(const std::optional<BucketLayout>& layout) {
+  constexpr size_t kLongest = 200;
+  if (!layout) return "none";
+  std::string text = layout->to_string();
+  if (text.size() <= kLongest) return "\"" + text + "\"";
+  Fnv1a digest;
+  digest.add(text);
+  return format("one of {} buckets with digest {}", layout->buckets.size(), digest.value());
+}
+
+// What must be equal on all ranks. Throws for a layout that does not fit.
+std::vector<AgreedField> agreed_fields(const torch::nn::Module& module,
+                                       const DistributedDataParallelOptions& options) {
+  if (options.layout) {
+    std::vector<NamedTensor> trained = distinct_parameters(module);
+    std::erase_if(trained,
+                  [](const NamedTensor& parameter) { return !parameter.tensor.requires_grad(); });
+    check_layout_fits(*options.layout, sizes_of(trained));
+  }
+  return {{"gradients", options.gradients == GradientPlacement::kSharded
+                            ? "GradientPlacement::kSharded"
+                            : "GradientPlacement::kReplicated"},
+          {"bucket_caps.first_bytes", format("{}", options.bucket_caps.first_bytes)},
+          {"bucket_caps.bytes", format("{}", options.bucket_caps.bytes)},
+          {"layout", text_of(options.layout)}};
+}
+
 // One for each bucket that replicated gradients would have.
 FlatParametersList make_flat_parameters(const std::vector<NamedTensor>& trained,
                                         const wrap::LocatedGroup& group,
                                         const DistributedDataParallelOptions& options) {
   const std::vector<ParameterSize> sizes = sizes_of(trained);
-  if (options.layout) check_layout_fits(*options.layout, sizes);
   const BucketLayout layout = options.layout.value_or(
       plan_bucket_layout(sizes, reverse_order(sizes.size()), options.bucket_caps));
   FlatParametersList flat_parameters;
@@ -44,6 +73,12 @@ FlatParametersList make_flat_parameters(const std::vector<NamedTensor>& trained,
             .name = format("in bucket {} of {}", flat_parameters.size(), kWrapper)}));
   }
   return flat_parameters;
+}
+
+// A view: a copy, which reshape() would make of a channels-last weight, would be saved and loaded in
+// place of the parameter.
+at::Tensor values_of(const at::Tensor& whole) {
+  return whole.is_contiguous() ? whole.detach().view({-1}) : whole.detach();
 }
 
 // By parameter of the module, also of those that are not trained: every rank has these whole.
@@ -71,7 +106,7 @@ std::vector<ParameterShard> shards_of(const torch::nn::Module& module,
                                     .placements = {Replicate()},
                                     .flat_axis = std::nullopt,
                                     .range = {.begin = 0, .end = parameter.tensor.numel()},
-                                    .values = parameter.tensor.detach().reshape({-1}),
+                                    .values = values_of(parameter.tensor),
                                     .parameter = parameter.tensor},
                                    division_of(parameter).get()));
   }
@@ -94,11 +129,15 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
                               const DistributedDataParallelOptions& options) {
   const bool is_sharded = options.gradients == GradientPlacement::kSharded;
   const auto flat_parameters = std::make_shared<FlatParametersList>();
-  reduction::DataParallelOptions core_options{.wrapper = kWrapper,
-                                              .component = "ddp",
-                                              .weighting = options.weighting,
-                                              .broadcast_buffers = options.broadcast_buffers,
-                                              .is_idle_alone = !is_sharded};
+  reduction::DataParallelOptions core_options{
+      .wrapper = kWrapper,
+      .component = "ddp",
+      .weighting = options.weighting,
+      .broadcast_buffers = options.broadcast_buffers,
+      .is_idle_alone = !is_sharded,
+      .values =
+          is_sharded ? reduction::ParameterValues::kSharded : reduction::ParameterValues::kWhole,
+      .agreed = [&] { return agreed_fields(*module, options); }};
   reduction::MakeGradientStorage make_storage =
       [&](std::vector<NamedTensor> trained,
           const wrap::LocatedGroup& located) -> std::unique_ptr<GradientStorage> {

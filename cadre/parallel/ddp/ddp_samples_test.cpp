@@ -117,6 +117,38 @@ TEST(DdpSamples, TheMeanOverRanksIgnoresARankWithoutSamples) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+TEST(DdpSamples, TheMeanOverRanksIsRefusedWhereNoRankHasASample) {
+  const auto result = run_groups(2, [](const ProcessGroup& world, std::string& output) {
+    nn::Linear net(1, 1);
+    DistributedDataParallel model{net, world};
+    const Tensor loss = model(torch::ones({0, 1})).mean();
+    output = testing::failure_of([&] { model.mean_over_ranks(loss); });
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("no rank has a sample"));
+}
+
+// A temperature in front of the batch has no rows.
+TEST(DdpSamples, AnArgumentWithoutDimensionsIsNoBatch) {
+  struct Tempered : nn::Module {
+    Tempered() { weight = register_parameter("weight", torch::ones({}, torch::kDouble)); }
+    Tensor forward(const Tensor& temperature, const Tensor& x) {
+      return (x * weight / temperature).mean();
+    }
+    Tensor weight;
+  };
+  const auto result = run_groups(2, [](const ProcessGroup& world, std::string&) {
+    const auto net = std::make_shared<Tempered>();
+    DistributedDataParallel model{net, world};
+    const bool is_first = world.rank() == 0;
+    const Tensor x = torch::full({is_first ? 3 : 1}, is_first ? 2.0 : 6.0, torch::kDouble);
+    model(torch::ones({}, torch::kDouble), x).backward();
+    const double gradient = net->weight.grad().item<double>();
+    require(std::abs(gradient - (3 * 2.0 + 6.0) / 4) < 1e-12, format("gradient {}", gradient));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 // Forwards of several sizes in one backward have one weight only if every rank has the same share
 // of each.
 TEST(DdpSamples, ForwardsOfSeveralSizesInOneBackwardNeedEqualShares) {

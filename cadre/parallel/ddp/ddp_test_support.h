@@ -49,7 +49,8 @@ class DdpPeers : public PeersFormula {
       return;
     }
     tensor.mul_(world_size());
-    for (const int64_t place : {1, 2, 3, 4}) {  // of the ranks' positions and wrappers
+    // Of the ranks' numbers of writes, wrappers, positions and suspicions.
+    for (const int64_t place : {1, 2, 3, 4, 5, 7}) {
       const Tensor of_ranks = tensor.narrow(0, -place * world_size(), world_size());
       of_ranks.fill_(of_ranks[0] / world_size());
     }

@@ -205,7 +205,8 @@ void MixtureOfExpertsImpl::divide(std::shared_ptr<const parallel::ExpertGroups> 
     wrap::mark_as_shard(tensor,
                         {.parameter = name.empty() ? parameter : format("{}.{}", name, parameter),
                          .owner = "divided by ExpertParallel",
-                         .rank = rank});
+                         .rank = rank,
+                         .has_joint_loss = true});
   }
   groups_ = std::move(groups);
 }

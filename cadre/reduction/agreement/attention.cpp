@@ -1,7 +1,9 @@
 #include "cadre/reduction/agreement/attention.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "cadre/base/error.h"
@@ -20,11 +22,36 @@ std::string ranks_text(const at::Tensor& flags, int64_t column, uint8_t value) {
   return (num_found == 1 ? "rank " : "ranks ") + text;
 }
 
+at::Tensor gather_flags(const std::vector<uint8_t>& own, const wrap::LocatedGroup& group) {
+  const auto num_flags = static_cast<int64_t>(own.size());
+  const at::Tensor mine = at::empty({num_flags}, at::kByte);
+  std::copy(own.begin(), own.end(), mine.mutable_data_ptr<uint8_t>());
+  const at::Tensor all = at::empty({group.world_size() * num_flags}, at::kByte);
+  group.all_gather(all, mine);
+  return all.view({group.world_size(), num_flags});
+}
+
 Attention::Attention(size_t num_parameters, std::shared_ptr<const Wrapper> here, int world_size)
     : num_parameters_(num_parameters),
       here_(std::move(here)),
       world_size_(static_cast<size_t>(world_size)),
-      counts_(at::zeros({static_cast<int64_t>(2 * num_parameters_ + 5 * world_size_)}, at::kInt)) {}
+      counts_(at::zeros({static_cast<int64_t>(2 * num_parameters_ + kNumOfRank * world_size_)},
+                        at::kInt)) {}
+
+bool Attention::replicas_may_differ() const {
+  for (int rank = 0; rank < static_cast<int>(world_size_); ++rank) {
+    if (suspicion(rank) != 0) return true;
+    if (of_rank(kNumWrites, rank) != of_rank(kNumWrites, 0)) return true;
+  }
+  return false;
+}
+
+bool Attention::some_have_exchanged() const {
+  for (int rank = 0; rank < static_cast<int>(world_size_); ++rank) {
+    if (of_rank(kExchanged, rank) != 0) return true;
+  }
+  return false;
+}
 
 bool Attention::ranks_are_in_one_step() const {
   for (int rank = 1; rank < static_cast<int>(world_size_); ++rank) {

@@ -1,8 +1,8 @@
 // What the ranks tell each other when the trailer of a pass says that one of them has news: counts
 // by parameter and by rank, reduced to their sums over ranks.
 //
-// Threads: one. Blocking: never; the caller reduces counts(). Lifetime: a value that shares its
-// tensor. Errors: kInvalidArgument and kAborted, the same on all ranks.
+// Threads: one. Blocking: gather_flags() is collective; the caller reduces counts(). Lifetime: a
+// value that shares its tensor. Errors: kInvalidArgument and kAborted, the same on all ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,6 +16,7 @@
 #include "cadre/base/types.h"
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/reduction/agreement/wrapper.h"
+#include "cadre/wrap/located_group.h"
 
 namespace cadre::reduction {
 
@@ -23,41 +24,51 @@ namespace cadre::reduction {
 // (world_size, n) uint8.
 std::string ranks_text(const at::Tensor& flags, int64_t column, uint8_t value);
 
+// Those flags: (world_size, own.size()). Collective.
+at::Tensor gather_flags(const std::vector<uint8_t>& own, const wrap::LocatedGroup& group);
+
 class Attention {
  public:
   // `here`: the wrapper on this rank.
   Attention(size_t num_parameters, std::shared_ptr<const Wrapper> here, int world_size);
 
-  // (2 * num_parameters + 5 * world_size) int32.
+  // (2 * num_parameters + kNumOfRank * world_size) int32.
   const at::Tensor& counts() const { return counts_; }
 
   // Of this rank, before the reduction.
   void set_used(size_t parameter) { values()[parameter] = 1; }
   void set_frozen(size_t parameter) { values()[num_parameters_ + parameter] = 1; }
-  void set_gave_up() { values()[2 * num_parameters_ + own()] = 1; }
+  void set_gave_up() { of_rank(kGaveUp, here_->rank) = 1; }
+  void set_suspicion(uint32_t reasons) {
+    of_rank(kSuspicion, here_->rank) = static_cast<int32_t>(reasons);
+  }
+  void set_exchanged() { of_rank(kExchanged, here_->rank) = 1; }
   void set_position(const StepPosition& position) {
-    values()[2 * num_parameters_ + world_size_ + own()] = position.num_older;
-    values()[2 * num_parameters_ + 2 * world_size_ + own()] = position.num_newer;
-    values()[2 * num_parameters_ + 3 * world_size_ + own()] = position.places;
+    of_rank(kOlder, here_->rank) = position.num_older;
+    of_rank(kNewer, here_->rank) = position.num_newer;
+    of_rank(kPlaces, here_->rank) = position.places;
   }
   void set_wrapper(uint32_t number) {
-    values()[2 * num_parameters_ + 4 * world_size_ + own()] = static_cast<int32_t>(number);
+    of_rank(kWrapper, here_->rank) = static_cast<int32_t>(number);
   }
+  void set_num_writes(uint8_t count) { of_rank(kNumWrites, here_->rank) = count; }
 
   // After it.
   int num_users(size_t parameter) const { return values()[parameter]; }
   int num_frozen(size_t parameter) const { return values()[num_parameters_ + parameter]; }
-  bool gave_up(Rank rank) const { return values()[2 * num_parameters_ + index(rank)] != 0; }
+  bool gave_up(Rank rank) const { return of_rank(kGaveUp, rank) != 0; }
+  // Why the parameters of the rank may be others than those of the others (ReplicaWatch).
+  uint32_t suspicion(Rank rank) const { return static_cast<uint32_t>(of_rank(kSuspicion, rank)); }
+  bool replicas_may_differ() const;
+  // A rank has run a differentiable collective whose ranks may have unequal weights.
+  bool some_have_exchanged() const;
   StepPosition position(Rank rank) const {
-    const int32_t* older = values() + 2 * num_parameters_ + world_size_;
-    return {.num_older = older[index(rank)],
-            .num_newer = older[world_size_ + index(rank)],
-            .places = older[2 * world_size_ + index(rank)]};
+    return {.num_older = of_rank(kOlder, rank),
+            .num_newer = of_rank(kNewer, rank),
+            .places = of_rank(kPlaces, rank)};
   }
   // Number of the wrapper that the rank's pass belongs to.
-  uint32_t wrapper(Rank rank) const {
-    return static_cast<uint32_t>(values()[2 * num_parameters_ + 4 * world_size_ + index(rank)]);
-  }
+  uint32_t wrapper(Rank rank) const { return static_cast<uint32_t>(of_rank(kWrapper, rank)); }
   // Of one wrapper.
   bool ranks_are_in_one_step() const;
 
@@ -71,8 +82,23 @@ class Attention {
   [[noreturn]] void refuse_other_part(Rank rank) const;
   [[noreturn]] void refuse_other_places(Rank rank) const;
   [[noreturn]] void refuse_unlike_backward(std::string_view what, std::string_view rule) const;
-  static size_t index(Rank rank) { return static_cast<size_t>(rank.value); }
-  size_t own() const { return index(here_->rank); }
+  // The counts by rank, each world_size elements.
+  enum OfRank : size_t {
+    kGaveUp,
+    kSuspicion,
+    kExchanged,
+    kOlder,
+    kNewer,
+    kPlaces,
+    kWrapper,
+    kNumWrites,
+    kNumOfRank
+  };
+  size_t place_of(OfRank what, Rank rank) const {
+    return 2 * num_parameters_ + what * world_size_ + static_cast<size_t>(rank.value);
+  }
+  int32_t& of_rank(OfRank what, Rank rank) { return values()[place_of(what, rank)]; }
+  int32_t of_rank(OfRank what, Rank rank) const { return values()[place_of(what, rank)]; }
   int32_t* values() { return counts_.mutable_data_ptr<int32_t>(); }
   const int32_t* values() const { return counts_.const_data_ptr<int32_t>(); }
 

@@ -42,6 +42,10 @@ void ForwardLedger::set_returned(int64_t number) {
   if (Entry* entry = find(number)) entry->has_returned = true;
 }
 
+void ForwardLedger::set_passed(int64_t number) {
+  if (Entry* entry = find(number)) entry->is_passed = true;
+}
+
 void ForwardLedger::begin_derivative(int64_t number) {
   Entry* entry = find(number);
   if (entry == nullptr) return;
@@ -127,10 +131,26 @@ void ForwardLedger::end_pass(int64_t newest) {
   }
 }
 
-void ForwardLedger::forgive_before(int64_t number) {
+void ForwardLedger::forgive_before(int64_t number, const Forgiving& forgiving) {
   for (Entry& entry : entries_) {
-    if (entry.number < number && entry.state == State::kWaiting) entry.state = State::kForgiven;
+    if (entry.number >= number || entry.state != State::kWaiting) continue;
+    entry.state = State::kForgiven;
+    entry.forgiven_in = forgiving.step;
+    if (forgiving.is_usual) entry.is_passed = true;
   }
+}
+
+bool ForwardLedger::is_lost(const Entry& entry) {
+  return entry.state == State::kForgiven && entry.is_synchronized && !entry.is_passed &&
+         entry.derivatives.empty() && entry.forward.expired();
+}
+
+ForwardLedger::Lost ForwardLedger::lost() const {
+  Lost lost;
+  for (const Entry& entry : entries_) {
+    if (is_lost(entry) && lost.count++ == 0) lost.step = entry.forgiven_in;
+  }
+  return lost;
 }
 
 }  // namespace cadre::reduction

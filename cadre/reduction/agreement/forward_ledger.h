@@ -43,6 +43,9 @@ class ForwardLedger {
   std::shared_ptr<Forward> enter(const Entering& entering);
   // Its outputs exist.
   void set_returned(int64_t number);
+  // A backward has passed through its outputs that computes no gradient of a parameter here, as one
+  // with `inputs` of another model: the forward was not left behind.
+  void set_passed(int64_t number);
   // autograd::grad(create_graph=true) passes through its outputs: what it computes from now on has
   // a graph that leads to the parameters without them.
   void begin_derivative(int64_t number);
@@ -67,7 +70,19 @@ class ForwardLedger {
   // For a pass whose newest forward has this number.
   StepPosition position(int64_t newest) const;
   // All ranks have left behind the same as this one: they do not count again.
-  void forgive_before(int64_t number);
+  struct Forgiving {
+    int64_t step;   // of the pass
+    bool is_usual;  // the program does so in each step: they are not lost
+  };
+  void forgive_before(int64_t number, const Forgiving& forgiving);
+  // Of the forgiven ones, those whose graph is gone, so that no backward can carry them any more:
+  // where backwards come in another order than their forwards, a later one carries them. Valid
+  // until the next enter(), which drops their entries.
+  struct Lost {
+    int32_t count = 0;
+    int64_t step = 0;  // in which the first of them was forgiven
+  };
+  Lost lost() const;
   // A pass whose newest forward has this number has ended: places are counted anew.
   void end_pass(int64_t newest);
 
@@ -84,12 +99,15 @@ class ForwardLedger {
     int32_t place;  // among the synchronized ones that were entered or waited since the last pass
     std::weak_ptr<Forward> forward;
     bool has_returned = false;
+    bool is_passed = false;
+    int64_t forgiven_in = 0;  // the step
     State state = State::kWaiting;
     int64_t accumulation = 0;  // that has its samples
     std::vector<Derivative> derivatives = {};
   };
 
   Entry* find(int64_t number);
+  static bool is_lost(const Entry& entry);
   bool is_of_no_more_use(const Entry& entry) const;
   int64_t uncounted_samples(const Entry& entry) const;
 

@@ -5,21 +5,38 @@
 #include <algorithm>
 #include <utility>
 
+#include "cadre/group/backward_collectives.h"
+#include "cadre/wrap/tensor_version.h"
+
 namespace cadre::reduction {
 
-namespace {
-
-uint32_t version_of(const at::Tensor& gradient) {
-  return gradient.is_inference() ? 0 : static_cast<uint32_t>(gradient._version());
-}
-
-}  // namespace
-
-LocalGradients::LocalGradients(std::vector<at::Tensor> parameters, ForwardLedger& ledger)
+LocalGradients::LocalGradients(std::vector<at::Tensor> parameters, ForwardLedger& ledger,
+                               std::function<void()> on_accumulated)
     : parameters_(std::move(parameters)),
       ledger_(ledger),
       is_touched_(parameters_.size(), false),
-      versions_(parameters_.size(), 0) {}
+      on_accumulated_(std::move(on_accumulated)),
+      seen_(parameters_.size()) {}
+
+std::optional<LocalGradients::Seen> LocalGradients::seen_now(size_t parameter) const {
+  const at::Tensor& gradient = parameters_[parameter].grad();
+  if (!gradient.defined()) return std::nullopt;
+  return Seen{.tensor = c10::weak_intrusive_ptr<c10::TensorImpl>(gradient.getIntrusivePtr()),
+              .version = wrap::version_of(gradient)};
+}
+
+bool LocalGradients::is_changed(size_t parameter) const {
+  const at::Tensor& gradient = parameters_[parameter].grad();
+  if (!gradient.defined()) return false;
+  const std::optional<Seen>& seen = seen_[parameter];
+  return !seen || seen->tensor._unsafe_get_target() != gradient.unsafeGetTensorImpl() ||
+         seen->version != wrap::version_of(gradient);
+}
+
+void LocalGradients::set_reduced() {
+  is_touched_.assign(parameters_.size(), false);
+  for (size_t i = 0; i < parameters_.size(); ++i) seen_[i] = seen_now(i);
+}
 
 bool LocalGradients::contribute(size_t parameter) const {
   return is_touched_[parameter] && parameters_[parameter].grad().defined();
@@ -27,6 +44,7 @@ bool LocalGradients::contribute(size_t parameter) const {
 
 void LocalGradients::accumulate(const Forward* reached, std::optional<size_t> just_touched) {
   if (!std::exchange(is_in_backward_, true)) {
+    backward_ = current_backward();
     forget_if_cleared(just_touched);
     wrap::at_end_of_backward([this] { finish_backward(); },
                              [this] {
@@ -50,14 +68,19 @@ void LocalGradients::finish_backward() {
     num_samples_ += forward.num_samples;
     ledger_.set_accumulated(forward.number);
   }
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (contribute(i)) versions_[i] = version_of(parameters_[i].grad());
+  for (std::vector<int>& ranks : collectives_since(backward_)) {
+    collectives_.push_back(std::move(ranks));
   }
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (contribute(i)) seen_[i] = seen_now(i);
+  }
+  on_accumulated_();
 }
 
 void LocalGradients::forget_if_cleared(std::optional<size_t> just_touched) {
   if (num_samples_ == 0 || !are_cleared(just_touched)) return;
   take_samples();
+  take_collectives();
   for (size_t i = 0; i < parameters_.size(); ++i) is_touched_[i] = just_touched == i;
 }
 
@@ -73,9 +96,7 @@ bool LocalGradients::are_cleared(std::optional<size_t> just_touched) const {
 
 bool LocalGradients::is_changed_to_zeros(size_t parameter) const {
   const at::Tensor& gradient = parameters_[parameter].grad();
-  if (version_of(gradient) == versions_[parameter] || gradient.layout() != at::kStrided) {
-    return false;
-  }
+  if (!is_changed(parameter) || gradient.layout() != at::kStrided) return false;
   return at::count_nonzero(gradient).item<int64_t>() == 0;
 }
 

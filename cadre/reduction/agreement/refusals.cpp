@@ -63,4 +63,18 @@ void refuse_unlike_shares(const Wrapper& wrapper, std::span<const int64_t> of_fo
                      wrapper.place(), of_forwards.empty() ? 0 : of_forwards[0], num_samples));
 }
 
+void refuse_exchange(const Wrapper& wrapper, const std::string& ranks,
+                     const UnequalSamples& samples) {
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("{}: a collective of cadre::functional ran in this backward() on {}, and the ranks "
+             "have unequal numbers of samples ({} on rank 0, {} on rank {}). It adds the gradients "
+             "of other ranks before the wrapper can weight them, so the result would not be the "
+             "gradient of the mean over all samples. Set weighting = GradientWeighting::kEqual on "
+             "all ranks, and let each rank's loss be the sum over its samples, times world_size, "
+             "divided by the number of samples of all ranks; or give all ranks equally many "
+             "samples. The parameters are unchanged: zero the gradients and continue",
+             wrapper.place(), ranks, samples.of_0, samples.of_other, samples.other));
+}
+
 }  // namespace cadre::reduction

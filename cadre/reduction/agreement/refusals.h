@@ -22,4 +22,14 @@ namespace cadre::reduction {
 [[noreturn]] void refuse_unlike_shares(const Wrapper& wrapper, std::span<const int64_t> of_forwards,
                                        int64_t num_samples);
 
+// On all ranks: a differentiable collective has run in the backward on `ranks`, whose weights
+// differ.
+struct UnequalSamples {
+  int64_t of_0;
+  int64_t of_other;
+  int other;
+};
+[[noreturn]] void refuse_exchange(const Wrapper& wrapper, const std::string& ranks,
+                                  const UnequalSamples& samples);
+
 }  // namespace cadre::reduction

@@ -12,7 +12,8 @@ constexpr int32_t kMaxOlder = (1 << kBitsOfOlder) - 1;
 constexpr int kBitsOfPlaces = 8;
 constexpr int kBitsOfPosition = kBitsOfOlder + kBitsOfPlaces;
 constexpr int kBitsOfWrapper = 32;
-constexpr int kNumPairs = kBitsOfPosition + kBitsOfWrapper;
+constexpr int kBitsOfWrites = 8;
+constexpr int kNumPairs = kBitsOfPosition + kBitsOfWrapper + kBitsOfWrites;
 static_assert(kTrailerNumel == 2 * kNumPairs + 1);
 
 }  // namespace
@@ -25,6 +26,7 @@ void write_trailer(const at::Tensor& trailer, const TrailerWord& word) {
   const bool has_room = position.num_older <= kMaxOlder && position.places >> kBitsOfPlaces == 0;
   const int32_t place = has_room ? position.num_older << kBitsOfPlaces | position.places : 0;
   const uint64_t bits =
+      static_cast<uint64_t>(word.num_writes) << (kBitsOfPosition + kBitsOfWrapper) |
       static_cast<uint64_t>(word.wrapper) << kBitsOfPosition | static_cast<uint64_t>(place);
   const at::Tensor values = at::zeros({kTrailerNumel}, at::kDouble);
   double* element = values.mutable_data_ptr<double>();

@@ -39,6 +39,10 @@ TEST(Trailer, TellsOneRankFromManyInEveryDtype) {
       EXPECT_TRUE(trailer_tells(dtype, factor, {7, {1, 0, 256}}, {7, {1, 0, 256}}))
           << "no room: the counts decide";
       EXPECT_TRUE(trailer_tells(dtype, factor, {6}, {7})) << dtype;
+      EXPECT_TRUE(trailer_tells(dtype, factor, {7}, {.wrapper = 7, .num_writes = 128})) << dtype;
+      EXPECT_FALSE(trailer_tells(dtype, factor, {.wrapper = 7, .num_writes = 255},
+                                 {.wrapper = 7, .num_writes = 255}))
+          << dtype;
       EXPECT_TRUE(trailer_tells(dtype, factor, {7}, {7 | uint32_t{1} << 31})) << dtype;
     }
   }

@@ -10,6 +10,13 @@
 
 namespace cadre::reduction {
 
+// Where the values of a wrapper's parameters are between two forwards.
+enum class ParameterValues : uint8_t {
+  kWhole,      // on every rank, all of them
+  kSharded,    // of a trained parameter in shards, from which it is gathered
+  kUnwatched,  // the wrapper watches its parameters itself
+};
+
 struct Wrapper {
   std::string name;       // "DistributedDataParallel"
   std::string component;  // of its log lines: "ddp"

@@ -1,0 +1,187 @@
+// Replicas whose parameters drift apart: a forward that writes to a weight, an optimizer's step
+// between a backward under no_sync() and the reduction, an optimizer that computes its loss a
+// different number of times on each rank. All ranks throw the same error at the next reduction;
+// writes that are the same on all ranks are no error.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "cadre/base/format.h"
+#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
+
+namespace cadre::ddp_drift {
+namespace {
+
+using testing::failure_of;
+using ::testing::HasSubstr;
+using testing::require;
+using testing::run_groups;
+using torch::Tensor;
+namespace nn = torch::nn;
+
+constexpr int kRanks = 3;
+
+// Every rank's output is the same sentence, apart from its own number.
+void expect_on_all(const testing::RanksResult& result, const std::string& text) {
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, HasSubstr(text));
+    EXPECT_EQ(rank.output.substr(rank.output.find(':', 30)),
+              result.ranks[0].output.substr(result.ranks[0].output.find(':', 30)));
+  }
+}
+
+nn::Embedding embedding_with_max_norm() {
+  nn::Embedding embedding(nn::EmbeddingOptions(4, 2).max_norm(1.0));
+  const torch::NoGradGuard no_grad;
+  embedding->weight.fill_(3.0);
+  return embedding;
+}
+
+TEST(DdpDrift, AnEmbeddingWithMaxNormOfOtherRowsIsNamedOnAllRanks) {
+  expect_on_all(run_groups(kRanks,
+                           [](const ProcessGroup& group, std::string& output) {
+                             nn::Embedding net = embedding_with_max_norm();
+                             DistributedDataParallel model{net, group};
+                             const Tensor rows = torch::full({2}, group.rank(), torch::kLong);
+                             output = failure_of([&] { model(rows).sum().backward(); });
+                             // The replicas stay different, so the error stays.
+                             require(!failure_of([&] { model(rows).sum().backward(); }).empty(),
+                                     "the second step");
+                           }),
+                "\"weight\" has other values on rank 1 than on rank 0, because forward() writes");
+}
+
+TEST(DdpDrift, AnEmbeddingWithMaxNormOfTheSameRowsTrains) {
+  const auto result = run_groups(kRanks, [](const ProcessGroup& group, std::string&) {
+    nn::Embedding net = embedding_with_max_norm();
+    DistributedDataParallel model{net, group};
+    for (int step = 0; step < 2; ++step) {
+      model(torch::tensor({0, 1}, torch::kLong)).sum().backward();
+    }
+    require(net->weight[0].norm().item<double>() < 1.001, "it has been normalized");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(DdpDrift, AnEvaluationThatWritesOnOneRankIsNamedAtTheNextReduction) {
+  expect_on_all(run_groups(kRanks,
+                           [](const ProcessGroup& group, std::string& output) {
+                             nn::Embedding net = embedding_with_max_norm();
+                             DistributedDataParallel model{net, group};
+                             const Tensor rows = torch::zeros({2}, torch::kLong);
+                             model(rows).sum().backward();
+                             if (group.rank() == 2) {
+                               const torch::NoGradGuard no_grad;
+                               model(torch::ones({1}, torch::kLong));
+                             }
+                             output = failure_of([&] { model(rows).sum().backward(); });
+                           }),
+                "has other values on rank 2 than on rank 0");
+}
+
+TEST(DdpDrift, AForwardThatWritesToAShardedWeightIsRefused) {
+  struct Normalized : nn::Module {
+    Normalized() { weight = register_parameter("weight", torch::full({3, 2}, 2.0)); }
+    Tensor forward(const Tensor& x) {
+      {
+        const torch::NoGradGuard no_grad;
+        weight.div_(weight.norm());
+      }
+      return torch::matmul(x, weight);
+    }
+    Tensor weight;
+  };
+  expect_on_all(
+      run_groups(2,
+                 [](const ProcessGroup& group, std::string& output) {
+                   DistributedDataParallel model{std::make_shared<Normalized>(),
+                                                 group,
+                                                 {.gradients = GradientPlacement::kSharded}};
+                   output = failure_of([&] { model(torch::ones({2, 3})).sum().backward(); });
+                 }),
+      "forward() writes to the parameter \"weight\" (on all ranks), but its values are in shards");
+}
+
+struct Line : nn::Module {
+  Line() { weight = register_parameter("weight", torch::full({1}, 4.0, torch::kDouble)); }
+  Tensor forward(const Tensor& x) { return (x * weight).mean(); }
+  Tensor weight;
+};
+
+Tensor row_of(const ProcessGroup& group) {
+  return torch::full({1}, 1.0 + group.rank(), torch::kDouble);
+}
+
+TEST(DdpDrift, AStepWithGradientsOfOneRankIsNamedAtTheNextReduction) {
+  expect_on_all(run_groups(kRanks,
+                           [](const ProcessGroup& group, std::string& output) {
+                             const auto net = std::make_shared<Line>();
+                             DistributedDataParallel model{net, group};
+                             torch::optim::SGD optimizer(net->parameters(), 0.1);
+                             {
+                               const auto guard = model.no_sync();
+                               model(row_of(group)).backward();
+                             }
+                             optimizer.step();
+                             optimizer.zero_grad();
+                             output = failure_of([&] { model(row_of(group)).backward(); });
+                           }),
+                "the program has changed the parameters on all ranks after a backward() under "
+                "no_sync()");
+}
+
+// As a moving average that is swapped in for an evaluation between two parts of a step.
+TEST(DdpDrift, ValuesThatAreChangedAndRestoredBetweenPartsOfAStepAreNoDrift) {
+  const auto result = run_groups(2, [](const ProcessGroup& group, std::string&) {
+    const auto net = std::make_shared<Line>();
+    DistributedDataParallel model{net, group};
+    for (int step = 0; step < 2; ++step) {
+      net->zero_grad();
+      {
+        const auto guard = model.no_sync();
+        model(row_of(group)).backward();
+      }
+      if (group.rank() == 0) {
+        const torch::NoGradGuard no_grad;
+        const Tensor kept = net->weight.clone();
+        net->weight.fill_(1);
+        net->weight.copy_(kept);
+      }
+      model(row_of(group)).backward();
+      require(net->weight.grad().item<double>() == 3.0, "the mean of 2 and 4");
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Rank 0 computes its loss three times and rank 1 twice, each after an update, as the line search
+// of an optimizer from a loss of its own rank does.
+TEST(DdpDrift, AnOptimizerThatComputesItsLossMoreOftenOnOneRankIsNamed) {
+  expect_on_all(run_groups(2,
+                           [](const ProcessGroup& group, std::string& output) {
+                             const auto net = std::make_shared<Line>();
+                             DistributedDataParallel model{net, group};
+                             output = failure_of([&] {
+                               for (int step = 0; step < 3; ++step) {
+                                 const int num_calls = group.rank() == 0 ? 3 : 2;
+                                 for (int call = 0; call < num_calls; ++call) {
+                                   net->zero_grad();
+                                   model(row_of(group)).backward();
+                                   if (call + 1 == num_calls) break;
+                                   const torch::NoGradGuard no_grad;
+                                   net->weight.sub_(net->weight.grad() * 0.1);
+                                 }
+                               }
+                             });
+                           }),
+                "a different number of times on these ranks");
+}
+
+}  // namespace
+}  // namespace cadre::ddp_drift

@@ -1,0 +1,82 @@
+// Notices that the replicas of a model may have different parameters, and compares them then.
+//
+// Ranks whose parameters have drifted apart go on training without an error, each from its own
+// values. To compare all values in each step would cost too much, so this looks for signs, which
+// cost a look at the version counter of each parameter:
+//   a forward has written to a parameter (an Embedding with max_norm, a weight that is normalized
+//   in place): each rank may have written other values;
+//   a parameter was changed while this rank had gradients that were not reduced (an optimizer's
+//   step after a backward under no_sync());
+//   the ranks have changed their parameters a different number of times since the last reduction
+//   (an optimizer that computes its loss a different number of times on each rank, as LBFGS).
+// At the next reduction the ranks compare the values of the parameters in question, and go on if
+// these are equal.
+//
+// Threads: one. Blocking: check() is collective. Lifetime: shares the parameters. Errors:
+// kInvalidArgument from check(), the same on all ranks, in each reduction until the values are
+// equal.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/reduction/agreement/attention.h"
+#include "cadre/reduction/agreement/wrapper.h"
+#include "cadre/wrap/located_group.h"
+#include "cadre/wrap/named_tensors.h"
+#include "cadre/wrap/parameter_watch.h"
+
+namespace cadre::reduction {
+
+class ReplicaWatch {
+ public:
+  ReplicaWatch(std::vector<NamedTensor> parameters, ParameterValues values);
+
+  // Around each forward, also one without grad.
+  void begin_forward();
+  void end_forward();
+  // forward() has written to the parameter of this name, as a wrapper has found that watches its
+  // parameters itself.
+  void set_written(std::string_view name);
+  // A backward of this rank alone has ended.
+  void set_has_local_gradients();
+
+  // What this rank tells the others: reasons to compare, a bit for each, and the number of changes
+  // since the last reduction, modulo 256, in which those that no version counter shows count once.
+  uint32_t suspicion() const;
+  uint8_t num_writes() const;
+
+  // Collective, if any rank has a suspicion or the numbers of changes differ.
+  void check(const Attention& attention, const Wrapper& here, const wrap::LocatedGroup& group);
+  // A pass has ended without an error.
+  void end_pass();
+
+ private:
+  // By which a change of values is noticed.
+  struct State {
+    uint32_t num_writes = 0;
+    uint64_t samples = 0;
+
+    bool operator==(const State&) const = default;
+  };
+  State state() const;
+  bool has_stepped_alone() const { return local_state_ && *local_state_ != state(); }
+  bool is_sharded(size_t parameter) const;
+  // By parameter, whether some rank suspects it. Collective.
+  std::vector<size_t> suspected(bool all, const wrap::LocatedGroup& group) const;
+
+  ParameterValues values_;
+  wrap::WriteWatch watch_;
+  bool is_in_forward_ = false;
+  std::vector<bool> is_written_;  // by parameter, by a forward
+  bool has_lone_step_ = false;
+  std::optional<State> local_state_;  // when a backward of this rank alone ended
+  State last_state_;                  // at the end of the last pass
+  // Numbers of changes that differed although the values were equal are a habit of the program.
+  bool compares_num_writes_ = true;
+};
+
+}  // namespace cadre::reduction
