@@ -133,7 +133,8 @@ DropoutRegion completed(DropoutRegion region, const at::Tensor& input) {
   bool fits = region.sizes.size() == num_dims && region.offsets.size() == num_dims;
   double num_rows = 1;
   for (size_t i = 0; fits && i < num_dims; ++i) {
-    fits = region.offsets[i] >= 0 && region.offsets[i] + own[i] <= region.sizes[i];
+    fits = region.offsets[i] >= 0 && own[i] <= region.sizes[i] &&
+           region.offsets[i] <= region.sizes[i] - own[i];
     if (i + 1 < num_dims) num_rows *= static_cast<double>(region.sizes[i]);
   }
   if (!fits) {
@@ -171,12 +172,28 @@ at::Tensor counter_based_dropout(const at::Tensor& input, double p, const Dropou
 
 CounterBasedDropoutImpl::CounterBasedDropoutImpl(CounterBasedDropoutOptions given)
     : options(std::move(given)) {
+  check_options();
+}
+
+// The options are public, so that they may have changed since the construction.
+void CounterBasedDropoutImpl::check_options() const {
   check_probability(options.p);
   if (options.stream == nullptr) refuse("options.stream is null; all layers of a model share one");
+  if (options.features && *options.features < 1) {
+    refuse(format("options.features is {}, expected at least 1", *options.features));
+  }
+}
+
+std::string CounterBasedDropoutImpl::options_text() const {
+  check_options();
+  return format("p {}, layer {}, seed {}, features {}", options.p, options.layer,
+                options.stream->seed,
+                options.features ? format("{}", *options.features) : "not given");
 }
 
 at::Tensor CounterBasedDropoutImpl::forward(const at::Tensor& input) {
   if (!is_training()) return input;
+  check_options();
   if (context() != nullptr) return drop_tokens(input, *context());
   return counter_based_dropout(input, options.p, *options.stream, options.layer, region_of(input));
 }

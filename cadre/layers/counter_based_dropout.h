@@ -27,6 +27,7 @@
 #include <memory>
 #include <optional>
 #include <ostream>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -83,10 +84,12 @@ class CADRE_EXPORT CounterBasedDropoutImpl : public torch::nn::Module,
   // The input itself in evaluation mode.
   at::Tensor forward(const at::Tensor& input);
   void pretty_print(std::ostream& stream) const override;
+  std::string options_text() const override;
 
   CounterBasedDropoutOptions options;
 
  private:
+  void check_options() const;
   std::optional<int64_t> divided_dim(std::string_view parameter,
                                      ParallelStyle style) const override;
   std::optional<std::string> problem_of(const LayerParallelism& how) const override;

@@ -19,6 +19,11 @@ namespace {
 
 // Every rank has the same indices, so all refuse them, not only the one that would look them up.
 void check_indices(const at::Tensor& indices, int64_t vocabulary) {
+  if (indices.scalar_type() != at::kLong && indices.scalar_type() != at::kInt) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("Embedding: the indices are {}, expected int64 or int32",
+                       c10::toString(indices.scalar_type())));
+  }
   if (indices.numel() == 0) return;
   const auto [smallest, largest] = at::aminmax(indices);
   const int64_t low = smallest.item<int64_t>();
@@ -83,6 +88,14 @@ std::shared_ptr<torch::nn::Module> EmbeddingImpl::clone(
     const std::optional<torch::Device>& device) const {
   refuse_copy_if_parallelized();
   return layers::with_parameters_of(*this, std::make_shared<EmbeddingImpl>(options), device);
+}
+
+std::string EmbeddingImpl::options_text() const {
+  const auto padding = options.padding_idx();
+  return format("padding_idx {}, max_norm {}, norm_type {}, scale_grad_by_freq {}, sparse {}",
+                padding ? format("{}", *padding) : "not given",
+                options.max_norm() ? format("{}", *options.max_norm()) : "not given",
+                options.norm_type(), options.scale_grad_by_freq(), options.sparse());
 }
 
 std::optional<int64_t> EmbeddingImpl::divided_dim(std::string_view, ParallelStyle style) const {

@@ -35,6 +35,7 @@ class CADRE_EXPORT EmbeddingImpl : public torch::nn::EmbeddingImpl, public Tenso
   at::Tensor logits(const at::Tensor& hidden) const;
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
+  std::string options_text() const override;
 
  private:
   std::vector<NamedTensor> parameters_of_layer() const override { return {{"weight", weight}}; }

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/layer_norm.h>
 
+#include "cadre/base/format.h"
 #include "cadre/group/differentiable.h"
 
 namespace cadre {
@@ -31,7 +32,17 @@ std::vector<NamedTensor> LayerNormImpl::parameters_of_layer() const {
   return parameters;
 }
 
+std::string LayerNormImpl::options_text() const {
+  return format("normalized_shape {}, eps {}", list_of(options.normalized_shape()), options.eps());
+}
+
 std::optional<std::string> LayerNormImpl::problem_of(const LayerParallelism& how) const {
+  if (how.style == ParallelStyle::kSequence && options.normalized_shape().size() != 1) {
+    return format(
+        "its normalized_shape {} has more than the features of a token, of which other "
+        "ranks have a part",
+        list_of(options.normalized_shape()));
+  }
   if (how.style == ParallelStyle::kSequence || how.style == ParallelStyle::kReplicated) {
     return std::nullopt;
   }

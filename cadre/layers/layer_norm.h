@@ -27,6 +27,7 @@ class CADRE_EXPORT LayerNormImpl : public torch::nn::LayerNormImpl, public Tenso
   at::Tensor forward(const at::Tensor& input);
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
+  std::string options_text() const override;
 
  private:
   std::vector<NamedTensor> parameters_of_layer() const override;

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/linear.h>
 
+#include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/group/differentiable.h"
 #include "cadre/layers/activation_parts.h"
@@ -44,6 +45,18 @@ std::shared_ptr<torch::nn::Module> LinearImpl::clone(
   return layers::with_parameters_of(*this, copy, device);
 }
 
+void LinearImpl::set_block_size(int64_t size) {
+  if (size < 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("Linear: set_block_size({}), expected at least 1", size));
+  }
+  block_size_ = size;
+}
+
+std::string LinearImpl::options_text() const {
+  return format("blocks of {} features", block_size_);
+}
+
 int64_t LinearImpl::first_divided_feature() const {
   const LayerParallelism* const how = parallelism();
   const bool is_rowwise = has_style(ParallelStyle::kRowwise);
@@ -71,6 +84,10 @@ std::optional<std::string> LinearImpl::problem_of(const LayerParallelism& how) c
   if (!is_colwise && how.style != ParallelStyle::kRowwise) return std::nullopt;
   const int64_t features = is_colwise ? options.out_features() : options.in_features();
   const int64_t num_blocks = features / block_size_;
+  if (features % block_size_ != 0) {
+    return format("its {} features are no multiple of the size of a block, {}", features,
+                  block_size_);
+  }
   if (block_size_ == 1 || num_blocks % how.group.world_size() == 0) return std::nullopt;
   return format(
       "its {} features are {} blocks (heads of attention) of {}, which {} ranks do not "

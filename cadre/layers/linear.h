@@ -32,9 +32,11 @@ class CADRE_EXPORT LinearImpl : public torch::nn::LinearImpl, public TensorParal
 
   // The divided features are divided in multiples of `size`, such as those of one head of
   // attention: ranks that do not divide the number of blocks are refused.
-  void set_block_size(int64_t size) { block_size_ = size; }
+  // Throws kInvalidArgument for a size below 1.
+  void set_block_size(int64_t size);
   // The first of the divided features that this rank has; 0 if none are divided.
   int64_t first_divided_feature() const;
+  std::string options_text() const override;
 
  private:
   std::vector<NamedTensor> parameters_of_layer() const override;

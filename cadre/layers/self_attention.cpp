@@ -10,14 +10,17 @@ namespace {
 
 SelfAttentionOptions checked(SelfAttentionOptions options) {
   if (options.num_key_value_heads == 0) options.num_key_value_heads = options.num_heads;
-  const bool is_positive = options.num_heads > 0 && options.num_key_value_heads > 0;
+  constexpr int64_t kMaxDim = int64_t{1} << 40;
+  const bool is_positive = options.embed_dim > 0 && options.embed_dim <= kMaxDim &&
+                           options.num_heads > 0 && options.num_key_value_heads > 0;
   if (!is_positive || options.embed_dim % options.num_heads != 0 ||
       options.num_heads % options.num_key_value_heads != 0) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("SelfAttention: embed_dim {} must be a multiple of num_heads {}, and that a "
-                       "multiple of num_key_value_heads {}",
+                       "multiple of num_key_value_heads {}; all of them at least 1",
                        options.embed_dim, options.num_heads, options.num_key_value_heads));
   }
+  check_dropout(options.dropout, "SelfAttention");
   return options;
 }
 
@@ -45,15 +48,37 @@ SelfAttentionImpl::SelfAttentionImpl(const SelfAttentionOptions& given) : option
 }
 
 at::Tensor SelfAttentionImpl::forward(const at::Tensor& input) {
+  if (input.dim() != 3 || input.size(2) != options.embed_dim) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("SelfAttention: the input has the sizes {}, expected (B, T, {}); one "
+                       "sequence without a batch is x.unsqueeze(0)",
+                       list_of(input.sizes()), options.embed_dim));
+  }
   const int64_t size = group_size(options);
   // (B, T, key and value heads of this rank, their query heads and two, head_dim)
-  const at::Tensor heads = qkv->forward(input).unflatten(-1, {-1, size + 2, head_dim(options)});
+  const at::Tensor features = qkv->forward(input);
+  const int64_t num_groups = features.size(2) / ((size + 2) * head_dim(options));
+  const at::Tensor heads = features.unflatten(2, {num_groups, size + 2, head_dim(options)});
   const int64_t num_tokens = heads.size(1);
   const auto head = [&](int64_t index) { return heads.select(3, index).transpose(1, 2); };
   const at::Tensor query =
       heads.narrow(3, 0, size).flatten(2, 3).transpose(1, 2);  // (B, heads, T, head_dim)
   const at::Tensor result = attend(query, head(size), head(size + 1));
-  return output->forward(result.transpose(1, 2).reshape({input.size(0), num_tokens, -1}));
+  return output->forward(result.transpose(1, 2).reshape(
+      {input.size(0), num_tokens, num_groups * size * head_dim(options)}));
+}
+
+std::string SelfAttentionImpl::options_text() const {
+  check_dropout(options.dropout, "SelfAttention");
+  std::string text =
+      format("embed_dim {}, num_heads {}, num_key_value_heads {}, bias {}, is_causal {}",
+             options.embed_dim, options.num_heads, options.num_key_value_heads, options.bias,
+             options.is_causal);
+  if (options.dropout) {
+    text += format(", dropout p {}, layer {}, seed {}", options.dropout->p, options.dropout->layer,
+                   options.dropout->stream->seed);
+  }
+  return text;
 }
 
 at::Tensor SelfAttentionImpl::attend(const at::Tensor& query, const at::Tensor& key,

@@ -22,6 +22,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 #include "cadre/base/export.h"
 #include "cadre/layers/attention/context_parallel.h"
@@ -46,8 +47,10 @@ class CADRE_EXPORT SelfAttentionImpl : public torch::nn::Module, public ContextP
   explicit SelfAttentionImpl(const SelfAttentionOptions& options);
 
   // input, result: (B, T, embed_dim), or with sequence parallelism (B, T / ranks, embed_dim).
-  // With context parallelism T counts this rank's tokens.
+  // With context parallelism T counts this rank's tokens. B and T may be 0. Throws kInvalidArgument
+  // for other sizes.
   at::Tensor forward(const at::Tensor& input);
+  std::string options_text() const override;
 
   SelfAttentionOptions options;
   Linear qkv{nullptr}, output{nullptr};

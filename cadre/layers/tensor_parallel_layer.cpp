@@ -2,9 +2,13 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
-#include "cadre/layers/common_refusal.h"
+#include "cadre/group/agreement.h"
 #include "cadre/mesh/layout.h"
 #include "cadre/wrap/replica_check.h"
 #include "cadre/wrap/shard_mark.h"
@@ -81,6 +85,17 @@ void TensorParallelLayer::parallelize(const LayerParallelism& how, std::string_v
   computes_alone_ = num_ranks == 1;
 }
 
+AgreedField TensorParallelLayer::agreed_field(const LayerParallelism& how,
+                                              std::string_view name) const {
+  std::string text =
+      format("{}{}{}{}", to_string(how.style), how.sequence_parallel ? ", sequence_parallel" : "",
+             how.gather_output ? ", gather_output" : "",
+             how.input_is_parallel ? "" : ", input_is_parallel = false");
+  const std::string options = options_text();
+  if (!options.empty()) text += format(", with {}", options);
+  return {format("\"{}\"", name), std::move(text)};
+}
+
 void TensorParallelLayer::check_features(const at::Tensor& input, int64_t expected) const {
   if (input.dim() > 0 && input.size(-1) == expected) return;
   throw Error(
@@ -115,12 +130,66 @@ void make_equal(const torch::nn::Module& module, const ProcessGroup& group,
 
 namespace layers {
 
-void parallelize_new(TensorParallelLayer& layer, const LayerParallelism& how,
-                     std::string_view type) {
+void parallelize_new(TensorParallelLayer& layer, const LayerParallelism& how, const char* type) {
   DividedParameters divided;
-  check_on_all_ranks(how.group, [&] { layer.check(how, type, divided); });
+  check_equal_on_all_ranks(
+      how.group, type,
+      [&] {
+        layer.check(how, type, divided);
+        return std::vector<AgreedField>{layer.agreed_field(how, type)};
+      },
+      "pass the same options on all ranks");
   make_equal(dynamic_cast<const torch::nn::Module&>(layer), how.group, type);
   layer.parallelize(how, type, divided);
+}
+
+namespace {
+
+struct MemoryOf {
+  std::string name;
+  const c10::TensorImpl* tensor;
+  const std::byte* begin;
+  const std::byte* end;
+};
+
+// Of a tensor with elements.
+MemoryOf memory_of(const NamedTensor& named) {
+  const at::Tensor& tensor = named.tensor;
+  const auto* const begin = static_cast<const std::byte*>(tensor.const_data_ptr());
+  int64_t last = 0;
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  }
+  return {named.name, tensor.unsafeGetTensorImpl(), begin,
+          begin + (last + 1) * static_cast<int64_t>(tensor.element_size())};
+}
+
+}  // namespace
+
+void check_memory_of_divided(const torch::nn::Module& module, const DividedParameters& divided,
+                             std::string_view caller) {
+  std::vector<NamedTensor> tensors = distinct_parameters(module);
+  const std::vector<NamedTensor> buffers = distinct_buffers(module);
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  std::vector<MemoryOf> places;
+  for (const NamedTensor& named : tensors) {
+    if (named.tensor.numel() > 0 && named.tensor.has_storage()) places.push_back(memory_of(named));
+  }
+  std::ranges::stable_sort(places, {}, &MemoryOf::begin);
+  const auto is_divided = [&](const MemoryOf& place) {
+    const auto known = divided.find(place.tensor);
+    return known != divided.end() && known->second.dim.has_value();
+  };
+  for (size_t i = 1; i < places.size(); ++i) {
+    const MemoryOf& a = places[i - 1];
+    const MemoryOf& b = places[i];
+    if (a.end <= b.begin || (!is_divided(a) && !is_divided(b))) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                format("{}: \"{}\" and \"{}\" share memory, and a rank keeps a part of one of them "
+                       "in memory of its own, so that they would be no longer equal; make them one "
+                       "tensor, registered under both names, or give each its own memory",
+                       caller, a.name, b.name));
+  }
 }
 
 }  // namespace layers

@@ -32,6 +32,8 @@
 
 namespace cadre {
 
+struct AgreedField;
+
 // Activations are (..., T, D): T counts the tokens of a sequence, D the features.
 enum class ParallelStyle {
   kColwise,     // ranks compute parts of the output features, from the whole input
@@ -73,6 +75,10 @@ class CADRE_EXPORT TensorParallelLayer {
   void parallelize(const LayerParallelism& how, std::string_view name,
                    const DividedParameters& divided);
   bool is_parallelized() const { return parallelism_.has_value(); }
+  // The options of the layer that all ranks have alike, beside the sizes of its parameters.
+  virtual std::string options_text() const { return {}; }
+  // How, and of which layer, as a field of group/agreement.h.
+  AgreedField agreed_field(const LayerParallelism& how, std::string_view name) const;
 
  protected:
   // The members themselves, which forward() uses.
@@ -108,9 +114,17 @@ CADRE_EXPORT void make_equal(const torch::nn::Module& module, const ProcessGroup
 namespace layers {
 
 // The constructor of a layer that is divided from the start: check(), make_equal() and
-// parallelize(). What one rank refuses all ranks throw. REQUIRES: the layer is a torch::nn::Module.
+// parallelize(). What one rank refuses all ranks throw, and that options differ between ranks.
+// type: static text. REQUIRES: the layer is a torch::nn::Module.
 CADRE_EXPORT void parallelize_new(TensorParallelLayer& layer, const LayerParallelism& how,
-                                  std::string_view type);
+                                  const char* type);
+
+// Throws if two tensors of the module share memory and one of them is among `divided`: the ranks
+// keep parts of it in new memory, and the two would be no longer one. caller: how the message
+// begins.
+CADRE_EXPORT void check_memory_of_divided(const torch::nn::Module& module,
+                                          const DividedParameters& divided,
+                                          std::string_view caller);
 
 // clone() of a layer: `copy` is a new one with the same options.
 template <typename Layer>

@@ -1,52 +1,30 @@
 #include "cadre/layers/attention/context_parallel.h"
 
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 #include <string>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/group/agreement.h"
 #include "cadre/group/differentiable.h"
+#include "cadre/group/messages/private_messages.h"
+#include "cadre/layers/attention/token_mixing.h"
 #include "cadre/layers/joint_loss.h"
 #include "cadre/mesh/layout.h"
 
 namespace cadre {
 namespace {
 
+constexpr int64_t kMaxTokens = int64_t{1} << 40;
+
 [[noreturn]] void refuse(const ProcessGroup& group, const std::string& problem) {
   throw Error(ErrorCode::kInvalidArgument,
               format("ContextParallel on rank {} of {} of group \"{}\": {}", group.rank(),
                      group.world_size(), group.name(), problem));
-}
-
-std::string text_of(int64_t num_tokens, int64_t form, int64_t order) {
-  return format("{{num_tokens {}, {}, {}}}", num_tokens, to_string(static_cast<ContextForm>(form)),
-                to_string(static_cast<SequenceOrder>(order)));
-}
-
-void check_equal_options(const ProcessGroup& group, const ContextParallelOptions& options) {
-  if (group.world_size() == 1) return;
-  const at::NoGradGuard no_grad;
-  const at::Tensor own = at::tensor(
-      {options.num_tokens, static_cast<int64_t>(options.form), static_cast<int64_t>(options.order)},
-      at::kLong);
-  const at::Tensor all = at::empty({group.world_size(), own.numel()}, own.options());
-  group.all_gather_into_tensor(all, own);
-  const auto of_rank = [&](int rank) {
-    const int64_t* const values = all.const_data_ptr<int64_t>() + rank * own.numel();
-    return text_of(values[0], values[1], values[2]);
-  };
-  for (int rank = 1; rank < group.world_size(); ++rank) {
-    if (of_rank(rank) == of_rank(0)) continue;
-    refuse(group, format("rank 0 has the options {} and rank {} has {}; pass the same on all ranks",
-                         of_rank(0), rank, of_rank(rank)));
-  }
 }
 
 void check_tokens(const ContextParallel& context, const at::Tensor& tensor, int64_t dim,
@@ -71,9 +49,20 @@ std::string_view to_string(SequenceOrder order) {
 
 ContextParallel::ContextParallel(const ProcessGroup& group, const ContextParallelOptions& options)
     : group_(group), options_(options) {
-  check_equal_options(group, options);
-  if (options.num_tokens < 1) {
-    refuse(group, format("num_tokens is {}, expected at least 1", options.num_tokens));
+  check_equal_on_all_ranks(
+      group, "ContextParallel",
+      [&]() -> std::vector<AgreedField> {
+        if (options.num_tokens < 1 || options.num_tokens > kMaxTokens) {
+          refuse(group, format("num_tokens is {}, expected at least 1 and at most {}",
+                               options.num_tokens, kMaxTokens));
+        }
+        return {{"num_tokens", format("{}", options.num_tokens)},
+                {"form", std::string(to_string(options.form))},
+                {"order", std::string(to_string(options.order))}};
+      },
+      "pass the same on all ranks");
+  if (options.form == ContextForm::kRing && group.world_size() > 1) {
+    messages_ = std::make_shared<const PrivateMessages>(group, "cadre::ContextParallel");
   }
 }
 
@@ -161,7 +150,7 @@ at::Tensor ContextParallel::in_sequence_order(const at::Tensor& ranks, int64_t d
 }
 
 at::Tensor ContextParallel::mean_over_tokens(const at::Tensor& sum, int64_t count) const {
-  return cadre::mean_over_tokens(sum, count, group_);
+  return cadre::mean_over_tokens(sum, count, group_, "ContextParallel");
 }
 
 void ContextParallel::sum_gradients(const std::vector<at::Tensor>& parameters) const {
@@ -169,20 +158,39 @@ void ContextParallel::sum_gradients(const std::vector<at::Tensor>& parameters) c
 }
 
 void set_context_parallel(torch::nn::Module& module, const ContextParallel& context) {
-  bool is_found = false;
-  module.apply([&](torch::nn::Module& each) {
-    auto* const layer = dynamic_cast<ContextParallelLayer*>(&each);
-    if (layer == nullptr) return;
-    layer->set_context_parallel(context);
-    is_found = true;
-  });
-  if (is_found) return;
-  refuse(
-      context.group(),
-      format("set_context_parallel: the module \"{}\" has no SelfAttention or "
-             "CounterBasedDropout of Cadre, so nothing in it would attend to the tokens of other "
-             "ranks; call context_parallel_attention() in an attention of your own",
-             module.name()));
+  std::vector<ContextParallelLayer*> layers;
+  const auto make_fields = [&] {
+    std::vector<AgreedField> fields;
+    const auto visit = [&](const std::string& name, torch::nn::Module& each) {
+      if (const auto problem = layers::token_mixing_of(each)) {
+        refuse(
+            context.group(),
+            format("set_context_parallel: \"{}\", a {}, {}, and would have only this rank's "
+                   "tokens; use SelfAttention of Cadre, context_parallel_attention() or a layer "
+                   "that works on single tokens, or call set_context_parallel() for the parts of "
+                   "the module that get divided sequences",
+                   name, each.name(), *problem));
+      }
+      auto* const layer = dynamic_cast<ContextParallelLayer*>(&each);
+      if (layer == nullptr) return;
+      layers.push_back(layer);
+      fields.push_back({format("the layer \"{}\"", name), layer->options_text()});
+    };
+    visit("", module);
+    for (const auto& child : module.named_modules("", /*include_self=*/false)) {
+      visit(child.key(), *child.value());
+    }
+    if (!layers.empty()) return fields;
+    refuse(
+        context.group(),
+        format("set_context_parallel: the module \"{}\" has no SelfAttention or "
+               "CounterBasedDropout of Cadre, so nothing in it would attend to the tokens of other "
+               "ranks; call context_parallel_attention() in an attention of your own",
+               module.name()));
+  };
+  check_equal_on_all_ranks(context.group(), "set_context_parallel", make_fields,
+                           "pass the same module with the same options on all ranks");
+  for (ContextParallelLayer* const layer : layers) layer->set_context_parallel(context);
 }
 
 }  // namespace cadre

@@ -12,10 +12,11 @@
 // the tokens.
 //
 // Threads: as ProcessGroup. The constructor is a collective of the group. Blocking: the
-// constructor, unshard(), mean_over_tokens() and sum_gradients(), until the group's deadline; the
-// backward of unshard(). Lifetime: a cheap value; keeps the group.
+// constructor, unshard(), mean_over_tokens(), sum_gradients() and set_context_parallel(), until the
+// group's deadline; the backward of unshard(). Lifetime: a cheap value; keeps the group.
 // Errors: cadre::Error, kInvalidArgument. On all ranks alike: for options that differ between
-// ranks. On one rank: for a tensor that has another number of tokens; for a sparse gradient.
+// ranks, for parameters that differ or have a sparse gradient. On one rank: for a tensor that has
+// another number of tokens.
 // Source: chunks in zigzag order, https://arxiv.org/abs/2311.09431 and Llama 3,
 // https://arxiv.org/abs/2407.21783. docs/decisions/0018-context-parallel.md.
 #pragma once
@@ -24,7 +25,9 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -32,6 +35,8 @@
 #include "cadre/group/process_group.h"
 
 namespace cadre {
+
+class PrivateMessages;
 
 enum class ContextForm : uint8_t {
   kRing,      // keys and values travel around the ring; any number of heads
@@ -96,15 +101,22 @@ class CADRE_EXPORT ContextParallel {
   // backward: a second call adds the sums again.
   void sum_gradients(const std::vector<at::Tensor>& parameters) const;
 
+  // For the forms of attention: messages on the group that a program cannot name. REQUIRES: the
+  // form is kRing, and the group has several ranks.
+  const PrivateMessages& messages() const { return *messages_; }
+
  private:
   ProcessGroup group_;
   ContextParallelOptions options_;
+  std::shared_ptr<const PrivateMessages> messages_;
 };
 
 // A layer whose input may be this rank's tokens (B, T of this rank, ...) of a sequence.
 class CADRE_EXPORT ContextParallelLayer {
  public:
   virtual ~ContextParallelLayer() = default;
+  // The options of the layer that all ranks have alike.
+  virtual std::string options_text() const = 0;
   void set_context_parallel(const ContextParallel& context) { context_ = context; }
 
  protected:
@@ -116,7 +128,13 @@ class CADRE_EXPORT ContextParallelLayer {
 };
 
 // Every ContextParallelLayer in the module: SelfAttention and CounterBasedDropout. A second call
-// sets another sequence, such as a longer one. Throws kInvalidArgument if there is none.
+// sets another sequence, such as a longer one. Collective. Throws kInvalidArgument on all ranks,
+// and changes nothing, if there is no such layer, if the options of layers differ between ranks,
+// and for a layer of libtorch that combines the tokens of a sequence, of which it would have this
+// rank's only: MultiheadAttention and the Transformer layers, RNN, LSTM, GRU, one-dimensional
+// convolutions wider than a token, BatchNorm1d and InstanceNorm1d. A module that applies such a
+// layer to whole sequences calls this for its other parts. Functions, as
+// scaled_dot_product_attention() in a forward(), are not seen.
 CADRE_EXPORT void set_context_parallel(torch::nn::Module& module, const ContextParallel& context);
 
 }  // namespace cadre

@@ -33,9 +33,7 @@ void check(const at::Tensor& query, const at::Tensor& key, const at::Tensor& val
                c10::toString(key.scalar_type()), list_of(key.sizes()),
                c10::toString(value.scalar_type()), list_of(value.sizes())));
   }
-  if (options.dropout && options.dropout->stream == nullptr) {
-    refuse("options.dropout->stream is null; all layers of a model share one");
-  }
+  check_dropout(options.dropout, "context_parallel_attention");
   const int64_t expected = context.num_own_tokens();
   if (query.size(2) == expected && key.size(2) == expected && value.size(2) == expected) return;
   refuse(

@@ -141,8 +141,11 @@ TEST(ContextParallel, RefusesWhatDoesNotFit) {
         group.rank() == 0 ? SequenceOrder::kZigzag : SequenceOrder::kContiguous;
     require_refused(
         [&] { ContextParallel(group, {.num_tokens = 8, .order = order}); },
-        "rank 0 has the options {num_tokens 8, kRing, kZigzag} and rank 1 has {num_tokens 8, "
-        "kRing, kContiguous}; pass the same on all ranks");
+        "order is kZigzag on rank 0 and kContiguous on rank 1; pass the same on all ranks");
+    require_refused([&] { ContextParallel(group, {.num_tokens = 8 * group.rank()}); },
+                    "num_tokens is 0, expected at least 1");
+    require_refused([&] { ContextParallel(group, {.num_tokens = int64_t{1} << 62}); },
+                    "num_tokens is 4611686018427387904");
     require_refused([&] { ContextParallel(group, {.num_tokens = 0}); },
                     "num_tokens is 0, expected at least 1");
     const ContextParallel context(group, {.num_tokens = 8});
@@ -158,9 +161,16 @@ TEST(ContextParallel, RefusesWhatDoesNotFit) {
         },
         "expected 4 tokens in dimension 1");
     const Tensor sparse = torch::ones({3}).requires_grad_(true);
-    sparse.mutable_grad() = torch::ones({3}).to_sparse();
+    if (group.rank() == 1) sparse.mutable_grad() = torch::ones({3}).to_sparse();
     require_refused([&] { context.sum_gradients({sparse}); },
                     "the gradient of a parameter of the sizes (3) is not dense");
+    const Tensor other = torch::ones({group.rank() + 3}).requires_grad_(true);
+    require_refused([&] { context.sum_gradients({other}); },
+                    "trained parameter 0 is Float (3) on rank 0 and Float (4) on rank 1");
+    require_refused([&] { context.mean_over_tokens(torch::ones({}), -group.rank()); },
+                    "the number of tokens -1");
+    require_refused([&] { context.mean_over_tokens(torch::ones({2 - group.rank()}), 1); },
+                    "the sum of the losses is Float (2)");
     torch::nn::Linear linear(2, 2);
     require_refused([&] { set_context_parallel(*linear, context); },
                     "has no SelfAttention or CounterBasedDropout of Cadre");
@@ -179,6 +189,94 @@ TEST(ContextParallel, RefusesWhatDoesNotFit) {
           dropout(torch::ones({2, 8, 4}));
         },
         "is not (B, ..., T, D) with this rank's 4 of 8 tokens");
+  });
+}
+
+// Each would have this rank's tokens only, without an error.
+TEST(ContextParallel, RefusesLayersOfLibtorchThatCombineTokens) {
+  namespace nn = torch::nn;
+  struct Mixed : nn::Module {
+    explicit Mixed(const std::shared_ptr<nn::Module>& other) {
+      attention = register_module(
+          "attention", SelfAttention(SelfAttentionOptions{.embed_dim = 4, .num_heads = 2}));
+      register_module("other", other);
+    }
+    SelfAttention attention{nullptr};
+  };
+  const std::vector<std::shared_ptr<nn::Module>> mixing = {
+      nn::MultiheadAttention(4, 2).ptr(),
+      nn::TransformerEncoderLayer(nn::TransformerEncoderLayerOptions(4, 2)).ptr(),
+      nn::TransformerDecoderLayer(nn::TransformerDecoderLayerOptions(4, 2)).ptr(),
+      nn::RNN(4, 4).ptr(),
+      nn::LSTM(4, 4).ptr(),
+      nn::GRU(4, 4).ptr(),
+      nn::Conv1d(nn::Conv1dOptions(4, 4, 3)).ptr(),
+      nn::BatchNorm1d(4).ptr(),
+      nn::InstanceNorm1d(4).ptr()};
+  expect_on(2, [&](const ProcessGroup& group) {
+    const ContextParallel context(group, {.num_tokens = 8});
+    const Tensor whole = torch::ones({1, 8, 4});
+    for (const auto& other : mixing) {
+      Mixed model(other);
+      require_refused([&] { set_context_parallel(model, context); },
+                      "set_context_parallel: \"other\", a ");
+      // A refused module is unchanged: its attention takes whole sequences.
+      require(model.attention(whole).size(1) == 8, "unchanged");
+      set_context_parallel(*model.attention, context);  // the part with divided sequences
+    }
+    Mixed single(nn::Conv1d(nn::Conv1dOptions(4, 4, 1)).ptr());
+    set_context_parallel(single, context);
+  });
+}
+
+// On one rank, or with other options.
+TEST(ContextParallel, ModulesThatDifferBetweenRanksAreRefusedOnAll) {
+  expect_on(2, [](const ProcessGroup& group) {
+    const ContextParallel context(group, {.num_tokens = 8});
+    const auto stream =
+        std::make_shared<DropoutStream>(DropoutStream{.seed = static_cast<uint64_t>(group.rank())});
+    CounterBasedDropout dropout(CounterBasedDropoutOptions{.layer = 1, .stream = stream});
+    require_refused([&] { set_context_parallel(*dropout, context); },
+                    "the layer \"\" is p 0.5, layer 1, seed 0, features not given on rank 0 and p "
+                    "0.5, layer 1, seed 1");
+    torch::nn::Linear linear(2, 2);
+    SelfAttention attention(SelfAttentionOptions{.embed_dim = 4, .num_heads = 2});
+    torch::nn::Module& module =
+        group.rank() == 0 ? static_cast<torch::nn::Module&>(*attention) : *linear;
+    require_refused([&] { set_context_parallel(module, context); },
+                    "has no SelfAttention or CounterBasedDropout of Cadre");
+  });
+}
+
+// Messages of the program between the same neighbours, with any tags.
+TEST(ContextParallel, TheRingDoesNotTakeTheProgramsMessages) {
+  torch::manual_seed(2);
+  SelfAttention plain(SelfAttentionOptions{.embed_dim = 4, .num_heads = 2});
+  const Tensor whole = torch::arange(2 * 6 * 4, torch::kFloat).view({2, 6, 4}).sin();
+  const Tensor expected = plain(whole).detach();
+  expect_on(2, [&](const ProcessGroup& group) {
+    SelfAttention layer(SelfAttentionOptions{.embed_dim = 4, .num_heads = 2});
+    for (size_t i = 0; i < plain->parameters().size(); ++i) {
+      layer->parameters()[i].set_data(plain->parameters()[i].detach().clone());
+    }
+    const ContextParallel context(group, {.num_tokens = 6});
+    set_context_parallel(*layer, context);
+    const int other = 1 - group.rank();
+    const std::vector<int> tags = {0, 1, 2, 0x63700001, 0x63700002};
+    std::vector<Work> sends;
+    for (const int tag : tags) {
+      sends.push_back(
+          group.send_async(torch::full({48}, tag % 7, torch::kFloat), other, {.tag = tag}));
+    }
+    const Tensor output = layer(context.shard(whole, 1));
+    require(torch::allclose(context.unshard(output, 1).detach(), expected, 1e-5, 1e-6), "values");
+    output.sum().backward();
+    for (const int tag : tags) {
+      const Tensor received = torch::zeros({48});
+      require(group.recv_from_any(received, {.tag = tag}) == other, "sender");
+      require(torch::equal(received, torch::full({48}, tag % 7, torch::kFloat)), "message");
+    }
+    for (const Work& send : sends) send.wait();
   });
 }
 

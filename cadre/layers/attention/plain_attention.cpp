@@ -7,6 +7,9 @@
 #include <cmath>
 #include <limits>
 
+#include "cadre/base/error.h"
+#include "cadre/base/format.h"
+
 namespace cadre {
 namespace {
 
@@ -34,6 +37,7 @@ at::Tensor attention_with_dropout(const at::Tensor& query, const at::Tensor& key
 
 at::Tensor plain_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                            const AttentionOptions& options) {
+  check_dropout(options.dropout, "attention");
   if (options.dropout) return attention_with_dropout(query, key, value, options);
   return at::scaled_dot_product_attention(query, key, value, {}, 0.0, options.is_causal,
                                           options.scale,
@@ -48,6 +52,14 @@ at::Tensor drop_weights(const at::Tensor& weights, const AttentionOptions& optio
       weights, options.dropout->p, *options.dropout->stream, options.dropout->layer,
       {.sizes = {num_heads, region.num_tokens, region.num_tokens},
        .offsets = {options.first_head, region.first_row, region.first_key}});
+}
+
+void check_dropout(const std::optional<CounterBasedDropoutOptions>& dropout,
+                   std::string_view caller) {
+  if (!dropout || dropout->stream != nullptr) return;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("{}: options.dropout->stream is null; all layers of a model share one", caller));
 }
 
 double scale_of(const AttentionOptions& options, int64_t head_dim) {

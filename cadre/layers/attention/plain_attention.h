@@ -9,6 +9,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
 #include "cadre/layers/attention/attention_options.h"
 
@@ -28,6 +30,10 @@ struct WeightsRegion {
 };
 at::Tensor drop_weights(const at::Tensor& weights, const AttentionOptions& options,
                         const WeightsRegion& region);
+
+// Throws kInvalidArgument for a dropout without a stream. caller: how the message begins.
+void check_dropout(const std::optional<CounterBasedDropoutOptions>& dropout,
+                   std::string_view caller);
 
 double scale_of(const AttentionOptions& options, int64_t head_dim);
 

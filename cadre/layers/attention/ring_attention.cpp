@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cadre/base/error.h"
+#include "cadre/group/messages/private_messages.h"
 #include "cadre/layers/attention/attention_blocks.h"
 #include "cadre/layers/recorded_backward.h"
 
@@ -21,9 +22,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Of messages between neighbours, so that a program's own messages are never taken for them.
-constexpr int kBlockTag = 0x63700001;
-constexpr int kGradientTag = 0x63700002;
+// Tags of the messages between neighbours.
+constexpr int kBlockTag = 0;
+constexpr int kGradientTag = 1;
 
 // A key and a value in one tensor (numbers), as they travel.
 at::Tensor packed(const at::Tensor& key, const at::Tensor& value) {
@@ -68,7 +69,7 @@ class Ring {
     messages.push_back(P2POp::recv(received, (rank + size() - 1) % size(), tag));
   }
   Work start(const std::vector<P2POp>& messages) const {
-    return context_.group().batch_send_recv_async(messages);
+    return context_.messages().batch_send_recv_async(messages);
   }
 
   const ContextParallel& context() const { return context_; }

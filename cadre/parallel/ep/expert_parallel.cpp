@@ -1,7 +1,5 @@
 #include "cadre/parallel/ep/expert_parallel.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -9,13 +7,14 @@
 #include <memory>
 
 #include "cadre/base/error.h"
-#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
-#include "cadre/layers/common_refusal.h"
+#include "cadre/group/agreement.h"
 #include "cadre/layers/joint_loss.h"
 #include "cadre/layers/tensor_parallel_layer.h"
 #include "cadre/parallel/ep/mixture_of_experts.h"
 #include "cadre/parallel/ep/token_dispatch.h"
+#include "cadre/shard/shardable.h"
+#include "cadre/wrap/shard_mark.h"
 
 namespace cadre {
 namespace {
@@ -70,32 +69,56 @@ void check_layer(const NamedLayer& named, const DeviceMesh& mesh, const std::str
 }
 
 // What must be equal on all ranks beside names and shapes, which make_equal() compares.
-std::string text_of(const std::vector<NamedLayer>& layers, const std::string& axis) {
-  std::string text = format("along \"{}\"", axis);
+std::vector<AgreedField> fields_of(const std::vector<NamedLayer>& layers, const std::string& axis) {
+  std::vector<AgreedField> fields{{"expert_axis", format("\"{}\"", axis)}};
   for (const auto& [name, layer] : layers) {
     const MixtureOfExpertsOptions& options = layer->options;
-    text += format(
-        ", \"{}\" with {} of {} experts, normalize_weights {}, capacity_factor {}, activation {}",
-        name, options.num_selected, options.num_experts, options.normalize_weights ? "on" : "off",
-        options.capacity_factor ? format("{}", *options.capacity_factor) : "not given",
-        static_cast<int>(options.activation));
+    fields.push_back(
+        {format("the layer \"{}\"", name),
+         format("{} of {} experts, normalize_weights {}, capacity_factor {}, activation {}",
+                options.num_selected, options.num_experts, options.normalize_weights ? "on" : "off",
+                options.capacity_factor ? format("{}", *options.capacity_factor) : "not given",
+                static_cast<int>(options.activation))});
   }
-  return text;
+  return fields;
 }
 
-void check_equal_on_all(const std::string& text, const ProcessGroup& group) {
-  Fnv1a digest;
-  digest.add(text);
-  const at::Tensor own = at::tensor({static_cast<int64_t>(digest.value())}, at::kLong);
-  const at::Tensor all = at::empty({group.world_size()}, at::kLong);
-  group.all_gather_into_tensor(all, own);
-  const int64_t* const digests = all.const_data_ptr<int64_t>();
-  for (int rank = 1; rank < group.world_size(); ++rank) {
-    if (digests[rank] == digests[0]) continue;
-    refuse_division(
-        format("rank {} of {} divides other layers than rank 0; pass the same module with the "
-               "same options on all ranks. Rank {}: {}",
-               rank, group.world_size(), group.rank(), text));
+// The parameters of experts, with the sizes of the whole ones.
+DividedParameters divided_by(const std::vector<NamedLayer>& layers) {
+  DividedParameters divided;
+  for (const auto& [name, layer] : layers) {
+    auto parameters = layer->named_parameters(/*recurse=*/false);
+    for (const std::string& parameter : layer->names_of_expert_parameters()) {
+      const at::Tensor& tensor = parameters[parameter];
+      const bool is_first = divided
+                                .emplace(tensor.unsafeGetTensorImpl(),
+                                         DividedParameter{.sizes = tensor.sizes().vec(), .dim = 0})
+                                .second;
+      if (is_first) continue;
+      refuse_division(format(
+          "the {} of \"{}\" is also a parameter of another layer of experts; give each layer "
+          "its own, or use one layer twice",
+          parameter, name));
+    }
+  }
+  return divided;
+}
+
+// A module that is no layer of experts would compute with a part as if it were the whole.
+void check_experts_only_in_layers(torch::nn::Module& module, const DividedParameters& divided) {
+  const auto check = [&](const std::string& name, const torch::nn::Module& each) {
+    if (dynamic_cast<const MixtureOfExpertsImpl*>(&each) != nullptr) return;
+    for (const auto& parameter : each.named_parameters(/*recurse=*/false)) {
+      if (!divided.contains(parameter.value().unsafeGetTensorImpl())) continue;
+      refuse_division(format(
+          "the parameter \"{}\" of \"{}\" is also one of experts, of which this rank keeps a "
+          "part; give it a tensor of its own",
+          parameter.key(), name));
+    }
+  };
+  check("", module);
+  for (const auto& child : module.named_modules("", /*include_self=*/false)) {
+    check(child.key(), *child.value());
   }
 }
 
@@ -115,31 +138,65 @@ std::shared_ptr<const parallel::ExpertGroups> groups_of(const DeviceMesh& mesh,
       parallel::ExpertGroups{.tokens = tokens, .experts = experts, .members = std::move(members)});
 }
 
-// divided: the parameters of experts, with the sizes of the whole ones.
-std::vector<ParameterShard> records_of(
-    const torch::nn::Module& module, const DeviceMesh& mesh, const std::string& expert_axis,
-    const std::map<const c10::TensorImpl*, std::vector<int64_t>>& divided) {
+ParameterShard record_of(const NamedTensor& parameter, const DeviceMesh& mesh,
+                         const std::string& expert_axis, const DividedParameters& divided) {
+  const auto known = divided.find(parameter.tensor.unsafeGetTensorImpl());
+  const bool is_expert = known != divided.end();
+  std::vector<Placement> placements;
+  for (const MeshAxis& axis : mesh.axes()) {
+    placements.push_back(is_expert && axis.name == expert_axis ? Placement(Shard(0)) : Replicate());
+  }
+  return {.name = parameter.name,
+          .sizes = is_expert ? known->second.sizes : parameter.tensor.sizes().vec(),
+          .mesh = mesh,
+          .placements = std::move(placements),
+          .flat_axis = {},
+          .range = {.begin = 0, .end = parameter.tensor.numel()},
+          .values = parameter.tensor,
+          .parameter = parameter.tensor};
+}
+
+// With the axes of what has divided the parameter before.
+ParameterShard joint_record_of(const NamedTensor& parameter, const DeviceMesh& mesh,
+                               const std::string& expert_axis, const DividedParameters& divided) {
+  return on_joint_mesh(record_of(parameter, mesh, expert_axis, divided),
+                       division_of(parameter).get());
+}
+
+bool is_cut(const NamedTensor& parameter, const DeviceMesh& mesh, const std::string& expert_axis,
+            const DividedParameters& divided) {
+  return divided.contains(parameter.tensor.unsafeGetTensorImpl()) && mesh.size(expert_axis) > 1;
+}
+
+// Throws for what would fail when the first layers are divided already.
+void check_parameters(const torch::nn::Module& module, const DeviceMesh& mesh,
+                      const std::string& expert_axis, const DividedParameters& divided) {
+  for (const NamedTensor& parameter : distinct_parameters(module)) {
+    if (!shard::has_values(parameter.tensor)) {
+      refuse_division(
+          format("the values of \"{}\" are not there; a wrapper or optimizer has sharded them "
+                 "already. Divide a module before it is wrapped",
+                 parameter.name));
+    }
+    if (!is_cut(parameter, mesh, expert_axis, divided)) {
+      static_cast<void>(joint_record_of(parameter, mesh, expert_axis, divided));
+    } else if (wrap::shard_mark_of(parameter.tensor) != nullptr) {
+      refuse_division(format("\"{}\" is a shard already ({}); divide a parameter once",
+                             parameter.name, wrap::shard_mark_of(parameter.tensor)->owner));
+    }
+  }
+}
+
+std::vector<ParameterShard> records_of(const torch::nn::Module& module, const DeviceMesh& mesh,
+                                       const std::string& expert_axis,
+                                       const DividedParameters& divided) {
   std::vector<ParameterShard> records;
   for (const NamedTensor& parameter : distinct_parameters(module)) {
-    const auto sizes = divided.find(parameter.tensor.unsafeGetTensorImpl());
-    const bool is_expert = sizes != divided.end();
-    std::vector<Placement> placements;
-    for (const MeshAxis& axis : mesh.axes()) {
-      placements.push_back(is_expert && axis.name == expert_axis ? Placement(Shard(0))
-                                                                 : Replicate());
-    }
-    records.push_back({.name = parameter.name,
-                       .sizes = is_expert ? sizes->second : parameter.tensor.sizes().vec(),
-                       .mesh = mesh,
-                       .placements = std::move(placements),
-                       .flat_axis = {},
-                       .range = {.begin = 0, .end = parameter.tensor.numel()},
-                       .values = parameter.tensor,
-                       .parameter = parameter.tensor});
-    if (is_expert && mesh.size(expert_axis) > 1) {
+    if (is_cut(parameter, mesh, expert_axis, divided)) {
+      records.push_back(record_of(parameter, mesh, expert_axis, divided));
       keep_division(records.back());
     } else {
-      records.back() = on_joint_mesh(records.back(), division_of(parameter).get());
+      records.push_back(joint_record_of(parameter, mesh, expert_axis, divided));
     }
   }
   return records;
@@ -158,33 +215,35 @@ ExpertParallel::ExpertParallel(torch::nn::Module& module, const DeviceMesh& mesh
                                const ExpertParallelOptions& options)
     : mesh_(mesh) {
   const std::string& axis = options.expert_axis;
-  const std::vector<NamedLayer> experts = layers_of(module);
-  layers::check_on_all_ranks(mesh.joint_group(names_of_axes(mesh)), [&] {
-    if (experts.empty()) {
-      refuse_division(
-          format("the module \"{}\" has no MixtureOfExperts, so there is nothing to divide along "
-                 "\"{}\"",
-                 module.name(), axis));
-    }
-    for (const NamedLayer& named : experts) check_layer(named, mesh, axis);
-  });
+  std::vector<NamedLayer> experts;
+  DividedParameters divided;
+  check_equal_on_all_ranks(
+      mesh.joint_group(names_of_axes(mesh)), "ExpertParallel",
+      [&] {
+        experts = layers_of(module);
+        if (experts.empty()) {
+          refuse_division(
+              format("the module \"{}\" has no MixtureOfExperts, so there is nothing to divide "
+                     "along \"{}\"",
+                     module.name(), axis));
+        }
+        for (const NamedLayer& named : experts) check_layer(named, mesh, axis);
+        divided = divided_by(experts);
+        check_experts_only_in_layers(module, divided);
+        check_parameters(module, mesh, axis, divided);
+        layers::check_memory_of_divided(module, divided, "ExpertParallel");
+        return fields_of(experts, axis);
+      },
+      "pass the same module with the same options on all ranks");
   const std::shared_ptr<const parallel::ExpertGroups> groups = groups_of(mesh, axis);
-  if (mesh.size() > 1) check_equal_on_all(text_of(experts, axis), groups->tokens);
   make_equal(module, groups->tokens, "ExpertParallel");
-  std::map<const c10::TensorImpl*, std::vector<int64_t>> divided;
-  for (const auto& [name, layer] : experts) {
-    auto parameters = layer->named_parameters(/*recurse=*/false);
-    for (const std::string& parameter : layer->names_of_expert_parameters()) {
-      const at::Tensor& tensor = parameters[parameter];
-      divided.emplace(tensor.unsafeGetTensorImpl(), tensor.sizes().vec());
-    }
-    layer->divide(groups, name);
-  }
+  for (const auto& [name, layer] : experts) layer->divide(groups, name);
   shards_ = records_of(module, mesh, axis, divided);
 }
 
 at::Tensor ExpertParallel::mean_over_tokens(const at::Tensor& sum, int64_t count) const {
-  return cadre::mean_over_tokens(sum, count, mesh_.joint_group(names_of_axes(mesh_)));
+  return cadre::mean_over_tokens(sum, count, mesh_.joint_group(names_of_axes(mesh_)),
+                                 "ExpertParallel");
 }
 
 void ExpertParallel::sum_gradients(const SumGradientsOptions& options) const {

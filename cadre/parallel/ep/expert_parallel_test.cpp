@@ -156,9 +156,39 @@ TEST(ExpertParallel, RefusesWhatCannotBeDivided) {
     if (mesh.coordinate("ep") == 2) six.capacity_factor = 1.5;
     MixtureOfExperts other(six);
     require_refused([&] { const ExpertParallel experts(*other, mesh); },
-                    "rank 2 of 3 divides other layers than rank 0; pass the same module with the "
-                    "same options on all ranks");
+                    "capacity_factor not given, activation 0 on rank 0 and 2 of 6 experts, "
+                    "normalize_weights on, capacity_factor 1.5, activation 0 on rank 2; pass the "
+                    "same module with the same options on all ranks");
     require(other->up_weight.size(0) == 6, "a refused module is unchanged");
+  });
+}
+
+// Each would be cut twice, or be no longer equal to the other.
+TEST(ExpertParallel, RefusesExpertsThatAnotherModuleHas) {
+  struct Twins : torch::nn::Module {
+    Twins() {
+      const MixtureOfExpertsOptions options{.features = 2, .hidden_features = 2, .num_experts = 4};
+      first = register_module("first", MixtureOfExperts(options));
+      second = register_module("second", MixtureOfExperts(options));
+      second->up_weight.set_data(first->up_weight.detach());
+    }
+    MixtureOfExperts first{nullptr}, second{nullptr};
+  };
+  run_with_models({.dp = 1, .ep = 2}, [&](const DeviceMesh& mesh, testing::ExpertModel&) {
+    Twins memory;
+    require_refused([&] { const ExpertParallel experts(memory, mesh); },
+                    "\"first.up_weight\" and \"second.up_weight\" share memory");
+    require(memory.first->up_weight.size(0) == 4, "a refused module is unchanged");
+    struct Probe : torch::nn::Module {
+      explicit Probe(const Tensor& weight) { register_parameter("weight", weight); }
+      Tensor forward(const Tensor& x) { return x; }
+    };
+    MixtureOfExperts layer(
+        MixtureOfExpertsOptions{.features = 2, .hidden_features = 2, .num_experts = 4});
+    torch::nn::Sequential pair(layer, Probe(layer->up_weight));
+    require_refused([&] { const ExpertParallel experts(*pair, mesh); },
+                    "the parameter \"weight\" of \"1\" is also one of experts");
+    require(layer->up_weight.size(0) == 4, "a refused module is unchanged");
   });
 }
 

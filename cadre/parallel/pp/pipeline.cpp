@@ -1,20 +1,18 @@
 #include "cadre/parallel/pp/pipeline.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/dot.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
-#include <exception>
 
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/group/caught_error.h"
+#include "cadre/group/messages/private_messages.h"
 #include "cadre/parallel/pp/pipeline_agreement.h"
 #include "cadre/parallel/pp/pipeline_executor.h"
-#include "cadre/parallel/pp/pipeline_plan.h"
 #include "cadre/parallel/pp/sharded_stages.h"
 #include "cadre/parallel/pp/stage_records.h"
 #include "cadre/parallel/pp/tied_parameters.h"
@@ -63,31 +61,36 @@ std::string_view call_of(int64_t is_training) {
 class Pipeline::Core {
  public:
   // mesh: the axis of the pipeline, if it is known.
-  Core(const std::vector<PipelineStage>& stages, parallel::PipelineRanks ranks,
-       const std::optional<DeviceMesh>& mesh, const PipelineOptions& options,
-       PipelineSchedule schedule)
-      : ranks_(std::move(ranks)),
+  Core(const std::vector<PipelineStage>& stages, parallel::AgreedSchedule agreed,
+       const std::optional<DeviceMesh>& mesh, const PipelineOptions& options)
+      : ranks_(std::move(agreed.ranks)),
         options_(options),
-        schedule_(std::move(schedule)),
+        schedule_(std::move(agreed.schedule)),
         holds_first_(schedule_.rank_of_stage.front() == ranks_.group.rank()),
         holds_last_(schedule_.rank_of_stage.back() == ranks_.group.rank()) {
     std::vector<PipelineStage> by_number = stages;
     std::ranges::sort(by_number, {}, &PipelineStage::stage);
+    const DeviceMesh own_mesh =
+        mesh ? *mesh : DeviceMesh(ranks_.group, {{"pp", ranks_.group.world_size()}});
+    check_before_changes(by_number, own_mesh);
+    const PrivateMessages messages(ranks_.group, "cadre::Pipeline");
+    const PrivateMessages of_ties(ranks_.group, "cadre::Pipeline::tie_parameters");
+    if (ranks_.replicas) {
+      ranks_.group.communicator().fail_together(ranks_.replicas->communicator());
+    }
     parallel::equalize_replicas(by_number, ranks_);
-    if (options_.shards) shard(by_number);
+    if (options_.shards) shard(by_number, own_mesh);
     executor_.emplace(
-        ranks_.group, schedule_, by_number,
+        messages, schedule_, by_number,
         parallel::PipelineExecutor::Options{.replicas = sharded_ ? std::nullopt : ranks_.replicas,
                                             .sharded = sharded_.get(),
                                             .max_unsharded_stages = options.max_unsharded_stages,
                                             .before_microbatch = options.before_microbatch});
-    parallel::agree_with_replicas(ranks_, {.what = "parameters"}, parallel::refusal_of([&] {
-                                    records_.emplace(ranks_.group, mesh, by_number, sharded_.get());
-                                  }));
-    ties_.emplace(ranks_, parallel::TiedParameters::Stages{.rank_of_stage = schedule_.rank_of_stage,
-                                                           .own = by_number,
-                                                           .sharded = sharded_.get(),
-                                                           .records = &*records_});
+    ties_.emplace(ranks_, of_ties,
+                  parallel::TiedParameters::Stages{.rank_of_stage = schedule_.rank_of_stage,
+                                                   .own = by_number,
+                                                   .sharded = sharded_.get(),
+                                                   .records = &*records_});
   }
 
   const PipelineSchedule& schedule() const { return schedule_; }
@@ -100,6 +103,7 @@ class Pipeline::Core {
     parallel::PipelineStep step{.is_training = is_training,
                                 .has_headers = agreed.has_headers,
                                 .keeps_outputs = options.return_outputs && holds_last_,
+                                .outputs_batch_dim = options.outputs_batch_dim,
                                 .num_rows = agreed.rows,
                                 .loss = holds_last_ ? &loss : nullptr};
     const int count = schedule_.num_microbatches;
@@ -140,13 +144,29 @@ class Pipeline::Core {
     uint64_t trained = 0;  // of which parameters require grad
   };
 
+  // Refuses on all ranks of all replicas what the rest of the constructor would fail at, while the
+  // stages are as they were given.
+  void check_before_changes(const std::vector<PipelineStage>& stages, const DeviceMesh& mesh) {
+    const auto refusal = parallel::refusal_of([&] {
+      records_.emplace(ranks_.group, mesh, stages,
+                       parallel::StageRecords::Form{.shards = options_.shards});
+      parallel::StageMessages::check_num_messages(
+          {schedule_.rank_of_stage, schedule_.num_microbatches});
+    });
+    parallel::agree_with_replicas(ranks_, {}, refusal);
+    parallel::check_replicas(stages, ranks_);
+  }
+
   // All refusals have been exchanged before, so an error here may be one of this rank alone, and
   // the other ranks get it from the aborted group.
-  void shard(const std::vector<PipelineStage>& stages) {
+  void shard(const std::vector<PipelineStage>& stages, const DeviceMesh& mesh) {
     try {
       sharded_ = shard_stages(stages, *options_.shards, schedule_.ranks[ranks_.group.rank()]);
-    } catch (const std::exception& error) {
-      ranks_.group.abort(format("sharding the stages of a pipeline: {}", error.what()));
+      records_.emplace(
+          ranks_.group, mesh, stages,
+          parallel::StageRecords::Form{.shards = options_.shards, .sharded = sharded_.get()});
+    } catch (...) {
+      ranks_.group.abort(format("sharding the stages of a pipeline: {}", caught_error().message()));
       throw;
     }
   }
@@ -189,6 +209,15 @@ class Pipeline::Core {
   std::optional<Error> check_arguments(bool is_training, const PipelineBatch& batch,
                                        const PipelineBatch& target,
                                        const PipelineLoss& loss) const {
+    for (const auto& [stage, runner] : executor_->runners()) {
+      if (const auto change = runner.changed_parameter()) {
+        return pipeline_refusal(
+            format("{} in the module of stage {} since the pipeline was constructed, which would "
+                   "neither reduce it nor list it; change values in place, or construct the "
+                   "pipeline again",
+                   *change, stage));
+      }
+    }
     if (is_training && sharded_) {
       if (const auto changed = sharded_->changed_parameter()) {
         return pipeline_refusal(
@@ -227,6 +256,7 @@ class Pipeline::Core {
     for (const auto& [stage, runner] : executor_->runners()) {
       for (const NamedTensor& parameter : runner.stage().parameters()) {
         hash.add(parameter.tensor.requires_grad() ? 1 : 0);
+        hash.add(static_cast<uint64_t>(parameter.tensor.scalar_type()));
       }
     }
     return hash.value();
@@ -234,24 +264,25 @@ class Pipeline::Core {
 
   Agreed agree(bool is_training, const PipelineBatch& batch, const PipelineBatch& target,
                const PipelineLoss& loss, const PipelineStepOptions& options) {
-    std::optional<Error> refusal = check_arguments(is_training, batch, target, loss);
     const auto rows_of = [](bool is_used, const PipelineBatch& tensors) {
       return is_used ? tensors.tensors()[0].size(0) : int64_t{-1};
     };
-    std::vector<int64_t> words(kNumStepWords, 0);
-    if (!refusal) {
-      words = {is_training ? 1 : 0,
-               rows_of(holds_first_, batch),
-               rows_of(holds_last_ && loss, target),
-               holds_last_ && loss ? 1 : 0,
-               static_cast<int64_t>(own_signature(batch)),
-               static_cast<int64_t>(own_trained()),
-               options.broadcast_losses ? 1 : 0};
-    }
-    for (const int64_t word : ties_->trained_words()) words.push_back(word);
+    const auto make_words = [&] {
+      if (auto error = check_arguments(is_training, batch, target, loss)) throw *error;
+      std::vector<int64_t> words = {is_training ? 1 : 0,
+                                    rows_of(holds_first_, batch),
+                                    rows_of(holds_last_ && loss, target),
+                                    holds_last_ && loss ? 1 : 0,
+                                    static_cast<int64_t>(own_signature(batch)),
+                                    static_cast<int64_t>(own_trained()),
+                                    options.broadcast_losses ? 1 : 0};
+      for (const int64_t word : ties_->trained_words()) words.push_back(word);
+      return words;
+    };
     Agreed agreed;
-    refusal = parallel::refusal_of([&] {
-      agreed = compare(exchange_words(ranks_.group, words, refusal, "arguments of a step"));
+    const std::optional<Error> refusal = parallel::refusal_of([&] {
+      agreed = compare(
+          exchange_words(ranks_.group, kNumStepWords + ties_->num_trained_words(), make_words));
     });
     // The ranks of other replicas wait for this one.
     if (refusal && !ranks_.replicas) throw *refusal;
@@ -298,9 +329,10 @@ class Pipeline::Core {
   // a pipeline have agreed on.
   int64_t rows_of_replicas(bool is_training, const Agreed& agreed,
                            const std::optional<Error>& refusal) const {
-    const std::vector<int64_t> own{is_training ? 1 : 0, agreed.rows,
-                                   static_cast<int64_t>(agreed.trained)};
-    const auto all = exchange_words(*ranks_.replicas, own, refusal, "arguments of a step");
+    const auto all = exchange_words(*ranks_.replicas, 3, [&]() -> std::vector<int64_t> {
+      if (refusal) throw *refusal;
+      return {is_training ? 1 : 0, agreed.rows, static_cast<int64_t>(agreed.trained)};
+    });
     if (const auto other = parallel::first_unlike(all, 0)) {
       throw pipeline_refusal(
           format("replica 0 calls {} and replica {} {}; all replicas call the same",
@@ -323,7 +355,7 @@ class Pipeline::Core {
     const at::NoGradGuard no_grad;
     PipelineResult result{.losses = {},
                           .loss = {},
-                          .outputs = {},
+                          .outputs = std::move(output.outputs),
                           .peak_live_microbatches = output.peak_live_microbatches,
                           .compute_times = output.compute_times};
     if (has_loss && (holds_last_ || options.broadcast_losses)) {
@@ -340,12 +372,6 @@ class Pipeline::Core {
     }
     if (result.losses.defined()) {
       result.loss = at::dot(result.losses, at::tensor(shares, at::kDouble));
-    }
-    const size_t num_outputs = output.outputs.empty() ? 0 : output.outputs[0].size();
-    for (size_t i = 0; i < num_outputs; ++i) {
-      std::vector<at::Tensor> parts;
-      for (const auto& of_microbatch : output.outputs) parts.push_back(of_microbatch.at(i));
-      result.outputs.push_back(parts[0].dim() == 0 ? at::stack(parts) : at::cat(parts));
     }
     return result;
   }
@@ -378,9 +404,8 @@ const ProcessGroup& only_group(const DeviceMesh& mesh) {
 
 Pipeline::Pipeline(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
                    const std::optional<DeviceMesh>& mesh, const PipelineOptions& options) {
-  auto schedule = parallel::lowered_schedule(stages, options, group.world_size());
-  auto ranks = parallel::agree_on_schedule(group, stages, options, schedule);
-  core_ = std::make_unique<Core>(stages, std::move(ranks), mesh, options, std::move(*schedule));
+  auto agreed = parallel::agree_on_schedule(group, stages, options);
+  core_ = std::make_unique<Core>(stages, std::move(agreed), mesh, options);
 }
 
 Pipeline::Pipeline(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
@@ -395,34 +420,39 @@ Pipeline::~Pipeline() = default;
 Pipeline::Pipeline(Pipeline&&) noexcept = default;
 Pipeline& Pipeline::operator=(Pipeline&&) noexcept = default;
 
+Pipeline::Core& Pipeline::core() const {
+  if (!core_) throw pipeline_refusal("this pipeline has been moved from; call the one it went to");
+  return *core_;
+}
+
 PipelineResult Pipeline::step(const PipelineBatch& batch, const PipelineBatch& target,
                               const PipelineLoss& loss, const PipelineStepOptions& options) {
-  return core_->run(true, batch, target, loss, options);
+  return core().run(true, batch, target, loss, options);
 }
 
 PipelineResult Pipeline::eval(const PipelineBatch& batch, const PipelineBatch& target,
                               const PipelineLoss& loss, const PipelineStepOptions& options) {
-  return core_->run(false, batch, target, loss, options);
+  return core().run(false, batch, target, loss, options);
 }
 
 void Pipeline::tie_parameters(const std::vector<parallel::StageParameter>& parameters) {
-  core_->ties().tie(parameters);
+  core().ties().tie(parameters);
 }
 
 void Pipeline::check_tied_parameters() const {
-  core_->ties().check_equal();
+  core().ties().check_equal();
 }
 
 std::vector<at::Tensor> Pipeline::parameters() const {
-  return core_->records().values();
+  return core().records().values();
 }
 
 std::vector<ParameterShard> Pipeline::parameter_shards() const {
-  return core_->records().all();
+  return core().records().all();
 }
 
 const PipelineSchedule& Pipeline::schedule() const {
-  return core_->schedule();
+  return core().schedule();
 }
 
 }  // namespace cadre

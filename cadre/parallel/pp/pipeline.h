@@ -96,6 +96,9 @@ class PipelineBatch {
 struct PipelineStepOptions {
   bool broadcast_losses = false;  // to all ranks, which pass the same
   bool return_outputs = false;
+  // The dimension of each returned output that counts rows, along which those of the microbatches
+  // are joined; may be negative. An output of which it does not count them is refused.
+  int64_t outputs_batch_dim = 0;
 };
 
 struct PipelineResult {
@@ -103,7 +106,8 @@ struct PipelineResult {
   // the last stage or, if wanted, on all. Undefined elsewhere and where there is no loss function.
   at::Tensor losses;
   at::Tensor loss;
-  // If wanted, what the last stage returned for the whole batch, on its rank; without history.
+  // If wanted, what the last stage returned for the whole batch, on its rank; without history. A
+  // tensor of 0 dims becomes one of (num_microbatches).
   std::vector<at::Tensor> outputs;
   // Of how many microbatches this rank kept activations at most, counted on each of its stages.
   int peak_live_microbatches = 0;
@@ -159,6 +163,7 @@ class CADRE_EXPORT Pipeline {
 
  private:
   class Core;
+  Core& core() const;  // throws where it has been moved from
   Pipeline(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
            const std::optional<DeviceMesh>& mesh, const PipelineOptions& options);
   std::unique_ptr<Core> core_;  // the executor, which is not installed

@@ -3,10 +3,14 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <exception>
 #include <map>
+#include <utility>
 
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/group/caught_error.h"
+#include "cadre/parallel/pp/pipeline_plan.h"
 #include "cadre/wrap/replica_check.h"
 
 namespace cadre::parallel {
@@ -23,14 +27,10 @@ uint64_t fingerprint_of(const PipelineSchedule& schedule) {
   return hash.value();
 }
 
-uint64_t fingerprint_of(const PipelineOptions& options) {
-  int num_replicas = options.replicas ? options.replicas->world_size() : 0;
-  if (options.shards) num_replicas = options.shards->size();
-  Fnv1a hash;
-  hash.add(static_cast<uint64_t>(options.dynamic_shapes ? 1 : 0));
-  hash.add(static_cast<uint64_t>(options.shards ? 1 : 0));
-  hash.add(static_cast<uint64_t>(num_replicas));
-  return hash.value();
+AgreedField field_of(const PipelineSchedule& schedule) {
+  return {"the schedule",
+          format("one of {} stages and {} microbatches with the digest {:x}", schedule.num_stages(),
+                 schedule.num_microbatches, fingerprint_of(schedule))};
 }
 
 // The ranks that hold the same stages, each with a batch of its own.
@@ -41,36 +41,54 @@ std::optional<ProcessGroup> replicas_of(const PipelineOptions& options) {
   return options.shards->joint_group(names);
 }
 
+// What the ranks of a pipeline have alike, beside the schedule.
+std::vector<AgreedField> fields_of(const PipelineOptions& options) {
+  const auto count_of = [](bool is_given, int count) {
+    return is_given ? format("{} ranks", count) : std::string("not given");
+  };
+  return {
+      {"dynamic_shapes", options.dynamic_shapes ? "on" : "off"},
+      {"replicas", count_of(options.replicas.has_value(),
+                            options.replicas ? options.replicas->world_size() : 0)},
+      {"shards", count_of(options.shards.has_value(), options.shards ? options.shards->size() : 0)},
+      {"max_unsharded_stages", format("{}", options.max_unsharded_stages)}};
+}
+
 }  // namespace
 
 Error pipeline_refusal(const std::string& what) {
   return {ErrorCode::kInvalidArgument, "cadre::Pipeline: " + what};
 }
 
-std::vector<std::vector<int64_t>> exchange_words(const ProcessGroup& group,
-                                                 std::span<const int64_t> words,
-                                                 const std::optional<Error>& refusal,
-                                                 std::string_view what) {
-  const auto count = static_cast<int64_t>(words.size()) + 1;
+std::vector<std::vector<int64_t>> exchange_words(
+    const ProcessGroup& group, size_t num_words,
+    const std::function<std::vector<int64_t>()>& make_words) {
+  std::exception_ptr refusal;
+  std::vector<int64_t> words(num_words, 0);
+  try {
+    words = make_words();
+  } catch (...) {
+    refusal = std::current_exception();
+  }
+  const auto count = static_cast<int64_t>(num_words) + 1;
   const at::Tensor own = at::empty({count}, at::kLong);
   auto* const own_words = own.mutable_data_ptr<int64_t>();
   own_words[0] = refusal ? 1 : 0;
   std::ranges::copy(words, own_words + 1);
   const at::Tensor all = at::empty({group.world_size() * count}, at::kLong);
   group.all_gather_into_tensor(all, own);
-  if (refusal) throw *refusal;
+  const auto* const gathered = all.const_data_ptr<int64_t>();
   std::vector<std::vector<int64_t>> result;
+  bool is_refused = false;
   for (int rank = 0; rank < group.world_size(); ++rank) {
-    const int64_t* const begin = all.const_data_ptr<int64_t>() + rank * count;
-    if (*begin != 0) {
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          format("cadre::Pipeline: rank {} of the group \"{}\" refused its {}; its own error "
-                 "says why",
-                 rank, group.name(), what))
-          .with_culprit(rank);
-    }
+    const int64_t* const begin = gathered + rank * count;
+    is_refused |= *begin != 0;
     result.emplace_back(begin + 1, begin + count);
+  }
+  if (is_refused) {
+    check_on_all_ranks(group, kPipelineCall, [&] {
+      if (refusal) std::rethrow_exception(refusal);
+    });
   }
   return result;
 }
@@ -84,97 +102,31 @@ std::optional<int> first_unlike(const std::vector<std::vector<int64_t>>& words, 
 
 namespace {
 
-// Throws on all ranks of the pipeline unless all have one schedule, and replicas or none.
-void check_schedules_match(const ProcessGroup& group, const PipelineOptions& options,
-                           const Result<PipelineSchedule>& schedule) {
-  std::vector<int64_t> words(4, 0);
-  if (schedule.ok()) {
-    words = {static_cast<int64_t>(fingerprint_of(*schedule)), schedule->num_stages(),
-             schedule->num_microbatches, static_cast<int64_t>(fingerprint_of(options))};
-  }
-  const auto all =
-      exchange_words(group, words, schedule.ok() ? std::nullopt : std::optional(schedule.error()),
-                     "stages or options");
-  if (const auto other = first_unlike(all, 0)) {
-    throw pipeline_refusal(
-        format("rank 0 has a schedule of {} stages and {} microbatches, rank {} another "
-               "one, of {} stages and {} microbatches; pass the same options on all ranks",
-               all[0][1], all[0][2], *other, all[*other][1], all[*other][2]));
-  }
-  if (const auto other = first_unlike(all, 3)) {
-    throw pipeline_refusal(
-        format("ranks 0 and {} differ in dynamic_shapes, or in whether there are replicas or "
-               "shards and on how many ranks; pass the same options on all ranks",
-               *other));
-  }
-}
-
 // Throws on all ranks of the pipeline unless each stage is held once, and where the schedule says.
 void check_stages_match(const ProcessGroup& group, const PipelineSchedule& schedule,
                         const std::vector<PipelineStage>& stages) {
-  std::vector<int64_t> held(schedule.rank_of_stage.size(), 0);
-  for (const PipelineStage& stage : stages) held[static_cast<size_t>(stage.stage())] = 1;
-  const auto all = exchange_words(group, held, std::nullopt, "stages");
-  for (size_t stage = 0; stage < held.size(); ++stage) {
+  const size_t num_stages = schedule.rank_of_stage.size();
+  const auto all = exchange_words(group, num_stages, [&] {
+    std::vector<int64_t> held(num_stages, 0);
+    for (const PipelineStage& stage : stages) held[static_cast<size_t>(stage.stage())] = 1;
+    return held;
+  });
+  for (size_t stage = 0; stage < num_stages; ++stage) {
     const int expected = schedule.rank_of_stage[stage];
     std::string holders;
     for (int rank = 0; rank < group.world_size(); ++rank) {
       if (all[rank][stage] != 0) holders += format("{}{}", holders.empty() ? "" : " and ", rank);
     }
     if (holders == format("{}", expected)) continue;
-    throw pipeline_refusal(format(
-        "stage {} of {} is held by {}; the schedule places it on rank {} alone", stage, held.size(),
-        holders.empty() ? std::string("no rank") : "rank " + holders, expected));
+    throw pipeline_refusal(
+        format("stage {} of {} is held by {}; the schedule places it on rank {} alone", stage,
+               num_stages, holders.empty() ? std::string("no rank") : "rank " + holders, expected));
   }
 }
 
-}  // namespace
-
-std::optional<Error> refusal_of(const std::function<void()>& check) {
-  try {
-    check();
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::kInvalidArgument) throw;
-    return error;
-  }
-  return std::nullopt;
-}
-
-void agree_with_replicas(const PipelineRanks& ranks, const AgreedSubject& subject,
-                         const std::optional<Error>& refusal) {
-  if (!ranks.replicas) {
-    if (refusal) throw *refusal;
-    return;
-  }
-  const std::vector<int64_t> digest{static_cast<int64_t>(subject.digest)};
-  const auto all = exchange_words(*ranks.replicas, digest, refusal, subject.what);
-  if (const auto other = first_unlike(all, 0)) {
-    throw pipeline_refusal(format("replicas 0 and {} have other {}; pass the same in all replicas",
-                                  *other, subject.what));
-  }
-}
-
-PipelineRanks agree_on_schedule(const ProcessGroup& group, const std::vector<PipelineStage>& stages,
-                                const PipelineOptions& options,
-                                const Result<PipelineSchedule>& schedule) {
-  const std::optional<Error> refusal = refusal_of([&] {
-    check_schedules_match(group, options, schedule);
-    check_stages_match(group, *schedule, stages);
-  });
-  // Also a rank that refuses its options makes the group, because the other replicas wait for it.
-  PipelineRanks ranks{.group = group, .replicas = replicas_of(options)};
-  agree_with_replicas(
-      ranks, {.what = "stages or options", .digest = schedule.ok() ? fingerprint_of(*schedule) : 0},
-      refusal);
-  if (ranks.replicas) group.communicator().fail_together(ranks.replicas->communicator());
-  return ranks;
-}
-
-void equalize_replicas(const std::vector<PipelineStage>& stages, const PipelineRanks& ranks) {
-  if (!ranks.replicas) return;
+// A tensor that two stages have is reduced once, so replicas have it in the same stages.
+std::vector<NamedTensor> named_parameters_of(const std::vector<PipelineStage>& stages) {
   std::vector<NamedTensor> parameters;
-  std::vector<NamedTensor> buffers;
-  // A tensor that two stages have is reduced once, so replicas have it in the same stages.
   std::map<const void*, std::string> first_names;
   for (const PipelineStage& stage : stages) {
     for (const auto& [own_name, tensor] : stage.parameters()) {
@@ -186,16 +138,94 @@ void equalize_replicas(const std::vector<PipelineStage>& stages, const PipelineR
         parameters.push_back({format("{}, the same as {}", name, first->second), tensor});
       }
     }
+  }
+  return parameters;
+}
+
+std::vector<NamedTensor> named_buffers_of(const std::vector<PipelineStage>& stages) {
+  std::vector<NamedTensor> buffers;
+  for (const PipelineStage& stage : stages) {
     for (const at::Tensor& buffer : stage.buffers()) {
       buffers.push_back({format("{}, {}", stage.stage(), buffers.size()), buffer});
     }
   }
+  return buffers;
+}
+
+}  // namespace
+
+std::optional<Error> refusal_of(const std::function<void()>& check) {
+  try {
+    check();
+  } catch (...) {
+    Error error = caught_error();
+    switch (error.code()) {
+      case ErrorCode::kTimeout:
+      case ErrorCode::kPeerLost:
+      case ErrorCode::kAborted:
+        throw;
+      default:
+        return error;
+    }
+  }
+  return std::nullopt;
+}
+
+void agree_with_replicas(const PipelineRanks& ranks, const std::vector<AgreedField>& fields,
+                         const std::optional<Error>& refusal) {
+  if (!ranks.replicas) {
+    if (refusal) throw *refusal;
+    return;
+  }
+  check_equal_on_all_ranks(
+      *ranks.replicas, kPipelineCall,
+      [&] {
+        if (refusal) throw *refusal;
+        return fields;
+      },
+      "pass the same in all replicas");
+}
+
+AgreedSchedule agree_on_schedule(const ProcessGroup& group,
+                                 const std::vector<PipelineStage>& stages,
+                                 const PipelineOptions& options) {
+  std::optional<PipelineSchedule> schedule;
   const std::optional<Error> refusal = refusal_of([&] {
-    wrap::check_replicas_match("cadre::Pipeline", {parameters, buffers}, *ranks.replicas);
+    check_equal_on_all_ranks(
+        group, kPipelineCall,
+        [&] {
+          schedule = lowered_schedule(stages, options, group.world_size()).value_or_throw();
+          std::vector<AgreedField> fields = fields_of(options);
+          fields.insert(fields.begin(), field_of(*schedule));
+          return fields;
+        },
+        "pass the same options on all ranks");
+    check_stages_match(group, *schedule, stages);
   });
-  static_cast<void>(exchange_words(ranks.group, {}, refusal, "replicas"));
-  wrap::broadcast_tensors(parameters, 0, *ranks.replicas);
-  wrap::broadcast_tensors(buffers, 0, *ranks.replicas);
+  // Also a rank that refuses its options makes the group, because the other replicas wait for it.
+  PipelineRanks ranks{.group = group, .replicas = replicas_of(options)};
+  std::vector<AgreedField> fields;
+  if (schedule) fields = {field_of(*schedule), fields_of(options).back()};
+  agree_with_replicas(ranks, fields, refusal);
+  return {.ranks = std::move(ranks), .schedule = std::move(*schedule)};
+}
+
+void check_replicas(const std::vector<PipelineStage>& stages, const PipelineRanks& ranks) {
+  if (!ranks.replicas) return;
+  const std::vector<NamedTensor> parameters = named_parameters_of(stages);
+  const std::vector<NamedTensor> buffers = named_buffers_of(stages);
+  const std::optional<Error> refusal = refusal_of([&] {
+    wrap::check_replicas_match(kPipelineCall, {parameters, buffers}, *ranks.replicas);
+  });
+  check_on_all_ranks(ranks.group, kPipelineCall, [&] {
+    if (refusal) throw *refusal;
+  });
+}
+
+void equalize_replicas(const std::vector<PipelineStage>& stages, const PipelineRanks& ranks) {
+  if (!ranks.replicas) return;
+  wrap::broadcast_tensors(named_parameters_of(stages), 0, *ranks.replicas);
+  wrap::broadcast_tensors(named_buffers_of(stages), 0, *ranks.replicas);
 }
 
 }  // namespace cadre::parallel

@@ -2,7 +2,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/full_like.h>
-#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <exception>
@@ -10,6 +9,8 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/group/caught_error.h"
+#include "cadre/parallel/pp/values/stage_values.h"
 #include "cadre/wrap/autograd_hooks.h"
 
 namespace cadre::parallel {
@@ -66,7 +67,7 @@ std::vector<at::Tensor> leaves_for_next_stage(const std::vector<at::Tensor>& out
     if (!output.defined()) {
       throw Error(ErrorCode::kInvalidArgument, "the stage returned an undefined tensor");
     }
-    leaves.push_back(output.detach());
+    leaves.push_back(own_values(output));
     leaves.back().requires_grad_(output.requires_grad() && at::GradMode::is_enabled());
   }
   return leaves;
@@ -91,12 +92,12 @@ std::map<int, std::vector<NamedTensor>> reduced_parameters(
 
 }  // namespace
 
-PipelineExecutor::PipelineExecutor(ProcessGroup group, PipelineSchedule schedule,
+PipelineExecutor::PipelineExecutor(const PrivateMessages& messages, PipelineSchedule schedule,
                                    const std::vector<PipelineStage>& stages, Options options)
-    : group_(std::move(group)),
+    : group_(messages.group()),
       schedule_(std::move(schedule)),
       options_(std::move(options)),
-      messages_(group_, {schedule_.rank_of_stage, schedule_.num_microbatches}) {
+      messages_(messages, {schedule_.rank_of_stage, schedule_.num_microbatches}) {
   const auto& actions = schedule_.ranks[static_cast<size_t>(group_.rank())];
   auto reduced = reduced_parameters(stages, actions);
   for (const PipelineStage& stage : stages) {
@@ -141,9 +142,11 @@ void PipelineExecutor::gather_next_forwards(size_t first) {
 }
 
 PipelineExecutor::Output PipelineExecutor::run(const PipelineStep& step) {
-  Running running{.step = step, .output = {}, .num_forwards = 0};
+  Running running{.step = step, .output = {}, .kept = {}};
   running.output.losses.resize(static_cast<size_t>(schedule_.num_microbatches));
-  if (step.keeps_outputs) running.output.outputs.resize(running.output.losses.size());
+  if (step.keeps_outputs) {
+    running.kept.emplace(schedule_.num_microbatches, step.outputs_batch_dim);
+  }
   running.output.compute_times.resize(static_cast<size_t>(schedule_.num_stages()));
   messages_.begin({.is_training = step.is_training, .has_headers = step.has_headers});
   const at::AutoGradMode grad_mode(step.is_training);
@@ -159,12 +162,16 @@ PipelineExecutor::Output PipelineExecutor::run(const PipelineStep& step) {
   try {
     messages_.finish();
     for (auto& [stage, runner] : runners_) runner.finish_reduction();
+    if (options_.replicas) {
+      for (auto& [stage, runner] : runners_) runner.check_replicas_equal(*options_.replicas);
+    }
     if (options_.sharded != nullptr) {
       options_.sharded->reshard_all();
       if (step.is_training) options_.sharded->finish_reductions();
     }
-  } catch (const Error& error) {
-    fail(last, error.with_context("the end of the step, after"));
+    if (running.kept) running.output.outputs = running.kept->join();
+  } catch (...) {
+    fail(last, caught_error().with_context("the end of the step, after"));
   }
   return std::move(running.output);
 }
@@ -172,12 +179,8 @@ PipelineExecutor::Output PipelineExecutor::run(const PipelineStep& step) {
 void PipelineExecutor::run_action(const PipelineAction& action, Running& running) {
   try {
     run_leaf(action, running);
-  } catch (const Error& error) {
-    fail(action, error);
-  } catch (const c10::Error& error) {
-    fail(action, Error(ErrorCode::kInvalidArgument, error.what_without_backtrace()));
-  } catch (const std::exception& error) {
-    fail(action, Error(ErrorCode::kInvalidArgument, error.what()));
+  } catch (...) {
+    fail(action, caught_error());
   }
 }
 
@@ -239,13 +242,17 @@ void PipelineExecutor::prepare(const PipelineAction& action, Running& running) {
     options_.sharded->wait(action.stage);
   }
   if (!options_.before_microbatch) return;
-  const int64_t microbatch = *action.microbatch;
-  const int64_t first = step.num_rows * microbatch / schedule_.num_microbatches;
-  const int64_t end = step.num_rows * (microbatch + 1) / schedule_.num_microbatches;
+  const auto [first, end] = rows_of(*action.microbatch, step);
   options_.before_microbatch({.stage = action.stage,
-                              .index = static_cast<int>(microbatch),
+                              .index = *action.microbatch,
                               .first_row = first,
                               .num_rows = end - first});
+}
+
+std::pair<int64_t, int64_t> PipelineExecutor::rows_of(int64_t microbatch,
+                                                      const PipelineStep& step) const {
+  return {step.num_rows * microbatch / schedule_.num_microbatches,
+          step.num_rows * (microbatch + 1) / schedule_.num_microbatches};
 }
 
 void PipelineExecutor::forward(const PipelineAction& action, Running& running) {
@@ -261,15 +268,27 @@ void PipelineExecutor::forward(const PipelineAction& action, Running& running) {
   const std::vector<at::Tensor> outputs = timed(action.stage, running, [&] {
     return runners_.at(action.stage).forward(microbatch, inputs, roots);
   });
+  if (options_.sharded != nullptr) check_unwritten(action.stage);
   if (!is_at_end) {
     hand_over(forward_id(action.stage + 1, microbatch), leaves_for_next_stage(outputs));
-  } else if (step.keeps_outputs) {
-    auto& kept = running.output.outputs[static_cast<size_t>(microbatch)];
-    for (const at::Tensor& output : outputs) kept.push_back(output.detach());
+  } else if (running.kept) {
+    const auto [first, end] = rows_of(microbatch, step);
+    running.kept->add({.index = microbatch, .num_rows = end - first}, outputs);
   }
   int num_live = 0;
   for (const auto& [stage, runner] : runners_) num_live += runner.num_live_microbatches();
   running.output.peak_live_microbatches = std::max(running.output.peak_live_microbatches, num_live);
+}
+
+void PipelineExecutor::check_unwritten(int stage) const {
+  const auto written = runners_.at(stage).written_parameter();
+  if (!written) return;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("forward() has written to \"{}\" of stage {}, whose values are in shards: what it "
+             "has written would be lost when the whole parameter is freed. Compute it from a "
+             "parameter that forward() does not change, or let every rank have whole stages",
+             *written, stage));
 }
 
 std::vector<at::Tensor> PipelineExecutor::roots_of(int microbatch,
@@ -284,7 +303,14 @@ std::vector<at::Tensor> PipelineExecutor::roots_of(int microbatch,
                 "the loss function must return one floating-point number, the mean over the rows "
                 "of the microbatch");
   }
-  running.output.losses[index] = loss.detach();
+  running.output.losses[index] = own_values(loss);
+  running.has_differentiable |= loss.requires_grad();
+  if (++running.num_losses == schedule_.num_microbatches && step.is_training &&
+      !running.has_differentiable) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "no loss of the step requires grad, so no parameter would get a gradient: the loss "
+                "function has detached its result, or nothing that it depends on requires grad");
+  }
   return {loss};
 }
 
@@ -305,6 +331,7 @@ void PipelineExecutor::backward(const PipelineAction& action, Running& running) 
                                           : runner.input_grad(microbatch, gradients);
   });
   if (action.stage > 0) {
+    for (at::Tensor& gradient : of_inputs) gradient = own_values(gradient);
     hand_over(backward_id(action.stage - 1, microbatch), std::move(of_inputs));
   }
 }

@@ -4,8 +4,8 @@
 // Threads: one. Blocking: run(), until the step is done on this rank. Lifetime: keeps the stages
 // and the group. Errors: PipelineError, which says at which action; the group is aborted then, so
 // that the step ends on all ranks, and what was kept of the step is dropped.
-// An exception that is no cadre::Error, such as one out of a stage's forward(), becomes
-// kInvalidArgument with its text. docs/decisions/0017.
+// What is thrown that is no cadre::Error, such as out of a stage's forward(), becomes one
+// (group/caught_error.h). docs/decisions/0017.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,9 +15,11 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "cadre/base/deadline.h"
+#include "cadre/group/messages/private_messages.h"
 #include "cadre/group/process_group.h"
 #include "cadre/parallel/pp/pipeline_error.h"
 #include "cadre/parallel/pp/pipeline_loss.h"
@@ -25,6 +27,7 @@
 #include "cadre/parallel/pp/sharded_stages.h"
 #include "cadre/parallel/pp/stage_messages.h"
 #include "cadre/parallel/pp/stage_runner.h"
+#include "cadre/parallel/pp/values/joined_outputs.h"
 #include "cadre/pipeline/schedule.h"
 
 namespace cadre::parallel {
@@ -34,6 +37,7 @@ struct PipelineStep {
   bool is_training = true;
   bool has_headers = true;
   bool keeps_outputs = false;
+  int64_t outputs_batch_dim = 0;  // of the kept outputs: which dimension counts rows
   std::vector<std::vector<at::Tensor>> batches = {};  // on the rank of the first stage
   std::vector<std::vector<at::Tensor>> targets = {};  // on that of the last one
   std::vector<double> weights = {};                   // of the microbatches' losses
@@ -54,24 +58,29 @@ class PipelineExecutor {
     std::function<void(const PipelineMicrobatch&)> before_microbatch = {};
   };
   // schedule: lowered. stages: those of this rank.
-  PipelineExecutor(ProcessGroup group, PipelineSchedule schedule,
+  // messages: of this pipeline, on its group.
+  PipelineExecutor(const PrivateMessages& messages, PipelineSchedule schedule,
                    const std::vector<PipelineStage>& stages, Options options);
 
   struct Output {
-    std::vector<at::Tensor> losses = {};                // by microbatch, without history
-    std::vector<std::vector<at::Tensor>> outputs = {};  // of the last stage, by microbatch
-    int peak_live_microbatches = 0;                     // counted on each stage
-    std::vector<Duration> compute_times = {};           // by stage
+    std::vector<at::Tensor> losses = {};       // by microbatch, without history
+    std::vector<at::Tensor> outputs = {};      // of the last stage, for the whole batch, if kept
+    int peak_live_microbatches = 0;            // counted on each stage
+    std::vector<Duration> compute_times = {};  // by stage
   };
   Output run(const PipelineStep& step);
 
   std::map<int, StageRunner>& runners() { return runners_; }
+  const std::map<int, StageRunner>& runners() const { return runners_; }
 
  private:
   struct Running {
     const PipelineStep& step;
     Output output;
-    size_t num_forwards;  // of an evaluation, begun
+    std::optional<JoinedOutputs> kept;
+    size_t num_forwards = 0;          // of an evaluation, begun
+    int num_losses = 0;               // computed
+    bool has_differentiable = false;  // any of these
   };
 
   void run_action(const PipelineAction& action, Running& running);
@@ -83,6 +92,10 @@ class PipelineExecutor {
   void prepare(const PipelineAction& action, Running& running);
   // In an evaluation: the stages of the next forwards of this rank, from this one on.
   void gather_next_forwards(size_t first);
+  // Throws if the last forward of a sharded stage has written to its parameters.
+  void check_unwritten(int stage) const;
+  // The first row of a microbatch, and the one behind its last.
+  std::pair<int64_t, int64_t> rows_of(int64_t microbatch, const PipelineStep& step) const;
   void forward(const PipelineAction& action, Running& running);
   void backward(const PipelineAction& action, Running& running);
   // The last stage's roots of the backward: its loss, where there is one.

@@ -127,6 +127,82 @@ TEST(PipelineGradients, AParameterThatNoRankUsesHasNone) {
   }
 }
 
+// Three weights, one for each path through the stages: (x) -> (x a, x b) -> ... -> (x a c).
+std::vector<PipelineStage> stages_of_two_paths(int num_stages, int first, int last) {
+  std::vector<PipelineStage> stages;
+  for (int stage = first; stage <= last; ++stage) {
+    const Tensor used = weight_of(2 * stage + 1);
+    const Tensor unused = weight_of(2 * stage + 2);
+    stages.emplace_back(
+        [=](const std::vector<Tensor>& x) {
+          return std::vector{residual_layer(x[0], used), residual_layer(x[x.size() - 1], unused)};
+        },
+        std::vector<NamedTensor>{{"used", used}, {"unused", unused}},
+        PipelineStageOptions{.stage = stage, .num_stages = num_stages});
+  }
+  return stages;
+}
+
+// Not zeros, by which weight decay and the momentum of an optimizer would move the weights.
+void expect_gradients_of_one_path(const std::vector<PipelineStage>& stages) {
+  for (const PipelineStage& stage : stages) {
+    EXPECT_TRUE(stage.parameters()[0].tensor.grad().defined()) << "stage " << stage.stage();
+    EXPECT_FALSE(stage.parameters()[1].tensor.grad().defined()) << "stage " << stage.stage();
+  }
+}
+
+Tensor loss_of_one_path(const std::vector<Tensor>& outputs, const std::vector<Tensor>& targets) {
+  return mean_square(outputs[0], targets[0]);
+}
+
+TEST(PipelineGradients, OutputsThatTheLossDoesNotUseHaveNone) {
+  for (const char* schedule : {"1f1b", "zb-h1"}) {
+    const auto result = run_groups(3, [&](const ProcessGroup& group) {
+      const auto stages = stages_of_two_paths(3, group.rank(), group.rank());
+      Pipeline pipeline(stages, group, {.schedule = schedule, .num_microbatches = 2});
+      for (int step = 0; step < 2; ++step) {
+        pipeline.step(inputs_of(0), goals_of(0), loss_of_one_path);
+        expect_gradients_of_one_path(stages);
+      }
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+  for (const char* schedule : {"looped-bfs", "zb-v", "interleaved-zero-bubble"}) {
+    const auto result = run_groups(1, [&](const ProcessGroup& group) {
+      const auto stages = stages_of_two_paths(2, 0, 1);
+      Pipeline pipeline(stages, group, {.schedule = schedule, .num_microbatches = 2});
+      pipeline.step(inputs_of(0), goals_of(0), loss_of_one_path);
+      expect_gradients_of_one_path(stages);
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
+// Only the second microbatch uses the other path: its gradient is that of one process.
+TEST(PipelineGradients, AnOutputThatOneMicrobatchUsesHasItsGradient) {
+  const auto loss = [](const std::vector<Tensor>& outputs, const std::vector<Tensor>& targets) {
+    const bool is_second = targets[0].sum().item<double>() > 100;
+    return mean_square(outputs[is_second ? 1 : 0], targets[0]);
+  };
+  const Tensor goals = torch::cat({goals_of(0).narrow(0, 0, 2), goals_of(0).narrow(0, 0, 2) + 50});
+  const auto plain = stages_of_two_paths(2, 0, 1);
+  for (const int64_t begin : {0, 2}) {
+    const auto between = plain[0].forward({inputs_of(0).narrow(0, begin, 2)});
+    (loss(plain[1].forward(between), {goals.narrow(0, begin, 2)}) / 2).backward();
+  }
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    const auto stages = stages_of_two_paths(2, group.rank(), group.rank());
+    Pipeline pipeline(stages, group, {.num_microbatches = 2});
+    pipeline.step(inputs_of(0), goals, PipelineLoss(loss));
+    for (size_t i = 0; i < 2; ++i) {
+      const Tensor expected =
+          plain[static_cast<size_t>(group.rank())].parameters()[i].tensor.grad();
+      EXPECT_TRUE(torch::allclose(stages[0].parameters()[i].tensor.grad(), expected, 1e-10, 1e-13));
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 // The other replica, and the other stage of a tied parameter, count as zeros.
 TEST(PipelineGradients, AParameterThatOneReplicaUsesHasOneOnAll) {
   const Tensor alone = weight_of(2);

@@ -9,6 +9,7 @@
 
 #include <concepts>
 #include <functional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -21,12 +22,16 @@ class PipelineLoss {
   // None: for ranks that do not hold the last stage.
   PipelineLoss() = default;
 
+  // None as well: a null std::function or function pointer.
   // function(output, target) of tensors, or function(outputs, targets) of vectors of tensors;
   // returns the mean over the rows of the microbatch, 0-dim. A mean over a part of them, as with
   // cross_entropy()'s ignore_index, is weighted as if it were over all: see the guide.
   template <typename Function>
     requires(!std::same_as<std::remove_cvref_t<Function>, PipelineLoss>)
   PipelineLoss(Function function) {  // NOLINT: implicit by design
+    if constexpr (std::is_pointer_v<Function> || requires { function.target_type(); }) {
+      if (!function) return;
+    }
     if constexpr (std::invocable<Function&, const Tensors&, const Tensors&>) {
       function_ = std::move(function);
     } else {

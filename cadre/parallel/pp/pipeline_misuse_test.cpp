@@ -74,7 +74,7 @@ TEST(PipelineMisuse, AllRanksHaveOneSchedule) {
         Pipeline({stage_of(group.rank(), 2)}, group,
                  {.schedule = group.rank() == 0 ? "1f1b" : "gpipe", .num_microbatches = 4});
       },
-      "rank 1 another one");
+      "the schedule is one of 2 stages and 4 microbatches");
   expect_refused(
       [](const ProcessGroup& group) {
         Pipeline({stage_of(group.rank(), 2)}, group, {.num_microbatches = 4 + group.rank()});
@@ -115,8 +115,10 @@ TEST(PipelineMisuse, OneRanksRefusalEndsTheConstructorOnAll) {
     Pipeline({stage_of(group.rank(), 2)}, group,
              {.schedule = group.rank() == 0 ? "1f1b" : "unknown"});
   });
-  EXPECT_THAT(texts[0], HasSubstr("rank 1 of the group"));
-  EXPECT_THAT(texts[1], HasSubstr("there is no schedule"));
+  for (const std::string& text : texts) {
+    EXPECT_THAT(text, HasSubstr("there is no schedule \"unknown\""));
+    EXPECT_THAT(text, HasSubstr("(on rank 1 of 2 of group \"world\")"));
+  }
 }
 
 TEST(PipelineMisuse, StepsAreCheckedBeforeTheyRun) {
@@ -153,7 +155,7 @@ TEST(PipelineMisuse, StepsAreCheckedBeforeTheyRun) {
     const Tensor tokens = tokens_of(8, 0);
     for (const Wrong& wrong : wrongs) {
       const std::string text = failure_of([&] { wrong.call(pipeline, tokens); });
-      EXPECT_THAT(text, ::testing::AnyOf(HasSubstr(wrong.text), HasSubstr("refused its")));
+      EXPECT_THAT(text, HasSubstr(wrong.text));
     }
     const std::string mixed = failure_of([&] {
       if (group.rank() == 0) {
@@ -166,7 +168,7 @@ TEST(PipelineMisuse, StepsAreCheckedBeforeTheyRun) {
     EXPECT_THAT(failure_of([&] {
                   pipeline.tie_parameters({{0, "table"}, {1, "tail"}});
                 }),
-                HasSubstr(group.rank() == 1 ? "stage 1 has no parameter" : "refused its"));
+                HasSubstr("cannot tie tail: stage 1 has no parameter of this name"));
     EXPECT_THAT(failure_of([&] {
                   pipeline.tie_parameters({{0, "table"}, {1, "bias0"}});
                 }),
@@ -267,6 +269,48 @@ TEST(PipelineFailure, AnExceptionInAForwardEndsTheStepOnAllRanks) {
   }
 }
 
+// What is thrown need not be a std::exception.
+TEST(PipelineFailure, AnythingThrownInAForwardEndsTheStepOnAllRanks) {
+  std::vector<StepFailure> failures(2);
+  run_groups(2, [&](const ProcessGroup& group) {
+    const auto net = std::make_shared<StageNet>(group.rank(), 2);
+    const TensorFunction function = [net](const std::vector<Tensor>& inputs) {
+      if (net->stage == 1) throw 7;
+      return net->forward(inputs);
+    };
+    Pipeline pipeline({PipelineStage(function, distinct_parameters(*net),
+                                     {.stage = group.rank(), .num_stages = 2})},
+                      group, {.num_microbatches = 2});
+    const Tensor tokens = tokens_of(4, 0);
+    failures[group.rank()] =
+        failure_of_step([&] { pipeline.step(tokens, targets_of(tokens), cross_entropy); });
+  });
+  EXPECT_EQ(failures[1].code, ErrorCode::kInvalidArgument);
+  for (const StepFailure& failure : failures) {
+    EXPECT_THAT(failure.text, HasSubstr("stage 1, microbatch 0, forward (1F0): an exception that "
+                                        "is no std::exception"));
+  }
+}
+
+// As backward() of one process, which throws there.
+TEST(PipelineFailure, ALossWithoutAGradientIsRefused) {
+  std::vector<StepFailure> failures(2);
+  run_groups(2, [&](const ProcessGroup& group) {
+    const auto net = std::make_shared<StageNet>(group.rank(), 2);
+    Pipeline pipeline({{net, {.stage = group.rank(), .num_stages = 2}}}, group,
+                      {.num_microbatches = 2});
+    const Tensor tokens = tokens_of(4, 0);
+    failures[group.rank()] = failure_of_step([&] {
+      pipeline.step(tokens, targets_of(tokens), [](const Tensor& logits, const Tensor& target) {
+        return cross_entropy(logits, target).detach();
+      });
+    });
+  });
+  for (const StepFailure& failure : failures) {
+    EXPECT_THAT(failure.text, HasSubstr("no loss of the step requires grad"));
+  }
+}
+
 TEST(PipelineFailure, ARankThatIsLostIsNamed) {
   std::vector<StepFailure> failures(2);
   run_groups(2, [&](const ProcessGroup& group) {
@@ -306,6 +350,53 @@ TEST(PipelineFailure, AnOutputOfAnotherShapeIsRefusedUnlessShapesAreDynamic) {
       EXPECT_THAT(failure.text, HasSubstr(is_dynamic ? "no error" : "dynamic_shapes"));
     }
   }
+}
+
+TEST(PipelineMisuse, AMovedFromPipelineSaysSo) {
+  const auto result = run_groups(1, [](const ProcessGroup& group) {
+    const auto net = std::make_shared<StageNet>(0, 1);
+    Pipeline pipeline({{net, {}}}, group);
+    Pipeline taken = std::move(pipeline);
+    const Tensor tokens = tokens_of(2, 0);
+    const std::vector<std::function<void()>> calls = {
+        [&] { pipeline.step(tokens, tokens, cross_entropy); },
+        [&] { pipeline.eval(tokens); },
+        [&] {
+          pipeline.tie_parameters({{0, "table"}, {0, "head"}});
+        },
+        [&] { pipeline.check_tied_parameters(); },
+        [&] { static_cast<void>(pipeline.parameters()); },
+        [&] { static_cast<void>(pipeline.parameter_shards()); },
+        [&] { static_cast<void>(pipeline.schedule()); },
+    };
+    for (const auto& call : calls) {
+      EXPECT_THAT(failure_of(call), HasSubstr("this pipeline has been moved from"));
+    }
+    pipeline = std::move(taken);
+    EXPECT_EQ(failure_of([&] { pipeline.step(tokens, tokens, cross_entropy); }), "");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(PipelineMisuse, AMovedFromStageIsRefused) {
+  expect_refused(
+      [](const ProcessGroup& group) {
+        std::vector<PipelineStage> stages{stage_of(group.rank(), 2)};
+        const PipelineStage taken = std::move(stages[0]);
+        Pipeline(stages, group);
+      },
+      "has been moved from");
+}
+
+// A null function is no loss.
+TEST(PipelineMisuse, ANullLossIsRefused) {
+  expect_refused(
+      [](const ProcessGroup& group) {
+        Pipeline pipeline({stage_of(group.rank(), 2)}, group);
+        const std::function<Tensor(const Tensor&, const Tensor&)> null;
+        pipeline.step(tokens_of(2, 0), tokens_of(2, 0), null);
+      },
+      "is given no loss function");
 }
 
 TEST(PipelineStage, RefusesWhatIsNoStage) {

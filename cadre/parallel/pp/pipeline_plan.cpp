@@ -41,6 +41,16 @@ Result<PipelineSchedule> compute_only_schedule(const PipelineOptions& options, i
                                  .stages_per_rank = num_own_stages});
 }
 
+std::optional<Error> check_functions(const std::vector<PipelineStage>& stages) {
+  for (const PipelineStage& stage : stages) {
+    if (stage.has_function()) continue;
+    return pipeline_refusal(
+        format("the function of stage {} of {} has been moved from; pass the stage that it went to",
+               stage.stage(), stage.num_stages()));
+  }
+  return std::nullopt;
+}
+
 // Of PipelineOptions::shards.
 std::optional<Error> check_shards(const std::vector<PipelineStage>& stages,
                                   const PipelineOptions& options) {
@@ -99,6 +109,7 @@ Result<PipelineSchedule> lowered_schedule(const std::vector<PipelineStage>& stag
                                    schedule->num_ranks(), num_ranks));
   }
   CADRE_RETURN_IF_ERROR(check_pipeline(*schedule));
+  if (auto error = check_functions(stages)) return *error;
   if (auto error = check_values(stages)) return *error;
   if (auto error = check_shards(stages, options)) return *error;
   std::set<int> numbers;

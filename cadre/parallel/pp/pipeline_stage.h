@@ -73,7 +73,9 @@ class CADRE_EXPORT PipelineStage {
     requires requires(const Holder& holder) { holder->parameters(); }
   PipelineStage(const Holder& module, const PipelineStageOptions& options)
       : PipelineStage(function_of(module), named_parameters_of(module), buffers_of(module),
-                      options) {}
+                      options) {
+    module_ = module_of(module);
+  }
   // Any function. parameters: by the names that tie_parameters() knows.
   PipelineStage(TensorFunction function, std::vector<NamedTensor> parameters,
                 const PipelineStageOptions& options);
@@ -83,7 +85,11 @@ class CADRE_EXPORT PipelineStage {
   const PipelineStageOptions& options() const { return options_; }
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
   const std::vector<at::Tensor>& buffers() const { return buffers_; }
+  // Null for a stage that was made from a function.
+  const std::shared_ptr<const torch::nn::Module>& module() const { return module_; }
 
+  // False for a stage that has been moved from.
+  bool has_function() const { return function_ != nullptr; }
   // The outputs for these inputs, of which some require grad.
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs) const;
 
@@ -96,6 +102,16 @@ class CADRE_EXPORT PipelineStage {
   template <typename Holder>
   static std::vector<NamedTensor> named_parameters_of(const Holder& holder) {
     return named_parameters(holder ? &*holder : nullptr);
+  }
+  template <typename Holder>
+  static std::shared_ptr<const torch::nn::Module> module_of(const Holder& holder) {
+    if constexpr (std::is_convertible_v<const Holder&, std::shared_ptr<const torch::nn::Module>>) {
+      return holder;
+    } else if constexpr (requires { holder.ptr(); }) {
+      return holder ? holder.ptr() : nullptr;
+    } else {
+      return nullptr;
+    }
   }
   template <typename Holder>
   static std::vector<at::Tensor> buffers_of(const Holder& holder) {
@@ -144,6 +160,7 @@ class CADRE_EXPORT PipelineStage {
   }
 
   TensorFunction function_;
+  std::shared_ptr<const torch::nn::Module> module_;
   std::vector<NamedTensor> parameters_;
   std::vector<at::Tensor> buffers_;  // which a second forward leaves as they are
   PipelineStageOptions options_;

@@ -1,7 +1,6 @@
 #include "cadre/parallel/pp/split_backward.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -183,12 +182,8 @@ struct StageGraph::State {
   std::vector<at::Tensor> take_input_gradients() {
     std::vector<at::Tensor> result;
     for (const at::Tensor& input : inputs) {
-      if (!input.requires_grad()) {
-        result.emplace_back();
-        continue;
-      }
-      result.push_back(input.grad().defined() ? input.grad() : at::zeros_like(input));
-      input.mutable_grad() = at::Tensor();
+      result.push_back(input.requires_grad() ? std::exchange(input.mutable_grad(), {})
+                                             : at::Tensor());
     }
     return result;
   }

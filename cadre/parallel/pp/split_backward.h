@@ -35,10 +35,10 @@ class StageGraph {
   StageGraph(StageGraph&&) noexcept;
   StageGraph& operator=(StageGraph&&) noexcept;
 
-  // gradients: by output; those of outputs that do not require grad are ignored. They add to the
-  // gradients of the parameters, and to those of the inputs that require grad, which are returned
-  // by input: zeros where an input was not used, undefined where it does not require grad. At most
-  // once, and not with the two below.
+  // gradients: by output; undefined for an output that has none, and ignored for one that does not
+  // require grad. They add to the gradients of the parameters, and to those of the inputs, which
+  // are returned by input: undefined where no gradient has reached it. At most once, and not with
+  // the two below.
   std::vector<at::Tensor> backward(const std::vector<at::Tensor>& gradients);
   // Returns what backward() returns.
   std::vector<at::Tensor> input_pass(const std::vector<at::Tensor>& gradients);

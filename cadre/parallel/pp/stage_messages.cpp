@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstring>
@@ -18,17 +19,28 @@ at::Tensor words_tensor() {
   return at::empty({static_cast<int64_t>(TensorHeader::kWords)}, at::kLong);
 }
 
+// One byte for each tensor of a message backwards.
+at::Tensor flags_tensor(const TensorHeader& header) {
+  return at::zeros({static_cast<int64_t>(header.tensors.size())}, at::kByte);
+}
+
+bool has_gradients(const TensorHeader& header) {
+  return std::ranges::any_of(header.tensors, &TensorHeader::Entry::requires_grad);
+}
+
 }  // namespace
 
-StageMessages::StageMessages(ProcessGroup group, Layout layout)
-    : group_(std::move(group)), layout_(std::move(layout)) {
+StageMessages::StageMessages(PrivateMessages messages, Layout layout)
+    : messages_(std::move(messages)), layout_(std::move(layout)) {}
+
+void StageMessages::check_num_messages(const Layout& layout) {
   const int64_t num_tags =
-      int64_t{2} * static_cast<int64_t>(layout_.rank_of_stage.size()) * layout_.num_microbatches;
+      int64_t{2} * static_cast<int64_t>(layout.rank_of_stage.size()) * layout.num_microbatches;
   if (num_tags > std::numeric_limits<int>::max()) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("cadre::Pipeline: {} stages with {} microbatches have {} messages, of which "
                        "each needs a tag of its own; there are {}",
-                       layout_.rank_of_stage.size(), layout_.num_microbatches, num_tags,
+                       layout.rank_of_stage.size(), layout.num_microbatches, num_tags,
                        std::numeric_limits<int>::max()));
   }
 }
@@ -55,7 +67,7 @@ StageMessages::HeaderId StageMessages::header_id_of(const Id& id) const {
 }
 
 void StageMessages::put(const Id& id, std::vector<at::Tensor> tensors) {
-  arriving_[id] = {.tensors = std::move(tensors), .works = {}};
+  arriving_[id] = {.tensors = std::move(tensors)};
 }
 
 void StageMessages::announce(const Id& id, const std::vector<at::Tensor>& tensors) {
@@ -73,25 +85,46 @@ void StageMessages::announce(const Id& id, const std::vector<at::Tensor>& tensor
   const at::Tensor words = words_tensor();
   const std::vector<int64_t> encoded = header.encode();
   std::memcpy(words.mutable_data_ptr<int64_t>(), encoded.data(), encoded.size() * sizeof(int64_t));
-  sends_.push_back(group_.send_async(words, layout_.rank_of_stage[id.stage], {.tag = tag_of(id)}));
+  send(id, words);
   headers_[header_id_of(id)] = std::move(header);
+}
+
+void StageMessages::send(const Id& id, const at::Tensor& tensor) {
+  sends_.push_back(
+      messages_.send_async(tensor.detach(), layout_.rank_of_stage[id.stage], {.tag = tag_of(id)}));
 }
 
 void StageMessages::send(const Id& id, const std::vector<at::Tensor>& tensors) {
   std::erase_if(sends_, [](const Work& work) { return work.is_completed() && !work.error(); });
-  if (id.kind == Kind::kForward) announce(id, tensors);
-  for (const at::Tensor& tensor : tensors) {
-    if (!tensor.defined()) continue;
-    sends_.push_back(
-        group_.send_async(tensor.detach(), layout_.rank_of_stage[id.stage], {.tag = tag_of(id)}));
+  if (id.kind == Kind::kBackward) return send_gradients(id, tensors);
+  announce(id, tensors);
+  for (const at::Tensor& tensor : tensors) send(id, tensor);
+}
+
+void StageMessages::send_gradients(const Id& id, const std::vector<at::Tensor>& gradients) {
+  const TensorHeader& header = headers_.at(header_id_of(id));
+  if (!has_gradients(header)) return;
+  const at::Tensor are_defined = flags_tensor(header);
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    are_defined.mutable_data_ptr<uint8_t>()[i] = gradients[i].defined() ? 1 : 0;
   }
+  send(id, are_defined);
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    const TensorHeader::Entry& entry = header.tensors[i];
+    if (!entry.requires_grad) continue;
+    send(id, gradients[i].defined() ? gradients[i] : at::zeros(entry.sizes, entry.dtype));
+  }
+}
+
+Work StageMessages::receive(const Id& id, const at::Tensor& tensor) const {
+  return messages_.recv_async(tensor, layout_.rank_of_stage[sender_of(id)], {.tag = tag_of(id)});
 }
 
 const TensorHeader& StageMessages::header_for_receive(const Id& id) {
   const HeaderId header_id = header_id_of(id);
   if (id.kind == Kind::kForward && step_.has_headers) {
     const at::Tensor words = words_tensor();
-    group_.recv(words, layout_.rank_of_stage[sender_of(id)], {.tag = tag_of(id)});
+    receive(id, words).wait();
     headers_[header_id] =
         TensorHeader::decode({words.const_data_ptr<int64_t>(), TensorHeader::kWords})
             .value_or_throw();
@@ -102,14 +135,17 @@ const TensorHeader& StageMessages::header_for_receive(const Id& id) {
 void StageMessages::post_receive(const Id& id) {
   const at::NoGradGuard no_grad;
   const TensorHeader& header = header_for_receive(id);
-  Arriving arriving{.tensors = header.allocate(), .works = {}};
+  Arriving arriving{.tensors = header.allocate()};
+  if (id.kind == Kind::kBackward && has_gradients(header)) {
+    arriving.are_defined = flags_tensor(header);
+    arriving.works.push_back(receive(id, arriving.are_defined));
+  }
   for (size_t i = 0; i < header.tensors.size(); ++i) {
     if (id.kind == Kind::kBackward && !header.tensors[i].requires_grad) {
       arriving.tensors[i] = at::Tensor();
       continue;
     }
-    arriving.works.push_back(group_.recv_async(
-        arriving.tensors[i], layout_.rank_of_stage[sender_of(id)], {.tag = tag_of(id)}));
+    arriving.works.push_back(receive(id, arriving.tensors[i]));
   }
   arriving_[id] = std::move(arriving);
 }
@@ -118,6 +154,12 @@ std::vector<at::Tensor> StageMessages::take(const Id& id) {
   auto node = arriving_.extract(id);
   for (const Work& work : node.mapped().works) work.wait();
   std::vector<at::Tensor> tensors = std::move(node.mapped().tensors);
+  if (node.mapped().are_defined.defined()) {
+    const auto* const are_defined = node.mapped().are_defined.const_data_ptr<uint8_t>();
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (are_defined[i] == 0) tensors[i] = at::Tensor();
+    }
+  }
   // A tensor that this rank received: one that was put has its flag already.
   if (id.kind == Kind::kForward && !node.mapped().works.empty()) {
     const TensorHeader& header = headers_.at(header_id_of(id));

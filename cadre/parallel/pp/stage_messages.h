@@ -4,14 +4,20 @@
 // The receiver has to know what comes. In a step with headers every message of a forward is
 // preceded by a header of fixed length (tensor_header.h), which both sides remember for this
 // microbatch; in a step without, a message is as in the last step with headers, and a sender whose
-// stage returns something else refuses to send it. Gradients need no header: they are as the
-// outputs that require grad.
+// stage returns something else refuses to send it. Gradients are as the outputs that require grad,
+// so they need no header, but for one byte each in a message of its own: whether the gradient is
+// defined. An output that the loss does not use has none, as in one process, and then neither have
+// the parameters that only this output depends on. Zeros are sent in the place of it.
+//
+// The messages are in a space of their own (group/private_messages.h), so that neither the
+// program's messages on the group nor those of another pipeline are taken for them.
 //
 // Receives from a rank are posted in the order of its sends, which is the order of the schedule
 // (ReceivePlacement::kAsSent), so that no message waits behind one that nobody asked for.
 //
 // Threads: one. Blocking: take(), and post_receive() in a step with headers, until the group's
-// deadline; finish(). Sends do not block; a Work keeps their tensors. Lifetime: keeps the group.
+// deadline; finish(). Sends do not block; a Work keeps their tensors, which nothing may write
+// meanwhile (values/stage_values.h). Lifetime: keeps the group.
 // Errors: as ProcessGroup; kCorruption for a header that is none; kInvalidArgument for an output of
 // other shapes than announced.
 #pragma once
@@ -23,7 +29,7 @@
 #include <vector>
 
 #include "cadre/comm/work.h"
-#include "cadre/group/process_group.h"
+#include "cadre/group/messages/private_messages.h"
 #include "cadre/parallel/pp/tensor_header.h"
 
 namespace cadre::parallel {
@@ -43,8 +49,9 @@ class StageMessages {
     std::vector<int> rank_of_stage;
     int num_microbatches = 1;
   };
+  StageMessages(PrivateMessages messages, Layout layout);
   // Refuses more messages than there are tags.
-  StageMessages(ProcessGroup group, Layout layout);
+  static void check_num_messages(const Layout& layout);
 
   struct StepKind {
     bool is_training = true;
@@ -55,11 +62,11 @@ class StageMessages {
   // Hands over without a message. The id is the receiver's.
   void put(const Id& id, std::vector<at::Tensor> tensors);
   // forward: leaves, of which those that require grad tell the receiver so. backward: undefined
-  // where the input does not require grad.
+  // where the input has no gradient.
   void send(const Id& id, const std::vector<at::Tensor>& tensors);
   void post_receive(const Id& id);
-  // Waits for it. forward: leaves. backward: by output of the stage; undefined where an output does
-  // not require grad.
+  // Waits for it. forward: leaves. backward: by output of the stage; undefined where an output has
+  // no gradient.
   std::vector<at::Tensor> take(const Id& id);
 
   // Waits for all sends.
@@ -70,7 +77,8 @@ class StageMessages {
  private:
   struct Arriving {
     std::vector<at::Tensor> tensors;
-    std::vector<Work> works;
+    std::vector<Work> works = {};
+    at::Tensor are_defined = {};  // of gradients that another rank sends
   };
   // Headers of training and of evaluation differ: only the former has gradients.
   struct HeaderId {
@@ -86,8 +94,11 @@ class StageMessages {
   // Sends the header, or checks that the receiver knows it.
   void announce(const Id& id, const std::vector<at::Tensor>& tensors);
   const TensorHeader& header_for_receive(const Id& id);
+  void send_gradients(const Id& id, const std::vector<at::Tensor>& gradients);
+  void send(const Id& id, const at::Tensor& tensor);
+  Work receive(const Id& id, const at::Tensor& tensor) const;
 
-  ProcessGroup group_;
+  PrivateMessages messages_;
   Layout layout_;
   StepKind step_;
   std::map<HeaderId, TensorHeader> headers_;

@@ -3,7 +3,6 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <set>
@@ -102,25 +101,19 @@ Description read(wire::ByteReader& in) {
   return text;
 }
 
-// By rank, what all ranks have written.
-std::vector<std::vector<Description>> exchange(const ProcessGroup& group,
-                                               const std::vector<Description>& own,
-                                               const std::optional<Error>& refusal) {
-  wire::ByteWriter out;
-  out.integer(static_cast<uint32_t>(own.size()));
-  for (const Description& text : own) write(text, out);
-  const std::vector<std::byte> bytes = out.take();
-  const std::vector<int64_t> size{static_cast<int64_t>(bytes.size())};
-  int64_t longest = 0;
-  const auto sizes = exchange_words(group, size, refusal, "parameters");
-  for (const auto& words : sizes) longest = std::max(longest, words[0]);
-  std::vector<int64_t> padded(static_cast<size_t>(longest + 7) / 8, 0);
-  std::memcpy(padded.data(), bytes.data(), bytes.size());
+// By rank, what all ranks have made, or what one of them refuses.
+std::vector<std::vector<Description>> exchange(
+    const ProcessGroup& group, const std::function<std::vector<Description>()>& make_own) {
+  const std::vector<std::string> contents = gather_texts(group, kPipelineCall, [&] {
+    const std::vector<Description> own = make_own();
+    wire::ByteWriter out;
+    out.integer(static_cast<uint32_t>(own.size()));
+    for (const Description& text : own) write(text, out);
+    return std::string(wire::as_text(out.bytes()));
+  });
   std::vector<std::vector<Description>> all;
-  const auto contents = exchange_words(group, padded, std::nullopt, "parameters");
-  for (size_t rank = 0; rank < contents.size(); ++rank) {
-    const auto given = std::as_bytes(std::span(contents[rank]));
-    wire::ByteReader in(given.first(static_cast<size_t>(sizes[rank][0])));
+  for (const std::string& content : contents) {
+    wire::ByteReader in(wire::as_bytes(content));
     std::vector<Description>& texts = all.emplace_back();
     for (auto count = in.integer<uint32_t>(); in.ok() && count > 0; --count) {
       texts.push_back(read(in));
@@ -145,12 +138,13 @@ struct OwnRecord {
 // Each tensor of this rank's stages once, with all its names.
 std::vector<OwnRecord> own_records(const DeviceMesh& pipeline,
                                    const std::vector<PipelineStage>& stages,
-                                   const ShardedStages* sharded) {
+                                   const StageRecords::Form& form) {
   std::vector<OwnRecord> records;
   std::map<const void*, size_t> known;  // the place in `records`
+  const DeviceMesh& own_mesh = form.shards ? *form.shards : pipeline;
   for (const PipelineStage& stage : stages) {
     std::vector<ParameterShard> of_shards;
-    if (sharded != nullptr) of_shards = sharded->parameter_shards(stage.stage());
+    if (form.sharded != nullptr) of_shards = form.sharded->parameter_shards(stage.stage());
     for (const NamedTensor& parameter : stage.parameters()) {
       const StageParameter name{stage.stage(), parameter.name};
       const auto [place, is_new] =
@@ -164,8 +158,8 @@ std::vector<OwnRecord> own_records(const DeviceMesh& pipeline,
       });
       const ParameterShard whole{.name = parameter.name,
                                  .sizes = parameter.tensor.sizes().vec(),
-                                 .mesh = pipeline,
-                                 .placements = {Replicate()},
+                                 .mesh = own_mesh,
+                                 .placements = {own_mesh.axes().size(), Replicate()},
                                  .flat_axis = {},
                                  .range = {.begin = 0, .end = parameter.tensor.numel()},
                                  .values = parameter.tensor,
@@ -207,21 +201,21 @@ ParameterShard empty_record(const Description& text, const DeviceMesh& pipeline)
 
 }  // namespace
 
-StageRecords::StageRecords(const ProcessGroup& group, std::optional<DeviceMesh> mesh,
-                           const std::vector<PipelineStage>& stages, const ShardedStages* sharded) {
-  if (!mesh) mesh = DeviceMesh(group, {{"pp", group.world_size()}});
+StageRecords::StageRecords(const ProcessGroup& group, const DeviceMesh& mesh,
+                           const std::vector<PipelineStage>& stages, const Form& form) {
   std::vector<OwnRecord> own;
-  std::vector<Description> texts;
-  std::optional<Error> refusal;
-  try {
-    own = own_records(*mesh, stages, sharded);
-    for (const auto& [names, record] : own) texts.push_back(description_of(names, record));
-  } catch (const Error& error) {
-    refusal = error.with_context(
-        "cadre::Pipeline: its axis and those that divide its parameters must come from one mesh of "
-        "all ranks, as mesh[\"pp\"] and mesh[\"tp\"]");
-  }
-  const auto all = exchange(group, texts, refusal);
+  const auto all = exchange(group, [&] {
+    try {
+      std::vector<Description> texts;
+      own = own_records(mesh, stages, form);
+      for (const auto& [names, record] : own) texts.push_back(description_of(names, record));
+      return texts;
+    } catch (const Error& error) {
+      throw error.with_context(
+          "cadre::Pipeline: its axis and those that divide its parameters must come from one mesh "
+          "of all ranks, as mesh[\"pp\"] and mesh[\"tp\"]");
+    }
+  });
   for (int rank = 0; rank < group.world_size(); ++rank) {
     for (size_t i = 0; i < all[rank].size(); ++i) {
       const Description& text = all[rank][i];
@@ -229,7 +223,7 @@ StageRecords::StageRecords(const ProcessGroup& group, std::optional<DeviceMesh> 
       entries_.push_back({.stage = text.names.at(0).stage,
                           .names = text.names,
                           .form = form_of(text),
-                          .record = is_held ? own[i].record : empty_record(text, *mesh),
+                          .record = is_held ? own[i].record : empty_record(text, mesh),
                           .holder = rank,
                           .is_held = is_held});
     }

@@ -3,7 +3,7 @@
 //
 // Threads: one. Blocking: the constructor, a collective of the pipeline's group; the rest never.
 // Lifetime: shares the parameters; keeps the meshes. Errors: kInvalidArgument, on all ranks, for a
-// parameter whose axes cannot be joined with the pipeline's.
+// parameter whose axes cannot be joined with the pipeline's or with those of the shards.
 #pragma once
 
 #include <cstddef>
@@ -21,10 +21,17 @@ namespace cadre::parallel {
 
 class StageRecords {
  public:
-  // mesh: the pipeline's axis; not given: one of its own, which is refused where parameters are
-  // divided along another mesh. sharded: null where every rank has whole stages.
-  StageRecords(const ProcessGroup& group, std::optional<DeviceMesh> mesh,
-               const std::vector<PipelineStage>& stages, const ShardedStages* sharded);
+  // How ranks hold the stages.
+  struct Form {
+    // Whose ranks own shards. Not given: every rank has whole stages.
+    std::optional<DeviceMesh> shards = {};
+    // Null while the stages are whole, before they are sharded: the records then say what this rank
+    // has now, and the constructor refuses what it would refuse afterwards.
+    const ShardedStages* sharded = nullptr;
+  };
+  // mesh: the pipeline's axis.
+  StageRecords(const ProcessGroup& group, const DeviceMesh& mesh,
+               const std::vector<PipelineStage>& stages, const Form& form);
 
   // Of all stages, those of a stage in its order; a tensor with several names on a rank once, under
   // the first of them.

@@ -5,12 +5,29 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <cstdint>
+#include <string_view>
 #include <utility>
 
 #include "cadre/base/error.h"
+#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/group/agreement.h"
+#include "cadre/parallel/pp/pipeline_agreement.h"
+#include "cadre/parallel/pp/values/stage_values.h"
 
 namespace cadre::parallel {
+
+namespace {
+
+// Of the values.
+uint64_t digest_of(const at::Tensor& tensor) {
+  const at::Tensor values = tensor.detach().contiguous();
+  Fnv1a hash;
+  hash.add(std::string_view(static_cast<const char*>(values.const_data_ptr()), values.nbytes()));
+  return hash.value();
+}
+
+}  // namespace
 
 void check_dense_gradient(const NamedTensor& parameter) {
   const at::Tensor& gradient = parameter.tensor.grad();
@@ -23,10 +40,20 @@ void check_dense_gradient(const NamedTensor& parameter) {
 
 std::vector<at::Tensor> StageRunner::forward(int microbatch, const std::vector<at::Tensor>& inputs,
                                              const Roots& roots_of) {
-  std::vector<at::Tensor> outputs = stage_.forward(inputs);
+  std::vector<at::Tensor> given;
+  for (const at::Tensor& leaf : inputs) given.push_back(forward_input(leaf));
+  writes_.begin();
+  std::vector<at::Tensor> outputs = stage_.forward(given);
+  has_written_ |= !writes_.written().empty();
   const std::vector<at::Tensor> roots = roots_of(outputs);
   if (at::GradMode::is_enabled()) live_.emplace(microbatch, StageGraph(roots, inputs));
   return outputs;
+}
+
+std::optional<std::string> StageRunner::written_parameter() const {
+  const std::vector<size_t> written = writes_.written();
+  if (written.empty()) return std::nullopt;
+  return writes_.parameters()[written.front()].name;
 }
 
 std::vector<at::Tensor> StageRunner::backward(int microbatch,
@@ -67,7 +94,8 @@ void StageRunner::reduce_grad(const ProcessGroup& replicas) {
     tensors.push_back(gradient);
     reducing_.push_back(parameter.tensor);
   }
-  if (tensors.empty()) return;
+  if (stage_.parameters().empty()) return;
+  uses.push_back(has_written_ ? 1 : 0);
   num_uses_ = at::tensor(uses, at::kInt);
   tensors.push_back(num_uses_);
   reduction_ = replicas.all_reduce_coalesced_async(tensors);
@@ -81,6 +109,27 @@ void StageRunner::finish_reduction() {
     if (num_uses_.const_data_ptr<int32_t>()[i] == 0) reducing_[i].mutable_grad().reset();
   }
   reducing_.clear();
+}
+
+void StageRunner::check_replicas_equal(const ProcessGroup& replicas) {
+  if (!num_uses_.defined()) return;
+  const bool has_any_written = num_uses_.const_data_ptr<int32_t>()[num_uses_.numel() - 1] > 0;
+  num_uses_.reset();
+  has_written_ = false;
+  if (!has_any_written) return;
+  check_equal_on_all_ranks(
+      replicas, kPipelineCall,
+      [&] {
+        std::vector<AgreedField> fields;
+        for (const auto& [name, tensor] : stage_.parameters()) {
+          fields.push_back({format("the digest of \"{}\" of stage {}", name, stage_.stage()),
+                            format("{:x}", digest_of(tensor))});
+        }
+        return fields;
+      },
+      "a forward() has written to the parameter, with other values in each replica, which train "
+      "apart then. Compute it from a parameter that forward() does not change, or write the same "
+      "in all replicas");
 }
 
 void StageRunner::add_gradients_set_aside() {
@@ -98,6 +147,7 @@ void StageRunner::clear() {
   live_.clear();
   aside_.clear();
   reducing_.clear();
+  num_uses_.reset();
   reduction_.reset();
 }
 

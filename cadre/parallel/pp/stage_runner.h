@@ -1,9 +1,10 @@
 // Computes the actions of one stage on this rank, and keeps of each microbatch what its backward
 // needs, from its forward to the backward or weight gradient that ends its use.
 //
-// Threads: one. Blocking: as the stage's forward(); reduce_grad() and finish_reduction() as
-// ProcessGroup. Lifetime: keeps the stage. Errors: those of the stage and of autograd;
-// kInvalidArgument for a gradient to reduce that is not dense.
+// Threads: one. Blocking: as the stage's forward(); reduce_grad(), finish_reduction() and
+// check_replicas_equal() as ProcessGroup. Lifetime: keeps the stage. Errors: those of the stage and
+// of autograd; kInvalidArgument for a gradient to reduce that is not dense, and for a forward that
+// writes to parameters.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,6 +12,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,6 +20,7 @@
 #include "cadre/group/process_group.h"
 #include "cadre/parallel/pp/pipeline_stage.h"
 #include "cadre/parallel/pp/split_backward.h"
+#include "cadre/wrap/parameter_watch.h"
 
 namespace cadre::parallel {
 
@@ -29,12 +32,22 @@ class StageRunner {
   // reduced: the parameters whose gradients reduce_grad() sums, each once. Those of the stage
   // without the ones that a later reduction of this rank has.
   StageRunner(PipelineStage stage, std::vector<NamedTensor> reduced)
-      : stage_(std::move(stage)), reduced_(std::move(reduced)) {}
+      : stage_(std::move(stage)), reduced_(std::move(reduced)), writes_(stage_.parameters()) {
+    if (stage_.module()) list_.emplace(stage_.module());
+  }
 
   const PipelineStage& stage() const { return stage_; }
+  // A sentence about the first parameter of the module that came, went or was replaced since the
+  // construction: what the pipeline reduces and lists is no longer what the module has.
+  std::optional<std::string> changed_parameter() const {
+    return list_ ? list_->change_of_list() : std::nullopt;
+  }
+  // The name of a parameter that the last forward() has written to.
+  std::optional<std::string> written_parameter() const;
 
-  // inputs: leaves. Returns what comes out. While gradients are recorded, keeps the graph of
-  // `roots_of(outputs)`, for which backward() and input_grad() take gradients.
+  // inputs: leaves, which the stage is given in a form that it may change in place. Returns what
+  // comes out. While gradients are recorded, keeps the graph of `roots_of(outputs)`, for which
+  // backward() and input_grad() take gradients.
   using Roots = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& outputs)>;
   std::vector<at::Tensor> forward(int microbatch, const std::vector<at::Tensor>& inputs,
                                   const Roots& roots_of);
@@ -50,6 +63,9 @@ class StageRunner {
   void reduce_grad(const ProcessGroup& replicas);
   // Parameters that no replica has used are without a gradient then, as in one process.
   void finish_reduction();
+  // After it, if a forward of any replica has written to parameters since the last call: throws on
+  // all replicas unless they have the same values.
+  void check_replicas_equal(const ProcessGroup& replicas);
   // Adds what was set aside.
   void add_gradients_set_aside();
 
@@ -60,9 +76,13 @@ class StageRunner {
  private:
   PipelineStage stage_;
   std::vector<NamedTensor> reduced_;
+  std::optional<wrap::ParameterWatch> list_;  // of a module
+  wrap::WriteWatch writes_;
+  bool has_written_ = false;        // this rank's forwards, since the last comparison
   std::map<int, StageGraph> live_;  // by microbatch
   std::vector<at::Tensor> aside_;   // by parameter
-  // A running reduction: its parameters, and how many replicas have used each of them.
+  // A running reduction: its parameters, and how many replicas have used each of them and, behind
+  // these, have written to parameters.
   std::vector<at::Tensor> reducing_;
   at::Tensor num_uses_;
   std::optional<Work> reduction_;

@@ -62,8 +62,8 @@ bool contains(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor) 
 
 }  // namespace
 
-TiedParameters::TiedParameters(PipelineRanks ranks, Stages stages)
-    : ranks_(std::move(ranks)), stages_(std::move(stages)) {}
+TiedParameters::TiedParameters(PipelineRanks ranks, PrivateMessages messages, Stages stages)
+    : ranks_(std::move(ranks)), messages_(std::move(messages)), stages_(std::move(stages)) {}
 
 std::optional<Error> TiedParameters::find_holders(const std::vector<StageParameter>& parameters,
                                                   Tie& tie) const {
@@ -121,10 +121,10 @@ std::optional<StageParameter> TiedParameters::sharer_of_memory(const NamedTensor
 }
 
 void TiedParameters::check(const std::vector<StageParameter>& parameters, Tie& tie) const {
-  const std::optional<Error> refusal = find_holders(parameters, tie);
-  const std::vector<int64_t> words{static_cast<int64_t>(digest_of(tie.text)),
-                                   trained_word(tie.own)};
-  const auto all = exchange_words(ranks_.group, words, refusal, "parameters to tie");
+  const auto all = exchange_words(ranks_.group, 2, [&]() -> std::vector<int64_t> {
+    if (const auto refusal = find_holders(parameters, tie)) throw *refusal;
+    return {static_cast<int64_t>(digest_of(tie.text)), trained_word(tie.own)};
+  });
   if (const auto other = first_unlike(all, 0)) {
     throw pipeline_refusal(
         format("ranks 0 and {} tie different parameters; pass the same list on all "
@@ -139,7 +139,7 @@ void TiedParameters::check(const std::vector<StageParameter>& parameters, Tie& t
 
 void TiedParameters::tie(const std::vector<StageParameter>& parameters) {
   Tie tie{.text = text_of(parameters)};
-  agree_with_replicas(ranks_, {.what = "parameters to tie", .digest = digest_of(tie.text)},
+  agree_with_replicas(ranks_, {{"the list of parameters to tie", tie.text}},
                       refusal_of([&] { check(parameters, tie); }));
   const WholeStages whole(stages_.sharded, tie.stages);
   if (stages_.sharded != nullptr) {
@@ -155,13 +155,15 @@ void TiedParameters::tie(const std::vector<StageParameter>& parameters) {
 
 void TiedParameters::sum_gradients() const {
   if (ties_.empty()) return;
-  std::vector<int64_t> uses;
-  for (const Tie& tie : ties_) {
-    const bool is_used = std::ranges::any_of(
-        tie.own, [](const at::Tensor& parameter) { return parameter.grad().defined(); });
-    uses.push_back(is_used ? 1 : 0);
-  }
-  const auto all = exchange_words(ranks_.group, uses, std::nullopt, "tied parameters");
+  const auto all = exchange_words(ranks_.group, ties_.size(), [&] {
+    std::vector<int64_t> uses;
+    for (const Tie& tie : ties_) {
+      const bool is_used = std::ranges::any_of(
+          tie.own, [](const at::Tensor& parameter) { return parameter.grad().defined(); });
+      uses.push_back(is_used ? 1 : 0);
+    }
+    return uses;
+  });
   for (size_t i = 0; i < ties_.size(); ++i) {
     const bool is_used =
         std::ranges::any_of(all, [&](const auto& of_rank) { return of_rank[i] != 0; });
@@ -175,7 +177,7 @@ void TiedParameters::check_equal() const {
     const WholeStages whole(stages_.sharded, tie.stages);
     differs.push_back(are_equal(tie) ? 0 : 1);
   }
-  const auto all = exchange_words(ranks_.group, differs, std::nullopt, "tied parameters");
+  const auto all = exchange_words(ranks_.group, ties_.size(), [&] { return differs; });
   for (size_t i = 0; i < ties_.size(); ++i) {
     for (int rank = 0; rank < ranks_.group.world_size(); ++rank) {
       if (all[static_cast<size_t>(rank)][i] == 0) continue;
@@ -203,11 +205,11 @@ void TiedParameters::check_trained(const std::vector<std::vector<int64_t>>& word
 at::Tensor TiedParameters::from_root(const Tie& tie, const at::Tensor& tensor) const {
   if (ranks_.group.rank() != tie.root) {
     const at::Tensor received = at::empty_like(tensor, at::MemoryFormat::Contiguous);
-    ranks_.group.recv(received, tie.root);
+    messages_.recv(received, tie.root);
     return received;
   }
   for (const int rank : tie.ranks) {
-    if (rank != tie.root) ranks_.group.send(tensor, rank);
+    if (rank != tie.root) messages_.send(tensor, rank);
   }
   return tensor;
 }
@@ -229,12 +231,12 @@ void TiedParameters::sum_gradients(const Tie& tie) const {
     if (parameter.grad().defined()) sum.add_(parameter.grad());
   }
   if (ranks_.group.rank() != tie.root) {
-    ranks_.group.send(sum, tie.root);
+    messages_.send(sum, tie.root);
   } else {
     const at::Tensor received = at::empty_like(sum);
     for (const int rank : tie.ranks) {
       if (rank == tie.root) continue;
-      ranks_.group.recv(received, rank);
+      messages_.recv(received, rank);
       sum.add_(received);
     }
   }

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "cadre/group/process_group.h"
+#include "cadre/group/messages/private_messages.h"
 #include "cadre/parallel/pp/pipeline_agreement.h"
 #include "cadre/parallel/pp/pipeline_stage.h"
 #include "cadre/parallel/pp/sharded_stages.h"
@@ -33,7 +33,8 @@ class TiedParameters {
     ShardedStages* sharded;          // null where ranks have whole stages
     StageRecords* records;
   };
-  TiedParameters(PipelineRanks ranks, Stages stages);
+  // messages: on the pipeline's group.
+  TiedParameters(PipelineRanks ranks, PrivateMessages messages, Stages stages);
 
   // These are one from now on: gives all of them the values of the first.
   void tie(const std::vector<StageParameter>& parameters);
@@ -46,6 +47,7 @@ class TiedParameters {
 
   // By tie, what check_trained() compares: whether this rank's tensors of it require grad.
   std::vector<int64_t> trained_words() const;
+  size_t num_trained_words() const { return ties_.size(); }
   // words: of all ranks, of which those from `first` on are trained_words(). Throws, the same on
   // all ranks, if a tied parameter requires grad in a part of its stages.
   void check_trained(const std::vector<std::vector<int64_t>>& words, size_t first) const;
@@ -73,6 +75,7 @@ class TiedParameters {
   bool are_equal(const Tie& tie) const;
 
   PipelineRanks ranks_;
+  PrivateMessages messages_;
   Stages stages_;
   std::vector<Tie> ties_;
 };

@@ -1,17 +1,19 @@
 #include "cadre/parallel/tp/parallelize_module.h"
 
-#include <ATen/ops/tensor.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "cadre/base/error.h"
-#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
-#include "cadre/layers/common_refusal.h"
+#include "cadre/group/agreement.h"
+#include "cadre/layers/attention/context_parallel.h"
+#include "cadre/shard/shardable.h"
+#include "cadre/wrap/shard_mark.h"
 
 namespace cadre {
 namespace {
@@ -48,13 +50,13 @@ bool matches(std::string_view pattern, std::string_view name) {
 struct PlannedLayer {
   std::string name;
   TensorParallelLayer* layer;
-  PlanEntry entry;
+  LayerParallelism how;
 };
 
 class Planner {
  public:
-  Planner(torch::nn::Module& module, const std::vector<PlanEntry>& plan)
-      : plan_(plan), num_matches_(plan.size()) {
+  Planner(torch::nn::Module& module, const std::vector<PlanEntry>& plan, const ProcessGroup& group)
+      : plan_(plan), group_(group), num_matches_(plan.size()) {
     is_sequence_parallel_ = std::ranges::any_of(
         plan, [](const PlanEntry& entry) { return entry.style == ParallelStyle::kSequence; });
     std::ranges::for_each(plan, check_options);
@@ -72,7 +74,8 @@ class Planner {
   }
 
   const std::vector<PlannedLayer>& layers() const { return layers_; }
-  bool is_sequence_parallel() const { return is_sequence_parallel_; }
+  // What all ranks have alike, of each of Cadre's layers.
+  const std::vector<AgreedField>& fields() const { return fields_; }
 
  private:
   static void check_options(const PlanEntry& entry) {
@@ -93,6 +96,11 @@ class Planner {
     if (!name.empty()) names_ += format(" \"{}\"", name);
     const PlanEntry* const entry = entry_of(name);
     auto* const layer = dynamic_cast<TensorParallelLayer*>(&module);
+    if (layer == nullptr) {
+      // Such as SelfAttention, whose layers the plan names.
+      const auto* const other = dynamic_cast<const ContextParallelLayer*>(&module);
+      if (other != nullptr) fields_.push_back({format("\"{}\"", name), other->options_text()});
+    }
     if (entry == nullptr) {
       const bool has_parameters = !module.named_parameters(/*recurse=*/false).is_empty();
       if (is_sequence_parallel_ && (has_parameters || layer != nullptr)) {
@@ -103,12 +111,12 @@ class Planner {
                    name, has_parameters ? "which has parameters" : "whose style matters"));
       }
       if (layer != nullptr) {
-        layers_.push_back({name, layer, {.pattern = name, .style = ParallelStyle::kReplicated}});
+        plan_layer(name, *layer, {.pattern = name, .style = ParallelStyle::kReplicated});
       }
       return;
     }
     if (layer != nullptr) {
-      layers_.push_back({name, layer, *entry});
+      plan_layer(name, *layer, *entry);
     } else if (entry->style != ParallelStyle::kReplicated) {
       refuse(
           format("the pattern \"{}\" ({}) matches \"{}\", a {}, which is no layer that can be "
@@ -116,6 +124,16 @@ class Planner {
                  "CounterBasedDropout",
                  entry->pattern, to_string(entry->style), name, module.name()));
     }
+  }
+
+  void plan_layer(const std::string& name, TensorParallelLayer& layer, const PlanEntry& entry) {
+    LayerParallelism how{.group = group_,
+                         .style = entry.style,
+                         .sequence_parallel = is_sequence_parallel_,
+                         .gather_output = entry.gather_output,
+                         .input_is_parallel = entry.input_is_parallel};
+    fields_.push_back(layer.agreed_field(how, name));
+    layers_.push_back({name, &layer, std::move(how)});
   }
 
   const PlanEntry* entry_of(const std::string& name) {
@@ -133,11 +151,13 @@ class Planner {
   }
 
   const std::vector<PlanEntry>& plan_;
+  ProcessGroup group_;
   std::vector<int> num_matches_;
   bool is_sequence_parallel_ = false;
   int num_modules_ = 0;
   std::string names_;
   std::vector<PlannedLayer> layers_;
+  std::vector<AgreedField> fields_;
 };
 
 // A module that is no layer of Cadre's would compute with a part as if it were the whole.
@@ -162,44 +182,59 @@ void check_divided_only_in_layers(const torch::nn::Module& module,
   }
 }
 
-// The same sentence on all ranks if they differ in what becomes of any layer.
-void check_plans_match(const std::vector<PlannedLayer>& layers, const ProcessGroup& group) {
-  Fnv1a digest;
-  for (const PlannedLayer& planned : layers) {
-    digest.add(planned.name);
-    digest.add(to_string(planned.entry.style));
-    digest.add(planned.entry.gather_output ? 1 : 0);
-    digest.add(planned.entry.input_is_parallel ? 1 : 0);
+bool is_divided(const NamedTensor& parameter, const DividedParameters& divided) {
+  const auto known = divided.find(parameter.tensor.unsafeGetTensorImpl());
+  return known != divided.end() && known->second.dim.has_value();
+}
+
+ParameterShard record_of(const NamedTensor& parameter, const DeviceMesh& mesh,
+                         const DividedParameters& divided) {
+  const auto known = divided.find(parameter.tensor.unsafeGetTensorImpl());
+  return {.name = parameter.name,
+          .sizes = known == divided.end() ? parameter.tensor.sizes().vec() : known->second.sizes,
+          .mesh = mesh,
+          .placements = {is_divided(parameter, divided) ? Placement(Shard(*known->second.dim))
+                                                        : Replicate()},
+          .flat_axis = {},
+          .range = {.begin = 0, .end = parameter.tensor.numel()},
+          .values = parameter.tensor,
+          .parameter = parameter.tensor};
+}
+
+// With the axes of what has divided the parameter before.
+ParameterShard joint_record_of(const NamedTensor& parameter, const DeviceMesh& mesh,
+                               const DividedParameters& divided) {
+  return on_joint_mesh(record_of(parameter, mesh, divided), division_of(parameter).get());
+}
+
+// Throws for what would fail when the first layers are divided already.
+void check_parameters(const torch::nn::Module& module, const DeviceMesh& mesh,
+                      const DividedParameters& divided) {
+  for (const NamedTensor& parameter : distinct_parameters(module)) {
+    if (!shard::has_values(parameter.tensor)) {
+      refuse(
+          format("the values of \"{}\" are not there; a wrapper or optimizer has sharded them "
+                 "already. Divide a module before it is wrapped",
+                 parameter.name));
+    }
+    if (!is_divided(parameter, divided) || mesh.size() == 1) {
+      static_cast<void>(joint_record_of(parameter, mesh, divided));
+    } else if (wrap::shard_mark_of(parameter.tensor) != nullptr) {
+      refuse(format("\"{}\" is a shard already ({}); divide a parameter once", parameter.name,
+                    wrap::shard_mark_of(parameter.tensor)->owner));
+    }
   }
-  const auto number = static_cast<int64_t>(digest.value());
-  // The largest of a number and of its complement are complements only if all numbers are equal.
-  const at::Tensor largest = at::tensor({number, ~number}, at::kLong);
-  group.all_reduce(largest, {.op = ReduceOp::kMax});
-  const int64_t* const values = largest.const_data_ptr<int64_t>();
-  if (values[0] == ~values[1]) return;
-  refuse(format("the plans of the {} ranks of group \"{}\" differ; pass the same one on all",
-                group.world_size(), group.name()));
 }
 
 std::vector<ParameterShard> records_of(const torch::nn::Module& module, const DeviceMesh& mesh,
                                        const DividedParameters& divided) {
   std::vector<ParameterShard> records;
   for (const NamedTensor& parameter : distinct_parameters(module)) {
-    const auto known = divided.find(parameter.tensor.unsafeGetTensorImpl());
-    const bool is_divided = known != divided.end() && known->second.dim.has_value();
-    records.push_back(
-        {.name = parameter.name,
-         .sizes = known == divided.end() ? parameter.tensor.sizes().vec() : known->second.sizes,
-         .mesh = mesh,
-         .placements = {is_divided ? Placement(Shard(*known->second.dim)) : Replicate()},
-         .flat_axis = {},
-         .range = {.begin = 0, .end = parameter.tensor.numel()},
-         .values = parameter.tensor,
-         .parameter = parameter.tensor});
-    if (is_divided && mesh.size() > 1) {
+    if (is_divided(parameter, divided) && mesh.size() > 1) {
+      records.push_back(record_of(parameter, mesh, divided));
       keep_division(records.back());
     } else {
-      records.back() = on_joint_mesh(records.back(), division_of(parameter).get());
+      records.push_back(joint_record_of(parameter, mesh, divided));
     }
   }
   return records;
@@ -214,26 +249,25 @@ std::vector<ParameterShard> parallelize_module(torch::nn::Module& module, const 
                   mesh.to_string(), mesh.axes().size()));
   }
   const ProcessGroup& group = mesh.group(mesh.axes()[0].name);
-  std::optional<Planner> planner;
-  const auto parallelism_of = [&](const PlanEntry& entry) {
-    return LayerParallelism{.group = group,
-                            .style = entry.style,
-                            .sequence_parallel = planner->is_sequence_parallel(),
-                            .gather_output = entry.gather_output,
-                            .input_is_parallel = entry.input_is_parallel};
-  };
+  std::vector<PlannedLayer> layers;
   DividedParameters divided;
-  layers::check_on_all_ranks(group, [&] {
-    planner.emplace(module, plan);
-    for (const PlannedLayer& planned : planner->layers()) {
-      planned.layer->check(parallelism_of(planned.entry), planned.name, divided);
-    }
-    check_divided_only_in_layers(module, divided);
-  });
-  if (group.world_size() > 1) check_plans_match(planner->layers(), group);
+  check_equal_on_all_ranks(
+      group, "parallelize_module",
+      [&] {
+        const Planner planner(module, plan, group);
+        layers = planner.layers();
+        for (const PlannedLayer& planned : layers) {
+          planned.layer->check(planned.how, planned.name, divided);
+        }
+        check_divided_only_in_layers(module, divided);
+        check_parameters(module, mesh, divided);
+        layers::check_memory_of_divided(module, divided, "parallelize_module");
+        return planner.fields();
+      },
+      "pass the same module and plan on all ranks");
   make_equal(module, group, "parallelize_module");
-  for (const PlannedLayer& planned : planner->layers()) {
-    planned.layer->parallelize(parallelism_of(planned.entry), planned.name, divided);
+  for (const PlannedLayer& planned : layers) {
+    planned.layer->parallelize(planned.how, planned.name, divided);
   }
   return records_of(module, mesh, divided);
 }

@@ -215,8 +215,10 @@ TEST(ParallelizeModule, RefusesAnAxisTooManyAndPlansThatDiffer) {
         [&] {
           parallelize_module(model, mesh["tp"], {{"first", style}});
         },
-        "parallelize_module: the plans of the 2 ranks of group \"tp\" differ; pass the same one on "
-        "all");
+        "parallelize_module on group \"tp\": \"first\" is kColwise, with blocks of 1 features on "
+        "rank 0 and kRowwise, with blocks of 1 features on rank 1; pass the same module and plan "
+        "on "
+        "all ranks");
     parallelize_module(model, mesh["tp"], {{"first", ParallelStyle::kColwise}});
     refused(
         [&] {
@@ -362,6 +364,69 @@ TEST(ParallelizeModule, RefusesADividedWeightThatAnotherModuleHas) {
     Foreign whole;
     parallelize_module(whole, DeviceMesh(group, {{"tp", 2}}),
                        {{"table", ParallelStyle::kReplicated}});
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Each rank would keep its part in memory of its own, so that the two were no longer equal.
+TEST(ParallelizeModule, RefusesAWeightWhoseMemoryAnotherTensorHas) {
+  struct Tied : torch::nn::Module {
+    Tied() {
+      table = register_module("table", Embedding(11, 6));
+      head = register_module("head", Linear(torch::nn::LinearOptions(6, 11).bias(false)));
+      head->weight.set_data(table->weight.detach());
+    }
+    Embedding table{nullptr};
+    Linear head{nullptr};
+  };
+  Tied model;
+  EXPECT_THAT(
+      refusal(model, {{"table", ParallelStyle::kRowwise}, {"head", ParallelStyle::kColwise}}),
+      HasSubstr("parallelize_module: \"table.weight\" and \"head.weight\" share memory"));
+  EXPECT_FALSE(model.table->is_parallelized());
+  // Whole on every rank, they stay equal.
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    Tied whole;
+    parallelize_module(whole, DeviceMesh(group, {{"tp", 2}}),
+                       {{"table", ParallelStyle::kReplicated}});
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Options that no weight shows: each rank would compute another function.
+TEST(ParallelizeModule, OptionsThatDifferBetweenRanksAreRefusedOnAll) {
+  struct Model : torch::nn::Module {
+    Model(double eps, bool is_causal, uint64_t seed) {
+      norm = register_module("norm", LayerNorm(torch::nn::LayerNormOptions({4}).eps(eps)));
+      attention = register_module("attention",
+                                  SelfAttention(SelfAttentionOptions{
+                                      .embed_dim = 4, .num_heads = 2, .is_causal = is_causal}));
+      dropout = register_module(
+          "dropout",
+          CounterBasedDropout(CounterBasedDropoutOptions{
+              .layer = 1, .stream = std::make_shared<DropoutStream>(DropoutStream{.seed = seed})}));
+    }
+    LayerNorm norm{nullptr};
+    SelfAttention attention{nullptr};
+    CounterBasedDropout dropout{nullptr};
+  };
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    const DeviceMesh mesh(group, {{"tp", 2}});
+    const std::vector<PlanEntry> plan = {{"attention.qkv", ParallelStyle::kColwise},
+                                         {"attention.output", ParallelStyle::kRowwise}};
+    const bool is_first = group.rank() == 0;
+    const auto refused = [&](Model model, const std::string& sentence) {
+      const std::string message =
+          error_of([&] { parallelize_module(model, mesh, plan); }, ErrorCode::kInvalidArgument);
+      require(message.find(sentence) != std::string::npos, message);
+      require(model.attention->qkv->weight.size(0) == 12, "a refused module is unchanged");
+    };
+    refused(Model(is_first ? 1e-5 : 1e-6, true, 1), "eps 1e-05");
+    refused(Model(1e-5, is_first, 1), "is_causal true");
+    refused(Model(1e-5, true, is_first ? 1 : 2), "seed 1");
+    Model model(1e-5, true, 1);
+    parallelize_module(model, mesh, plan);
+    mesh.close();
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -1,0 +1,20 @@
+// Layers of libtorch that combine the tokens of a sequence, which a rank that has a part of the
+// sequence must not apply to its part.
+//
+// Threads: as the module. Blocking: never. Lifetime: keeps nothing. Errors: none.
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace cadre::layers {
+
+// "attends to the tokens of its input": of the module itself, not of those in it. Nothing for one
+// that works on each token by itself, or is unknown.
+std::optional<std::string> token_mixing_of(const torch::nn::Module& module);
+
+}  // namespace cadre::layers

@@ -1,0 +1,187 @@
+// What a program does to the parameters of stages behind the pipeline's back: it replaces them, a
+// forward writes to them, or the constructor is refused. On threads as ranks: one pipeline on each
+// of 2 ranks, which are replicas or own shards.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/mesh/device_mesh.h"
+#include "cadre/parallel/pp/pipeline.h"
+#include "cadre/parallel/pp/pp_test_model.h"
+
+namespace cadre::pipeline_parameters_test {
+namespace {
+
+using testing::failure_of;
+using testing::filled;
+using ::testing::HasSubstr;
+using testing::run_groups;
+using torch::Tensor;
+
+constexpr int64_t kWidth = 3;
+
+// A table whose rows are used as they are, and may be written by a forward.
+struct Table : torch::nn::Module {
+  explicit Table(std::function<void(const Tensor& weight, const Tensor& rows)> given)
+      : change(std::move(given)) {
+    weight = register_parameter("weight", filled({6, kWidth}, 1));
+  }
+  Tensor forward(const Tensor& rows) {
+    if (change) {
+      const torch::NoGradGuard no_grad;
+      change(weight, rows);
+    }
+    return torch::embedding(weight, rows);
+  }
+  // As a layer that is exchanged between two steps.
+  void replace() {
+    parameters_.erase("weight");
+    weight = register_parameter("weight", filled({6, kWidth}, 2));
+  }
+
+  std::function<void(const Tensor& weight, const Tensor& rows)> change;
+  Tensor weight;
+};
+
+enum class Form { kAlone, kReplicas, kShards };
+
+PipelineOptions options_for(Form form, const DeviceMesh& mesh) {
+  PipelineOptions options{.num_microbatches = 2};
+  if (form == Form::kReplicas) options.replicas = mesh.group("dp");
+  if (form == Form::kShards) options.shards = mesh["dp"];
+  return options;
+}
+
+void run_on_two(const std::function<void(const DeviceMesh&)>& body) {
+  const auto result = run_groups(2, [&](const ProcessGroup& world) {
+    body(DeviceMesh(world, {{"pp", 1}, {"dp", 2}}));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+std::string failure_of_step(Pipeline& pipeline, const Tensor& rows) {
+  return failure_of([&] {
+    pipeline.step(
+        rows, torch::zeros({4, kWidth}, torch::kDouble),
+        [](const Tensor& output, const Tensor& target) { return torch::mse_loss(output, target); });
+  });
+}
+
+TEST(PipelineParameters, AReplacedOneIsRefused) {
+  for (const Form form : {Form::kAlone, Form::kReplicas, Form::kShards}) {
+    run_on_two([&](const DeviceMesh& mesh) {
+      const auto table = std::make_shared<Table>(nullptr);
+      Pipeline pipeline({{table, {}}}, mesh["pp"], options_for(form, mesh));
+      const Tensor rows = torch::arange(4);
+      EXPECT_EQ(failure_of_step(pipeline, rows), "");
+      // On one rank: the replicas wait for each other.
+      if (form != Form::kReplicas || mesh.coordinate("dp") == 1) table->replace();
+      EXPECT_THAT(failure_of_step(pipeline, rows),
+                  HasSubstr("\"weight\" was replaced by another tensor in the module of stage 0"));
+    });
+  }
+}
+
+// As torch::nn::Embedding with max_norm: which rows change depends on the batch.
+void shrink(const Tensor& weight, const Tensor& rows) {
+  weight.index_put_({rows}, weight.index({rows}) * 0.5);
+}
+
+TEST(PipelineParameters, AForwardThatWritesOtherValuesInEachReplicaIsRefused) {
+  const auto result = run_groups(2, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"pp", 1}, {"dp", 2}});
+    const auto table = std::make_shared<Table>(shrink);
+    Pipeline pipeline({{table, {}}}, mesh["pp"], options_for(Form::kReplicas, mesh));
+    EXPECT_THAT(failure_of_step(pipeline, torch::arange(4) + mesh.coordinate("dp")),
+                HasSubstr("the digest of \"weight\" of stage 0 is "));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// A normalization of the weight, which is the same in all replicas.
+TEST(PipelineParameters, AForwardThatWritesTheSameInEachReplicaIsNotRefused) {
+  run_on_two([](const DeviceMesh& mesh) {
+    const auto table = std::make_shared<Table>(
+        [](const Tensor& weight, const Tensor&) { weight.div_(weight.norm()); });
+    Pipeline pipeline({{table, {}}}, mesh["pp"], options_for(Form::kReplicas, mesh));
+    const Tensor rows = torch::arange(4) + mesh.coordinate("dp");
+    EXPECT_EQ(failure_of_step(pipeline, rows), "");
+    EXPECT_EQ(failure_of_step(pipeline, rows), "");
+  });
+}
+
+TEST(PipelineParameters, AForwardThatWritesToAShardedStageIsRefused) {
+  for (const bool is_training : {true, false}) {
+    run_groups(2, [&](const ProcessGroup& world) {
+      const DeviceMesh mesh(world, {{"pp", 1}, {"dp", 2}});
+      const auto table = std::make_shared<Table>(shrink);
+      Pipeline pipeline({{table, {}}}, mesh["pp"], options_for(Form::kShards, mesh));
+      const Tensor rows = torch::arange(4);
+      const std::string failure =
+          is_training ? failure_of_step(pipeline, rows) : failure_of([&] { pipeline.eval(rows); });
+      EXPECT_THAT(failure,
+                  HasSubstr("forward() has written to \"weight\" of stage 0, whose values are in "
+                            "shards"));
+    });
+  }
+}
+
+// Without replicas a stage is the program's own.
+TEST(PipelineParameters, AForwardMayWriteToAStageOfOneRank) {
+  run_on_two([](const DeviceMesh& mesh) {
+    const auto table = std::make_shared<Table>(shrink);
+    Pipeline pipeline({{table, {}}}, mesh["pp"], options_for(Form::kAlone, mesh));
+    EXPECT_EQ(failure_of_step(pipeline, torch::arange(4) + mesh.coordinate("dp")), "");
+  });
+}
+
+// Values, sizes and memory are those of before, on all ranks.
+TEST(PipelineParameters, ARefusedConstructorLeavesThemAsTheyWere) {
+  const auto result = run_groups(4, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
+    const int stage = mesh.coordinate("pp");
+    const auto weight_of = [&](std::vector<int64_t> sizes) {
+      return (torch::ones(sizes, torch::kDouble) * (world.rank() + 1)).requires_grad_();
+    };
+    const auto expect_unchanged = [&](const std::vector<NamedTensor>& parameters,
+                                      const PipelineOptions& options, const DeviceMesh& axis,
+                                      const std::string& sentence) {
+      const PipelineStage part([](const std::vector<Tensor>& x) { return x; }, parameters,
+                               {.stage = stage, .num_stages = 2});
+      EXPECT_THAT(failure_of([&] { Pipeline({part}, axis, options); }), HasSubstr(sentence));
+      for (const auto& [name, tensor] : parameters) {
+        EXPECT_EQ(failure_of([&, tensor = tensor] {
+                    EXPECT_EQ(tensor.mean().item<double>(), world.rank() + 1) << sentence;
+                  }),
+                  "");
+      }
+      world.barrier();
+    };
+    // Replicas of one of the stages differ.
+    for (const bool is_sharded : {false, true}) {
+      const bool is_other = world.rank() == 3;
+      PipelineOptions options;
+      if (is_sharded) {
+        options.shards = mesh["dp"];
+      } else {
+        options.replicas = mesh.group("dp");
+      }
+      expect_unchanged({{"weight", weight_of({is_other ? 3 : 2})}}, options, mesh["pp"],
+                       "Double (2) that requires grad on rank 0 but Double (3)");
+    }
+    // The axes of shards and pipeline come from two meshes.
+    const DeviceMesh other(world, {{"pp", 2}, {"dp", 2}});
+    expect_unchanged({{"weight", weight_of({2})}}, {.shards = other["dp"]}, mesh["pp"],
+                     "must come from one mesh");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre::pipeline_parameters_test

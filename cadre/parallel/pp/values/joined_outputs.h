@@ -1,0 +1,40 @@
+// The outputs of the last stage for the whole batch, joined from those of its microbatches.
+//
+// Threads: one. Blocking: never. Lifetime: keeps copies of the outputs, which the stage may change
+// in place later. Errors: kInvalidArgument for outputs that cannot be joined.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace cadre::parallel {
+
+class JoinedOutputs {
+ public:
+  // batch_dim: that of the outputs which counts rows.
+  JoinedOutputs(int num_microbatches, int64_t batch_dim)
+      : by_microbatch_(static_cast<size_t>(num_microbatches)), batch_dim_(batch_dim) {}
+
+  struct Microbatch {
+    int index;
+    int64_t num_rows;
+  };
+  // Once for each microbatch, in any order. Refuses outputs whose dimension batch_dim does not
+  // count the rows, and which differ from another microbatch's in number, dtype or other sizes.
+  void add(const Microbatch& microbatch, const std::vector<at::Tensor>& outputs);
+  // After all of them. Tensors of 0 dimensions become one of (num_microbatches).
+  std::vector<at::Tensor> join() const;
+
+ private:
+  // Of one output; against the first microbatch that has been added.
+  void check(const Microbatch& microbatch, size_t index, const at::Tensor& output) const;
+
+  std::vector<std::vector<at::Tensor>> by_microbatch_;
+  std::optional<std::vector<at::Tensor>> first_ = {};  // that were added
+  int64_t batch_dim_;
+};
+
+}  // namespace cadre::parallel
