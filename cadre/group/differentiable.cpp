@@ -23,7 +23,7 @@
 #include "cadre/autograd/autograd_node.h"
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
-#include "cadre/group/backward_collectives.h"
+#include "cadre/group/backward/backward_collectives.h"
 #include "cadre/group/operands/tensor_checks.h"
 
 namespace cadre::functional {

@@ -20,10 +20,10 @@
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/reduction/reducer.h"
 #include "cadre/wrap/autograd_hooks.h"
-#include "cadre/wrap/buffer_broadcast.h"
 #include "cadre/wrap/located_group.h"
 #include "cadre/wrap/parameter_watch.h"
-#include "cadre/wrap/replica_check.h"
+#include "cadre/wrap/replicas/buffer_broadcast.h"
+#include "cadre/wrap/replicas/replica_check.h"
 #include "cadre/wrap/shard_mark.h"
 
 namespace cadre::reduction {

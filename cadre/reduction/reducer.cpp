@@ -9,7 +9,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/base/log.h"
-#include "cadre/group/backward_collectives.h"
+#include "cadre/group/backward/backward_collectives.h"
 #include "cadre/reduction/agreement/exchanges.h"
 #include "cadre/reduction/agreement/refusals.h"
 #include "cadre/reduction/agreement/trailer.h"

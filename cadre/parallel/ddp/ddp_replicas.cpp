@@ -75,8 +75,8 @@ FlatParametersList make_flat_parameters(const std::vector<NamedTensor>& trained,
   return flat_parameters;
 }
 
-// A view: a copy, which reshape() would make of a channels-last weight, would be saved and loaded in
-// place of the parameter.
+// A view: a copy, which reshape() would make of a channels-last weight, would be saved and loaded
+// in place of the parameter.
 at::Tensor values_of(const at::Tensor& whole) {
   return whole.is_contiguous() ? whole.detach().view({-1}) : whole.detach();
 }

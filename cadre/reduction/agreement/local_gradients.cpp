@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "cadre/group/backward_collectives.h"
+#include "cadre/group/backward/backward_collectives.h"
 #include "cadre/wrap/tensor_version.h"
 
 namespace cadre::reduction {

@@ -1,10 +1,10 @@
-#include "cadre/wrap/buffer_broadcast.h"
+#include "cadre/wrap/replicas/buffer_broadcast.h"
 
 #include <ATen/ops/zeros.h>
 
 #include <utility>
 
-#include "cadre/wrap/replica_check.h"
+#include "cadre/wrap/replicas/replica_check.h"
 #include "cadre/wrap/tensor_version.h"
 
 namespace cadre::wrap {

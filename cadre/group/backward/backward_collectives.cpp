@@ -1,4 +1,4 @@
-#include "cadre/group/backward_collectives.h"
+#include "cadre/group/backward/backward_collectives.h"
 
 #include <torch/csrc/autograd/graph_task.h>
 
