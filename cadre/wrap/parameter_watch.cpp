@@ -57,7 +57,9 @@ ParameterWatch::ParameterWatch(std::shared_ptr<const torch::nn::Module> module)
 }
 
 std::optional<std::string> ParameterWatch::change() const {
-  if (auto change = change_of_list()) return change;
+  if (!has_the_same_list()) {
+    if (auto change = change_of_list()) return change;
+  }
   for (const Known& known : known_) {
     if (auto change = change_of(known)) return change;
   }
@@ -73,7 +75,6 @@ bool ParameterWatch::has_the_same_list() const {
 }
 
 std::optional<std::string> ParameterWatch::change_of_list() const {
-  if (has_the_same_list()) return std::nullopt;
   const auto current = module_->named_parameters();
   for (const auto& item : current) {
     const auto known = std::find_if(known_.begin(), known_.end(), [&item](const Known& candidate) {
@@ -132,7 +133,6 @@ uint32_t WriteWatch::num_writes() const {
   return sum;
 }
 
-<<<<<<< HEAD
 uint64_t WriteWatch::samples() const {
   Fnv1a digest;
   for (const NamedTensor& parameter : parameters_) {
@@ -146,6 +146,4 @@ uint64_t WriteWatch::samples() const {
   return digest.value();
 }
 
-=======
->>>>>>> w-pipeline
 }  // namespace cadre::wrap

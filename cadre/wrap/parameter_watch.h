@@ -32,8 +32,6 @@ class CADRE_EXPORT ParameterWatch {
   // "\"fc.bias\" was added": the first difference from what was there at construction. Other values
   // are no difference, and neither is a parameter that was frozen since.
   std::optional<std::string> change() const;
-  // The same, but only of the list: a parameter that came, went or was replaced.
-  std::optional<std::string> change_of_list() const;
 
  private:
   struct Known {
@@ -49,6 +47,7 @@ class CADRE_EXPORT ParameterWatch {
 
   static std::optional<std::string> change_of(const Known& known);
   bool has_the_same_list() const;
+  std::optional<std::string> change_of_list() const;
 
   std::shared_ptr<const torch::nn::Module> module_;
   std::vector<Known> known_;  // in the order of named_parameters()
@@ -56,11 +55,7 @@ class CADRE_EXPORT ParameterWatch {
 
 // Notices that something other than an optimizer writes to parameters: a forward that normalizes
 // its weight, an Embedding with max_norm. It compares version counters and addresses, so it does
-<<<<<<< HEAD
 // not notice writes through a raw pointer or through at::Tensor::data(), except for samples().
-=======
-// not notice writes through a raw pointer or through at::Tensor::data().
->>>>>>> w-pipeline
 class CADRE_EXPORT WriteWatch {
  public:
   explicit WriteWatch(std::vector<NamedTensor> parameters);
@@ -72,13 +67,10 @@ class CADRE_EXPORT WriteWatch {
   std::vector<size_t> written() const;
   // How often the parameters have been written to, in all: the sum of their version counters.
   uint32_t num_writes() const;
-<<<<<<< HEAD
   // A digest of one element of each parameter, which all but certainly changes when an optimizer
   // steps, also one that writes through at::Tensor::data(), as torch::optim::SGD does.
   // REQUIRES: the parameters have memory.
   uint64_t samples() const;
-=======
->>>>>>> w-pipeline
 
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
 
