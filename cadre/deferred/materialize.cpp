@@ -14,7 +14,7 @@
 #include "cadre/base/format.h"
 #include "cadre/deferred/replay.h"
 #include "cadre/deferred/tape.h"
-#include "cadre/wrap/replicas/replica_check.h"
+#include "cadre/wrap/replica_check.h"
 
 namespace cadre {
 

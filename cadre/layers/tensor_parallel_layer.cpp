@@ -10,7 +10,7 @@
 #include "cadre/base/format.h"
 #include "cadre/group/agreement.h"
 #include "cadre/mesh/layout.h"
-#include "cadre/wrap/replicas/replica_check.h"
+#include "cadre/wrap/replica_check.h"
 #include "cadre/wrap/shard_mark.h"
 
 namespace cadre {

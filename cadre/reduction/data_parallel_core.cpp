@@ -18,12 +18,12 @@
 #include "cadre/reduction/agreement/refusals.h"
 #include "cadre/reduction/agreement/replica_watch.h"
 #include "cadre/reduction/agreement/trailer.h"
+#include "cadre/reduction/buffer_broadcast.h"
 #include "cadre/reduction/reducer.h"
 #include "cadre/wrap/autograd_hooks.h"
 #include "cadre/wrap/located_group.h"
 #include "cadre/wrap/parameter_watch.h"
-#include "cadre/wrap/replicas/buffer_broadcast.h"
-#include "cadre/wrap/replicas/replica_check.h"
+#include "cadre/wrap/replica_check.h"
 #include "cadre/wrap/shard_mark.h"
 
 namespace cadre::reduction {
@@ -159,7 +159,7 @@ void DataParallelCore::start(const std::shared_ptr<const torch::nn::Module>& mod
   std::unique_ptr<GradientStorage> storage = make_storage(std::move(trained), group_);
   // A storage may give parameters new memory.
   watch_ = std::make_unique<wrap::ParameterWatch>(module);
-  buffers_ = std::make_unique<wrap::BufferBroadcast>(buffers, group_, wrapper_.number);
+  buffers_ = std::make_unique<BufferBroadcast>(buffers, group_, wrapper_.number);
   replicas_ = std::make_unique<ReplicaWatch>(std::move(parameters), options_.values);
   reducer_ = std::make_unique<Reducer>(std::move(storage), group_, wrapper_, options_.weighting,
                                        *replicas_);

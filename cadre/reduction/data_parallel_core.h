@@ -34,12 +34,12 @@ class GradientStorage;
 struct AgreedField;
 }  // namespace cadre
 namespace cadre::wrap {
-class BufferBroadcast;
 class ParameterWatch;
 }  // namespace cadre::wrap
 
 namespace cadre::reduction {
 
+class BufferBroadcast;
 class Reducer;
 class ReplicaWatch;
 
@@ -122,7 +122,7 @@ class CADRE_EXPORT DataParallelCore {
   const DataParallelOptions options_;
   std::vector<std::function<void()>> calls_before_forward_;
   // In an idle world of one there are none of these.
-  std::unique_ptr<wrap::BufferBroadcast> buffers_;
+  std::unique_ptr<BufferBroadcast> buffers_;
   std::unique_ptr<wrap::ParameterWatch> watch_;
   std::unique_ptr<ReplicaWatch> replicas_;
   std::unique_ptr<Reducer> reducer_;

@@ -22,7 +22,7 @@
 #include "cadre/base/format.h"
 #include "cadre/group/agreement.h"
 #include "cadre/group/world_of_one.h"
-#include "cadre/wrap/replicas/replica_check.h"
+#include "cadre/wrap/replica_check.h"
 
 namespace cadre::verify {
 namespace {

@@ -57,9 +57,7 @@ ParameterWatch::ParameterWatch(std::shared_ptr<const torch::nn::Module> module)
 }
 
 std::optional<std::string> ParameterWatch::change() const {
-  if (!has_the_same_list()) {
-    if (auto change = change_of_list()) return change;
-  }
+  if (auto change = change_of_list()) return change;
   for (const Known& known : known_) {
     if (auto change = change_of(known)) return change;
   }
@@ -75,6 +73,7 @@ bool ParameterWatch::has_the_same_list() const {
 }
 
 std::optional<std::string> ParameterWatch::change_of_list() const {
+  if (has_the_same_list()) return std::nullopt;
   const auto current = module_->named_parameters();
   for (const auto& item : current) {
     const auto known = std::find_if(known_.begin(), known_.end(), [&item](const Known& candidate) {

@@ -32,6 +32,8 @@ class CADRE_EXPORT ParameterWatch {
   // "\"fc.bias\" was added": the first difference from what was there at construction. Other values
   // are no difference, and neither is a parameter that was frozen since.
   std::optional<std::string> change() const;
+  // The same, but only of the list: a parameter that came, went or was replaced.
+  std::optional<std::string> change_of_list() const;
 
  private:
   struct Known {
@@ -47,7 +49,6 @@ class CADRE_EXPORT ParameterWatch {
 
   static std::optional<std::string> change_of(const Known& known);
   bool has_the_same_list() const;
-  std::optional<std::string> change_of_list() const;
 
   std::shared_ptr<const torch::nn::Module> module_;
   std::vector<Known> known_;  // in the order of named_parameters()

@@ -161,5 +161,22 @@ TEST(ExpertParallelTraining, ASnapshotLoadsOnOtherNumbersOfRanks) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Experts compute tokens of several ranks, so weights by the samples of a rank would be wrong.
+TEST(ExpertParallelUnderDdp, WeightingBySamplesIsRefusedOnAllRanks) {
+  const auto net = [] { return make_expert_net(3); };
+  const auto result = testing::run_groups(4, [&](const ProcessGroup& world, std::string& output) {
+    const DeviceMesh mesh(world, {{"dp", 2}, {"ep", 2}});
+    const auto module = net();
+    const ExpertParallel experts(*module, mesh);
+    output = testing::failure_of([&] { DistributedDataParallel(module, mesh.group("dp")); });
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_NE(rank.output.find("Set weighting = GradientWeighting::kEqual on all ranks"),
+              std::string::npos)
+        << rank.output;
+  }
+}
+
 }  // namespace
 }  // namespace cadre

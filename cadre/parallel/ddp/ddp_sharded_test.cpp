@@ -376,6 +376,48 @@ TEST(DdpSharded, ARegularizerAfterTheForwards) {
       {1, 2});
 }
 
+// What a snapshot writes, and loads, is the parameter itself, whatever its memory order.
+TEST(DdpSharded, TheRecordOfAFrozenChannelsLastWeightIsItsMemory) {
+  const auto result = run_groups(2, [](const ProcessGroup& group, std::string&) {
+    struct Images : nn::Module {
+      Images() {
+        frozen = register_module("frozen", nn::Conv2d(nn::Conv2dOptions(2, 3, 2)));
+        head = register_module("head", nn::Conv2d(nn::Conv2dOptions(3, 1, 2)));
+        frozen->weight.set_data(frozen->weight.detach().contiguous(at::MemoryFormat::ChannelsLast));
+        frozen->weight.set_requires_grad(false);
+      }
+      Tensor forward(const Tensor& x) { return head(frozen(x)); }
+      nn::Conv2d frozen{nullptr}, head{nullptr};
+    };
+    const auto net = std::make_shared<Images>();
+    DistributedDataParallel model{net, group, {.gradients = GradientPlacement::kSharded}};
+    for (const ParameterShard& shard : model.parameter_shards()) {
+      if (shard.name != "frozen.weight") continue;
+      const torch::NoGradGuard no_grad;
+      const Tensor values = torch::arange(24, torch::kFloat).view({3, 2, 2, 2});
+      Tensor(shard.values).copy_(values.view(shard.values.sizes()));
+      require(torch::equal(net->frozen->weight, values), "the parameter has them");
+      return;
+    }
+    require(false, "no record");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The destructor looks at the gradients of parameters that no rank has used.
+TEST(DdpSharded, AGradientOfAnUnusedParameterOutlivesTheWrapper) {
+  const auto result = run_groups(2, [](const ProcessGroup& group, std::string&) {
+    const auto net = std::make_shared<Zoo>();
+    {
+      Wrapped model{net, group, {.gradients = GradientPlacement::kSharded}};
+      net->side->weight.mutable_grad() = torch::ones_like(net->side->weight);
+      model(torch::zeros({2, 3}, torch::kLong), std::pair(false, false)).mean().backward();
+    }
+    require(!has_values(net->up->weight.grad()), "gone");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(DdpSharded, ReplicatedGradientsHaveNoShards) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
     Wrapped model{std::make_shared<Zoo>(), group};

@@ -135,7 +135,8 @@ TEST(DdpWrappers, ThatWereMovedFromSaySo) {
         [&] { model.reduce_gradients(); },
         [&] { model.mean_over_ranks(x); },
         [&] { model.eval(); },
-        [&] { (void)model.learned_layout(); }};
+        [&] { (void)model.learned_layout(); },
+        [&] { (void)model.parameter_shards(); }};
     for (const auto& call : calls) output += failure_of(call) + "\n";
     moved(x).sum().backward();
   });
@@ -146,7 +147,7 @@ TEST(DdpWrappers, ThatWereMovedFromSaySo) {
          ++at) {
       ++count;
     }
-    EXPECT_EQ(count, 8U) << rank.output;
+    EXPECT_EQ(count, 9U) << rank.output;
   }
 }
 

@@ -84,7 +84,10 @@ class DistributedDataParallel : public reduction::DataParallelModule<M> {
   // What this rank owns of each parameter of the module, in the order of named_parameters(); needs
   // GradientPlacement::kSharded. An optimizer is given the `values` of all of them, also those
   // without an element here.
-  std::vector<ParameterShard> parameter_shards() const { return replicas_.parameter_shards(); }
+  std::vector<ParameterShard> parameter_shards() const {
+    this->core();  // throws where the program has moved from this
+    return replicas_.parameter_shards();
+  }
   // Of the ranks that have replicas of the module.
   const ProcessGroup& process_group() const { return replicas_.group; }
   // Called at the start of each forward, also of one without grad: by an optimizer that waits there

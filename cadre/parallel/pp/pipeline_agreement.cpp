@@ -11,7 +11,7 @@
 #include "cadre/base/format.h"
 #include "cadre/group/caught_error.h"
 #include "cadre/parallel/pp/pipeline_plan.h"
-#include "cadre/wrap/replicas/replica_check.h"
+#include "cadre/wrap/replica_check.h"
 
 namespace cadre::parallel {
 namespace {

@@ -14,7 +14,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
-#include "cadre/wrap/replicas/replica_check.h"
+#include "cadre/wrap/replica_check.h"
 
 namespace cadre::parallel {
 namespace {

@@ -14,7 +14,7 @@
 #include "cadre/group/process_group.h"
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/wrap/named_tensors.h"
-#include "cadre/wrap/replicas/replica_check.h"
+#include "cadre/wrap/replica_check.h"
 
 namespace cadre::testing {
 

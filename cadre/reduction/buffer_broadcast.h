@@ -20,12 +20,13 @@
 #include "cadre/wrap/located_group.h"
 #include "cadre/wrap/named_tensors.h"
 
-namespace cadre::wrap {
+namespace cadre::reduction {
 
 class BufferBroadcast {
  public:
   // `wrapper`: its number, sent with the buffers. The buffers are equal on all ranks now.
-  BufferBroadcast(const std::vector<NamedTensor>& buffers, LocatedGroup group, uint32_t wrapper);
+  BufferBroadcast(const std::vector<NamedTensor>& buffers, wrap::LocatedGroup group,
+                  uint32_t wrapper);
 
   // Whether the buffers were those of this wrapper, and not of another one whose forward rank 0
   // runs.
@@ -34,7 +35,7 @@ class BufferBroadcast {
  private:
   bool has_moved(size_t buffer) const;
 
-  LocatedGroup group_;
+  wrap::LocatedGroup group_;
   uint32_t wrapper_;
   // (1 + buffers) int64: the wrapper, and for each buffer whether rank 0 has changed it in
   // place since the last broadcast. Sent in front of the buffers.
@@ -43,4 +44,4 @@ class BufferBroadcast {
   std::vector<uint32_t> versions_;  // of the buffers, after the last broadcast
 };
 
-}  // namespace cadre::wrap
+}  // namespace cadre::reduction

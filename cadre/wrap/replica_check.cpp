@@ -1,4 +1,4 @@
-#include "cadre/wrap/replicas/replica_check.h"
+#include "cadre/wrap/replica_check.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
