@@ -116,7 +116,7 @@ class CADRE_EXPORT ContextParallelLayer {
  public:
   virtual ~ContextParallelLayer() = default;
   // The options of the layer that all ranks have alike.
-  virtual std::string options_text() const = 0;
+  virtual std::string options_text() const { return {}; }
   void set_context_parallel(const ContextParallel& context) { context_ = context; }
 
  protected:
