@@ -78,10 +78,10 @@ class Replicated : public ForwardStrategy {
  public:
   Replicated(const std::shared_ptr<Model>& model, const ProcessGroup& group,
              const DistributedDataParallelOptions& options)
-      : model_(model, group, options) {}
+      : model_(model, group, options), weighting_(options.weighting) {}
 
   at::Tensor forward(const at::Tensor& data, int64_t num_samples) override {
-    model_.set_num_samples(num_samples);
+    if (weighting_ == GradientWeighting::kSamples) model_.set_num_samples(num_samples);
     return model_.forward(data);
   }
   at::Tensor infer(const at::Tensor& data) override { return model_->forward(data); }
@@ -102,6 +102,7 @@ class Replicated : public ForwardStrategy {
   DistributedDataParallel<Model> model_;
 
  private:
+  GradientWeighting weighting_;
   std::optional<reduction::NoSync> no_sync_;
 };
 
@@ -185,8 +186,15 @@ c10::ScalarType dtype_of(const std::string& name) {
   return name == "bfloat16" ? at::kBFloat16 : at::kFloat;
 }
 
-FullyShardedDataParallelOptions sharding_options(const ParallelConfig& config) {
+// With experts the loss of each rank is divided by the tokens of all ranks.
+GradientWeighting weighting_of(const Config& config) {
+  return config.model.experts > 0 ? GradientWeighting::kEqual : GradientWeighting::kSamples;
+}
+
+FullyShardedDataParallelOptions sharding_options(const Config& whole) {
+  const ParallelConfig& config = whole.parallel;
   FullyShardedDataParallelOptions options;
+  options.weighting = weighting_of(whole);
   options.form = shard_form(config);
   if (config.offload != "none") options.offload = FileOffload{.folder = config.offload};
   options.reshard = config.reshard == "after_forward"    ? Reshard::kAfterForward
@@ -205,12 +213,11 @@ FullyShardedDataParallelOptions sharding_options(const ParallelConfig& config) {
 class FullySharded final : public ForwardStrategy {
  public:
   template <typename Ranks>
-  FullySharded(const std::shared_ptr<Model>& model, const Ranks& ranks,
-               const ParallelConfig& config)
-      : model_(model, ranks, sharding_options(config)) {}
+  FullySharded(const std::shared_ptr<Model>& model, const Ranks& ranks, const Config& config)
+      : model_(model, ranks, sharding_options(config)), weighting_(weighting_of(config)) {}
 
   at::Tensor forward(const at::Tensor& data, int64_t num_samples) override {
-    model_.set_num_samples(num_samples);
+    if (weighting_ == GradientWeighting::kSamples) model_.set_num_samples(num_samples);
     return model_.forward(data);
   }
   at::Tensor infer(const at::Tensor& data) override { return model_.forward(data); }
@@ -238,17 +245,20 @@ class FullySharded final : public ForwardStrategy {
 
  private:
   FullyShardedDataParallel<Model> model_;
+  GradientWeighting weighting_;
   std::optional<reduction::NoSync> no_sync_;
 };
 
 // ddp, zero1 and zero2 of the ranks that have different rows; single, if that is one rank.
-std::unique_ptr<ForwardStrategy> make_data_strategy(const ParallelConfig& config,
+std::unique_ptr<ForwardStrategy> make_data_strategy(const Config& config,
                                                     const std::shared_ptr<Model>& model,
                                                     const ProcessGroup& group,
                                                     std::optional<BucketLayout> buckets) {
-  DistributedDataParallelOptions options = {.layout = std::move(buckets)};
-  if (config.strategy == "zero2") options.gradients = GradientPlacement::kSharded;
-  if (config.strategy == "zero1" || config.strategy == "zero2") {
+  const std::string& strategy = config.parallel.strategy;
+  DistributedDataParallelOptions options = {.weighting = weighting_of(config),
+                                            .layout = std::move(buckets)};
+  if (strategy == "zero2") options.gradients = GradientPlacement::kSharded;
+  if (strategy == "zero1" || strategy == "zero2") {
     return std::make_unique<DividedOptimizer>(model, group, options);
   }
   return std::make_unique<Replicated>(model, group, options);
@@ -273,9 +283,9 @@ std::unique_ptr<Strategy> make_divided_strategy(const Config& config,
   std::unique_ptr<ForwardStrategy> replicas;
   if (shards_parameters(parallel)) {
     const DeviceMesh shards = layout.mesh->slice(names_of(data_axes(parallel, layout.degrees)));
-    replicas = std::make_unique<FullySharded>(model, shards, parallel);
+    replicas = std::make_unique<FullySharded>(model, shards, config);
   } else {
-    replicas = make_data_strategy(parallel, model, layout.mesh->group("dp"), std::move(buckets));
+    replicas = make_data_strategy(config, model, layout.mesh->group("dp"), std::move(buckets));
   }
   return std::make_unique<Divided>(std::move(replicas), std::move(division));
 }
@@ -293,13 +303,13 @@ std::unique_ptr<Strategy> make_strategy(const Config& config, const std::shared_
   const ParallelConfig& parallel = config.parallel;
   if (parallel.strategy == "single") return std::make_unique<Single>(model);
   if (parallel.strategy == "fsdp") {
-    return std::make_unique<FullySharded>(model, layout.world, parallel);
+    return std::make_unique<FullySharded>(model, layout.world, config);
   }
   if (parallel.strategy == "hsdp") {
     const DeviceMesh mesh(layout.world, data_axes(parallel, layout.degrees));
-    return std::make_unique<FullySharded>(model, mesh, parallel);
+    return std::make_unique<FullySharded>(model, mesh, config);
   }
-  return make_data_strategy(parallel, model, layout.world, std::move(buckets));
+  return make_data_strategy(config, model, layout.world, std::move(buckets));
 }
 
 at::Tensor ForwardStrategy::loss(const Task& task, const at::Tensor& output,

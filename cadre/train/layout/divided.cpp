@@ -11,8 +11,7 @@ Divided::Divided(std::unique_ptr<ForwardStrategy> replicas, ModelDivision divisi
     : replicas_(std::move(replicas)), division_(std::move(division)) {}
 
 at::Tensor Divided::forward(const at::Tensor& data, int64_t num_samples) {
-  // With experts the loss is divided by the number of all tokens, so processes count equally.
-  return replicas_->forward(data, division_.has_experts() ? 1 : num_samples);
+  return replicas_->forward(data, num_samples);
 }
 
 at::Tensor Divided::infer(const at::Tensor& data) {

@@ -51,7 +51,6 @@ class ModelDivision {
   // By which a loss is multiplied for its backward where the strategy averages gradients: the
   // number of processes along its axes with experts, where gradients are summed, else 1.
   double gradient_factor() const { return experts_ ? num_averaged_ : 1; }
-  bool has_experts() const { return experts_.has_value(); }
   // Adds up along cp what the backward has computed for the tokens of each process.
   void sum_gradients(const std::vector<at::Tensor>& parameters) const;
   // The same of the values of the records of a strategy, and along ep.
