@@ -1,6 +1,7 @@
 // A named kernel thread.
 //
-// Threads: join() from the owner. Blocking: join(), until the body has returned.
+// Threads: join() from the owner. Blocking: join(), until the body has returned; the end of the
+// process, for 2 s at most while bodies of run_detached() run.
 // Errors: Error(kUnavailable) when the system has no thread left.
 #pragma once
 
@@ -21,5 +22,9 @@ class NativeThread final : public Thread {
  private:
   std::thread thread_;
 };
+
+// Runs the body in a thread that nobody joins: for what a thread cannot do because it would wait
+// for its own end. The body throws nothing, and keeps what it uses.
+void run_detached(std::string name, std::function<void()> body);
 
 }  // namespace cadre::os
