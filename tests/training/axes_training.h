@@ -276,7 +276,10 @@ class AxesRank {
     if (layout_.sharing == Sharing::kShards) {
       fully_shard(part->first);
       fully_shard(part->second);
-      fsdp_ = std::make_unique<FullyShardedDataParallel<AxesGpt>>(part, mesh_.slice(data_axes()));
+      FullyShardedDataParallelOptions options;
+      if (experts_) options.weighting = GradientWeighting::kEqual;
+      fsdp_ = std::make_unique<FullyShardedDataParallel<AxesGpt>>(part, mesh_.slice(data_axes()),
+                                                                  options);
       return;
     }
     DistributedDataParallelOptions options;

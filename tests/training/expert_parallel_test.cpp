@@ -117,7 +117,7 @@ TEST(ExpertParallelTraining, DistributedDataParallelRefusesRanksWithOtherExperts
     const ExpertParallel experts(*net, DeviceMesh(group, {{"ep", 2}}));
     std::string message = "no error";
     try {
-      const DistributedDataParallel ddp{net, group};
+      const DistributedDataParallel ddp{net, group, {.weighting = GradientWeighting::kEqual}};
     } catch (const Error& error) {
       message = error.what();
     }

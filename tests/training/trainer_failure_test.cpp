@@ -63,12 +63,16 @@ Config config_in(const std::string& folder) {
   return config;
 }
 
-// In what the trainer itself asks for, apart from gradients. The sums are those of step 1, step
-// 2, the evaluation after step 2, and so on.
-void disturb_self_at(TrainerMoment moment, const FakeGroup& group,
+// In what run() itself asks for, apart from gradients: `is_running` says when. The sums are those
+// of step 1, step 2, the evaluation after step 2, and so on.
+void disturb_self_at(TrainerMoment moment, const FakeGroup& group, const bool& is_running,
                      const std::function<void()>& act) {
   const int due = moment == TrainerMoment::kLossSum ? 2 : 3;
-  group.on_call = [=, num_sums = 0](GroupCall& call) mutable {
+  group.on_call = [=, &is_running, num_sums = 0](GroupCall& call) mutable {
+    if (!is_running) {
+      call.pass_on();
+      return;
+    }
     if (moment == TrainerMoment::kSnapshot) {
       if (call.kind == OpKind::kAllGather && call.input.scalar_type() == torch::kByte) act();
     } else if (call.kind == OpKind::kAllReduce && call.input.scalar_type() == torch::kFloat64) {
@@ -85,8 +89,9 @@ void train_until_it_fails(RankContext& context, const Membership& membership,
   const FakeGroup fake(testing::connect(context, membership, {.timeout = limit}));
   const ProcessGroup group = fake.group();
   const int victim_pid = group.communicator().peers()[kVictim].pid;
+  bool is_running = false;
   if (context.rank == kVictim) {
-    disturb_self_at(test.moment, fake,
+    disturb_self_at(test.moment, fake, is_running,
                     [&] { testing::disturb_self(context, test.signal, folder.file("moment")); });
   }
   Trainer trainer(config_in(folder.path()), {.world = group,
@@ -95,6 +100,7 @@ void train_until_it_fails(RankContext& context, const Membership& membership,
                                              .stop_is_requested = [] { return false; },
                                              .print = [](std::string_view) {}});
   testing::FailureReport report;
+  is_running = true;
   report.message = testing::failure_of([&] { trainer.run(); });
   report.raised = context.system.now();
   context.output = testing::to_text(report);
@@ -115,7 +121,7 @@ std::vector<std::string> trainer_golden_texts(const TrainerCase& test, int rank)
   std::vector<std::string> texts;
   // What this rank's own call is named, and the operation that it runs.
   const std::vector<std::pair<std::string, std::string>> operations = {
-      {"all_reduce #N", "all_reduce"}, {"all_gather_into_tensor (all_gather #N)", "all_gather"}};
+      {"all_reduce #N", "all_reduce"}, {"cadre train (all_gather #N)", "all_gather"}};
   for (const auto& [call, operation] : operations) {
     const std::string cause =
         format("\n  {} is gone: its connection ended, {}{}", victim, seen, rebuild);
