@@ -54,6 +54,10 @@ class CADRE_EXPORT Communicator {
   static std::unique_ptr<Communicator> connect(os::System& system, const Membership& membership,
                                                const CommunicatorOptions& options,
                                                Deadline deadline);
+  // Aborts what is pending and leaves, as close() says. In a thread that the group would have to
+  // wait for (a callback, or the deleter of a keep_alive) it returns at once, and another thread
+  // ends the group soon after, so the System must live a moment longer; handles made by
+  // init_process_group() and of subgroups keep theirs. Throws nothing.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;

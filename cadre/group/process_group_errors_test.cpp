@@ -209,6 +209,25 @@ TEST(ProcessGroupErrors, ARefusedArgumentLeavesTheGroupUsableOnAllRanks) {
   });
 }
 
+// A rank that refuses a call and does not repeat it is named to those that wait for it.
+TEST(ProcessGroupErrors, ARankThatRefusesAndGoesOnIsTheCulpritOfTheOthersTimeouts) {
+  expect_on_ranks(3, [](const ProcessGroup& group) {
+    if (group.rank() == 1) {
+      require_refused(
+          group, "all_gather", [&](const auto& g) { g.all_gather({row()}, row()); }, "tensors");
+      const std::string failure = failure_of([&] { group.barrier(); });
+      require(failure.find("all_gather #1") != std::string::npos, failure);
+      return;
+    }
+    const std::vector<Tensor> parts = {row(), row(), row()};
+    const std::string fields = testing::failed_fields_of(
+        [&] { group.all_gather(parts, row(), {.timeout = std::chrono::milliseconds(100)}); });
+    require(fields.starts_with("kTimeout culprit=1 ") || fields.starts_with("kAborted culprit=1 "),
+            fields);
+    require(fields.find("operation=all_gather#1") != std::string::npos, fields);
+  });
+}
+
 TEST(ProcessGroupErrors, AFailureIsKeptAndThrownByEveryLaterCall) {
   expect_on_ranks(2, [](const ProcessGroup& group) {
     require(!group.error(), "no failure yet");

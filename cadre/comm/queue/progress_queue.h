@@ -143,6 +143,9 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   bool is_idle() const;
   // Whether an operation has not ended.
   bool has_pending() const;
+  // Whether the calling thread is one that close() waits for, or that uses what close() gives free:
+  // it runs code of the program from within this queue (a callback, a deleter, an engine).
+  bool is_on_this_thread() const;
   // New operations throw `reason` from now on.
   void refuse(const Error& reason);
   // Until the queue is idle (true) or the deadline has passed. Does not take the role: what is left
@@ -166,18 +169,34 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
         thread_(system, std::move(thread_name)),
         callback_thread_(system, "cadre-callbacks") {}
 
+  // Marks a thread as long as it runs code of the queue that may call code of the program.
+  class OnThread {
+   public:
+    explicit OnThread(const ProgressQueue& queue) noexcept;
+    ~OnThread();
+    OnThread(const OnThread&) = delete;
+    OnThread& operator=(const OnThread&) = delete;
+
+   private:
+    friend class ProgressQueue;
+
+    const ProgressQueue& queue_;
+    const OnThread* const outer_;  // of the same thread
+  };
+
   // Gives the role back when the holder is done, also when an exception leaves what it runs, so
   // that no later call waits for a role that nobody holds.
   class HeldRole {
    public:
     // REQUIRES: the calling thread has taken the role.
-    explicit HeldRole(ProgressQueue& queue) : queue_(queue) {}
+    explicit HeldRole(ProgressQueue& queue) : queue_(queue), on_thread_(queue) {}
     ~HeldRole() { queue_.release_role(); }
     HeldRole(const HeldRole&) = delete;
     HeldRole& operator=(const HeldRole&) = delete;
 
    private:
     ProgressQueue& queue_;
+    const OnThread on_thread_;
   };
 
   // Numbers the operations in this order. Either all are posted, or it throws. kCaller: the calling

@@ -3,7 +3,10 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <memory>
+#include <mutex>
 #include <utility>
 
 #include "cadre/base/format.h"
@@ -67,22 +70,76 @@ void* run_thread(void* start) noexcept {
   return nullptr;
 }
 
-}  // namespace
-
-NativeThread::NativeThread(std::string name, std::function<void()> body) {
+pthread_t start_thread(std::string name, std::function<void()> body) {
   const SignalsBlocked inherited_by_the_thread;
   const StackAttributes attributes;
   auto start = std::make_unique<ThreadStart>(ThreadStart{std::move(name), std::move(body)});
-  const int status = ::pthread_create(&thread_, attributes.get(), run_thread, start.get());
+  pthread_t thread{};
+  const int status = ::pthread_create(&thread, attributes.get(), run_thread, start.get());
   if (status != 0) {
     throw errno_error(ErrorCode::kUnavailable, cadre::format("start thread \"{}\"", start->name),
                       status);
   }
   (void)start.release();  // the thread's
+  return thread;
 }
+
+// Counts the detached threads.
+class DetachedThreads {
+ public:
+  void begin() {
+    const std::lock_guard lock(mutex_);
+    ++num_running_;
+  }
+  void end() {
+    const std::lock_guard lock(mutex_);
+    --num_running_;
+    changed_.notify_all();
+  }
+  void await_all(std::chrono::seconds limit) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, limit, [this] { return num_running_ == 0; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int num_running_ = 0;
+};
+
+// Its destructor runs at the end of the process, before objects are destroyed that the threads use.
+class AwaitedAtExit {
+ public:
+  ~AwaitedAtExit() { threads_->await_all(std::chrono::seconds(2)); }
+  const std::shared_ptr<DetachedThreads>& threads() const { return threads_; }
+
+ private:
+  // Shared with the threads, which may outlive it.
+  const std::shared_ptr<DetachedThreads> threads_ = std::make_shared<DetachedThreads>();
+};
+
+}  // namespace
+
+NativeThread::NativeThread(std::string name, std::function<void()> body)
+    : thread_(start_thread(std::move(name), std::move(body))) {}
 
 void NativeThread::join() {
   if (!std::exchange(is_joined_, true)) ::pthread_join(thread_, nullptr);
+}
+
+void run_detached(std::string name, std::function<void()> body) {
+  static const AwaitedAtExit awaited;
+  const std::shared_ptr<DetachedThreads> threads = awaited.threads();
+  threads->begin();
+  try {
+    ::pthread_detach(start_thread(std::move(name), [threads, body = std::move(body)] {
+      body();
+      threads->end();
+    }));
+  } catch (...) {
+    threads->end();
+    throw;
+  }
 }
 
 }  // namespace cadre::os

@@ -1,0 +1,40 @@
+// The destruction of a group on a thread that the group would have to join: that of a callback, or
+// of the deleter of a keep_alive, which held its last handle.
+//
+// Threads: any. Blocking: never, if the thread is one of the group's; else as ~Communicator.
+// Errors: none; without a thread the group stays until the process ends, and the log says so.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <utility>
+
+#include "cadre/base/export.h"
+#include "cadre/base/log.h"
+#include "cadre/comm/communicator.h"
+
+namespace cadre {
+
+// Whether the calling thread runs code of the program from within the group.
+CADRE_EXPORT bool is_on_own_thread(const Communicator& group);
+
+// Calls `destroy` in a thread that nobody joins. The end of the process waits for it for a moment.
+CADRE_EXPORT void destroy_in_other_thread(std::function<void()> destroy,
+                                          const std::shared_ptr<LogSink>& log) noexcept;
+
+// A handle to owner->communicator that shares the owner, which is destroyed where that can be done.
+// Owner: has a member `communicator`, a pointer to a group, and what that group borrows.
+template <typename Owner>
+std::shared_ptr<Communicator> share_group(std::unique_ptr<Owner> owner) {
+  Communicator* const group = &*owner->communicator;
+  const std::shared_ptr<Owner> shared(owner.release(), [](Owner* last) {
+    std::unique_ptr<Owner> own(last);
+    if (!is_on_own_thread(*own->communicator)) return;
+    const auto log = own->communicator->options().log;
+    destroy_in_other_thread(
+        [released = own.release()] { std::unique_ptr<Owner>{released}.reset(); }, log);
+  });
+  return std::shared_ptr<Communicator>(shared, group);
+}
+
+}  // namespace cadre
