@@ -1,9 +1,11 @@
 #include "cadre/shard/shardable.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
-#include <cstddef>
+#include <cstdint>
 #include <utility>
 
 #include "cadre/base/error.h"
@@ -17,22 +19,59 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, format("{}: {}", what, problem));
 }
 
-const std::byte* begin_of(const at::Tensor& tensor) {
-  return static_cast<const std::byte*>(tensor.const_data_ptr());
-}
+// The bytes from the first to the last element of a tensor, in the memory of the process or, on
+// the meta device, in its storage.
+struct Extent {
+  const NamedTensor* named;
+  bool is_moved;
+  const void* space;  // the storage on the meta device; null for memory of the process
+  uintptr_t begin;
+  uintptr_t end;
+};
 
-// The memory between the first and the last element, for a tensor with elements.
-const std::byte* end_of(const at::Tensor& tensor) {
+Extent extent_of(const NamedTensor& named, bool is_moved) {
+  const at::Tensor& tensor = named.tensor;
+  const auto size = static_cast<int64_t>(tensor.element_size());
   int64_t last = 0;
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
     last += (tensor.size(dim) - 1) * tensor.stride(dim);
   }
-  return begin_of(tensor) + (last + 1) * static_cast<int64_t>(tensor.element_size());
+  const void* const space = tensor.is_meta() ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+  const auto begin = tensor.is_meta() ? static_cast<uintptr_t>(tensor.storage_offset() * size)
+                                      : reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  return {.named = &named,
+          .is_moved = is_moved,
+          .space = space,
+          .begin = begin,
+          .end = begin + static_cast<uintptr_t>((last + 1) * size)};
 }
 
-void check_form(const std::string& what, const NamedTensor& parameter, at::ScalarType dtype) {
+// The bytes of the tensor's elements as a view of `bytes`, whose first byte is at `origin`.
+at::Tensor bytes_in(const at::Tensor& bytes, const Extent& extent, uintptr_t origin) {
+  const at::Tensor& tensor = extent.named->tensor;
+  const auto size = static_cast<int64_t>(tensor.element_size());
+  std::vector<int64_t> sizes = tensor.sizes().vec();
+  std::vector<int64_t> strides;
+  for (const int64_t stride : tensor.strides()) strides.push_back(stride * size);
+  sizes.push_back(size);
+  strides.push_back(1);
+  return bytes.as_strided(sizes, strides, static_cast<int64_t>(extent.begin - origin));
+}
+
+// Whether tensors whose extents overlap have an element in common: columns of a matrix have none.
+bool share_elements(const Extent& first, const Extent& second) {
+  const uintptr_t origin = std::min(first.begin, second.begin);
+  const auto count = static_cast<int64_t>(std::max(first.end, second.end) - origin);
+  const at::NoGradGuard no_grad;
+  const at::Tensor bytes = at::zeros({count}, at::kByte);
+  bytes_in(bytes, first, origin).fill_(1);
+  return bytes_in(bytes, second, origin).any().item<bool>();
+}
+
+void check_form(const std::string& what, const NamedTensor& parameter, const ShardedDtypes& rules) {
   const at::Tensor& tensor = parameter.tensor;
-  if (!tensor.defined() || tensor.layout() != at::kStrided || !tensor.device().is_cpu()) {
+  if (!tensor.defined() || tensor.layout() != at::kStrided ||
+      !(tensor.is_cpu() || (rules.may_be_meta && tensor.is_meta()))) {
     refuse_parameter(
         what,
         format("\"{}\" is {}; only dense CPU tensors with values can be sharded", parameter.name,
@@ -45,39 +84,27 @@ void check_form(const std::string& what, const NamedTensor& parameter, at::Scala
                      "a module",
                      parameter.name));
   }
-  if (tensor.scalar_type() != dtype) {
+  if (tensor.scalar_type() != rules.shard) {
     refuse_parameter(
-        what, format("\"{}\" is {} but the first parameter is {}; put parameters of different "
-                     "dtypes into different sets",
-                     parameter.name, c10::toString(tensor.scalar_type()), c10::toString(dtype)));
+        what,
+        format("\"{}\" is {} but the first parameter is {}; put parameters of different "
+               "dtypes into different sets",
+               parameter.name, c10::toString(tensor.scalar_type()), c10::toString(rules.shard)));
   }
 }
 
 // Throws for a parameter that is sharded already.
-const std::byte* checked_begin_of(const std::string& what, const NamedTensor& parameter) {
-  if (has_values(parameter.tensor)) return begin_of(parameter.tensor);
+void check_has_values(const std::string& what, const NamedTensor& parameter) {
+  if (parameter.tensor.is_meta() || has_values(parameter.tensor)) return;
   refuse_parameter(what,
                    format("the values of \"{}\" are not there; a wrapper or optimizer has sharded "
-                          "them already. Destroy that one first, or use it",
+                          "them already. Use that one; when it is gone, construct the module again",
                           parameter.name));
 }
 
-void check_apart(const std::string& what, const std::vector<NamedTensor>& parameters) {
-  std::vector<std::pair<const std::byte*, const NamedTensor*>> places;
-  for (const NamedTensor& parameter : parameters) {
-    if (parameter.tensor.numel() == 0) continue;
-    places.emplace_back(checked_begin_of(what, parameter), &parameter);
-  }
-  std::stable_sort(places.begin(), places.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
-  for (size_t i = 1; i < places.size(); ++i) {
-    if (end_of(places[i - 1].second->tensor) <= places[i].first) continue;
-    refuse_parameter(
-        what, format("\"{}\" and \"{}\" share memory, and only one place can hold it; give them "
-                     "memory of their own, or make them one tensor under two names and pass it "
-                     "once",
-                     places[i - 1].second->name, places[i].second->name));
-  }
+bool has_memory(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.layout() == at::kStrided && tensor.numel() > 0 &&
+         (tensor.is_meta() || (tensor.is_cpu() && has_values(tensor)));
 }
 
 }  // namespace
@@ -91,21 +118,51 @@ bool has_values(const at::Tensor& parameter) {
   }
 }
 
+void check_apart(const std::string& what, std::span<const NamedTensor> moved,
+                 std::span<const NamedTensor> kept) {
+  std::vector<Extent> extents;
+  for (const NamedTensor& named : moved) {
+    if (named.tensor.numel() == 0) continue;
+    check_has_values(what, named);
+    extents.push_back(extent_of(named, /*is_moved=*/true));
+  }
+  for (const NamedTensor& named : kept) {
+    if (has_memory(named.tensor)) extents.push_back(extent_of(named, /*is_moved=*/false));
+  }
+  std::ranges::stable_sort(extents, {}, [](const Extent& extent) {
+    return std::pair(reinterpret_cast<uintptr_t>(extent.space), extent.begin);
+  });
+  for (size_t i = 0; i < extents.size(); ++i) {
+    const Extent& first = extents[i];
+    for (size_t k = i + 1; k < extents.size(); ++k) {
+      const Extent& second = extents[k];
+      if (second.space != first.space || second.begin >= first.end) break;
+      if (!first.is_moved && !second.is_moved) continue;
+      if (first.named->tensor.is_same(second.named->tensor)) continue;
+      if (!share_elements(first, second)) continue;
+      refuse_parameter(what, format("\"{}\" and \"{}\" share memory, and only one place can hold "
+                                    "it; give them memory of their own, or make them one tensor "
+                                    "that is registered under both names",
+                                    first.named->name, second.named->name));
+    }
+  }
+}
+
 void check_shardable(const std::string& what, const std::vector<NamedTensor>& parameters,
-                     const ShardedDtypes& dtypes) {
-  for (const NamedTensor& parameter : parameters) check_form(what, parameter, dtypes.shard);
-  for (const at::ScalarType dtype : {dtypes.shard, dtypes.compute}) {
+                     const ShardedDtypes& rules) {
+  for (const NamedTensor& parameter : parameters) check_form(what, parameter, rules);
+  for (const at::ScalarType dtype : {rules.shard, rules.compute}) {
     if (to_dtype(dtype)) continue;
     refuse_parameter(what, format("{} cannot be exchanged; supported are {}", c10::toString(dtype),
                                   dtype_names()));
   }
   for (size_t i = 0; i < parameters.size(); ++i) {
     const NamedTensor& parameter = parameters[i];
-    if (dtypes.compute != dtypes.shard && parameter.tensor.grad().defined()) {
+    if (rules.compute != rules.shard && parameter.tensor.grad().defined()) {
       refuse_parameter(
           what, format("\"{}\" has a gradient in {}, and its values become {}; call "
                        "zero_grad() before",
-                       parameter.name, c10::toString(dtypes.shard), c10::toString(dtypes.compute)));
+                       parameter.name, c10::toString(rules.shard), c10::toString(rules.compute)));
     }
     for (size_t k = 0; k < i; ++k) {
       if (!parameters[k].tensor.is_same(parameter.tensor)) continue;

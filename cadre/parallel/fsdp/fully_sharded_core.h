@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cadre/base/export.h"
@@ -20,6 +21,7 @@
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/fsdp/sharded_units.h"
+#include "cadre/parallel/fsdp/unit_assignment.h"
 #include "cadre/shard/parameter_shard.h"
 
 namespace torch::nn {
@@ -57,7 +59,8 @@ struct CADRE_EXPORT ShardGroups {
 
 class CADRE_EXPORT FullyShardedCore {
  public:
-  // Checks that the ranks hold the same model, copies rank 0's values to all, and shards.
+  // Checks that the model can be sharded and that the ranks hold the same model, units and options,
+  // before anything is changed. Then copies rank 0's values to all, and shards.
   FullyShardedCore(const std::shared_ptr<torch::nn::Module>& module, ShardGroups groups,
                    FullyShardedDataParallelOptions options);
   ~FullyShardedCore();
@@ -96,6 +99,7 @@ class CADRE_EXPORT FullyShardedCore {
   struct Gathered;  // the flat parameters of one unit, as UnitMemory
   struct Construction;
 
+  UnitAssignment agreed_assignment();
   bool shards_have_gradients() const;
 
   std::shared_ptr<torch::nn::Module> module_;
@@ -109,5 +113,10 @@ class CADRE_EXPORT FullyShardedCore {
   std::shared_ptr<reduction::DataParallelCore> core_;
   std::shared_ptr<ShardedUnits> units_;
 };
+
+// The core of an object that shares it. Throws kInvalidArgument for one that was moved from, or is
+// made from none. owner: its class.
+CADRE_EXPORT FullyShardedCore& checked(const std::shared_ptr<FullyShardedCore>& core,
+                                       std::string_view owner);
 
 }  // namespace cadre::parallel
