@@ -9,6 +9,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/group/agreement.h"
+#include "cadre/group/operands/memory_extent.h"
 #include "cadre/mesh/layout.h"
 #include "cadre/wrap/replica_check.h"
 #include "cadre/wrap/shard_mark.h"
@@ -143,52 +144,29 @@ void parallelize_new(TensorParallelLayer& layer, const LayerParallelism& how, co
   layer.parallelize(how, type, divided);
 }
 
-namespace {
-
-struct MemoryOf {
-  std::string name;
-  const c10::TensorImpl* tensor;
-  const std::byte* begin;
-  const std::byte* end;
-};
-
-// Of a tensor with elements.
-MemoryOf memory_of(const NamedTensor& named) {
-  const at::Tensor& tensor = named.tensor;
-  const auto* const begin = static_cast<const std::byte*>(tensor.const_data_ptr());
-  int64_t last = 0;
-  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    last += (tensor.size(dim) - 1) * tensor.stride(dim);
-  }
-  return {named.name, tensor.unsafeGetTensorImpl(), begin,
-          begin + (last + 1) * static_cast<int64_t>(tensor.element_size())};
-}
-
-}  // namespace
-
 void check_memory_of_divided(const torch::nn::Module& module, const DividedParameters& divided,
                              std::string_view caller) {
   std::vector<NamedTensor> tensors = distinct_parameters(module);
   const std::vector<NamedTensor> buffers = distinct_buffers(module);
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-  std::vector<MemoryOf> places;
-  for (const NamedTensor& named : tensors) {
-    if (named.tensor.numel() > 0 && named.tensor.has_storage()) places.push_back(memory_of(named));
-  }
-  std::ranges::stable_sort(places, {}, &MemoryOf::begin);
-  const auto is_divided = [&](const MemoryOf& place) {
-    const auto known = divided.find(place.tensor);
-    return known != divided.end() && known->second.dim.has_value();
-  };
-  for (size_t i = 1; i < places.size(); ++i) {
-    const MemoryOf& a = places[i - 1];
-    const MemoryOf& b = places[i];
-    if (a.end <= b.begin || (!is_divided(a) && !is_divided(b))) continue;
-    throw Error(ErrorCode::kInvalidArgument,
-                format("{}: \"{}\" and \"{}\" share memory, and a rank keeps a part of one of them "
-                       "in memory of its own, so that they would be no longer equal; make them one "
-                       "tensor, registered under both names, or give each its own memory",
-                       caller, a.name, b.name));
+  std::erase_if(tensors, [](const NamedTensor& named) {
+    return named.tensor.numel() == 0 || !named.tensor.has_storage();
+  });
+  std::vector<MemoryExtent> extents;
+  for (const NamedTensor& named : tensors) extents.push_back(memory_extent(named.tensor));
+  for (const std::vector<size_t>& connected : connected_extents(extents)) {
+    if (connected.size() == 1) continue;
+    for (const size_t i : connected) {
+      const auto known = divided.find(tensors[i].tensor.unsafeGetTensorImpl());
+      if (known == divided.end() || !known->second.dim) continue;
+      const size_t other = *std::ranges::find_if(
+          connected, [&](size_t k) { return k != i && extents[k].overlaps(extents[i]); });
+      throw Error(ErrorCode::kInvalidArgument,
+                  format("{}: \"{}\" and \"{}\" share memory, and a rank keeps a part of the first "
+                         "in memory of its own, so that they would be no longer equal; make them "
+                         "one tensor, registered under both names, or give each its own memory",
+                         caller, tensors[i].name, tensors[other].name));
+    }
   }
 }
 

@@ -2,32 +2,19 @@
 
 #include <c10/core/ScalarType.h>
 
-#include <algorithm>
 #include <cstddef>
-#include <utility>
+#include <string_view>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/group/dtype.h"
+#include "cadre/group/operands/memory_extent.h"
 
 namespace cadre::shard {
 namespace {
 
 [[noreturn]] void refuse_parameter(const std::string& what, const std::string& problem) {
   throw Error(ErrorCode::kInvalidArgument, format("{}: {}", what, problem));
-}
-
-const std::byte* begin_of(const at::Tensor& tensor) {
-  return static_cast<const std::byte*>(tensor.const_data_ptr());
-}
-
-// The memory between the first and the last element, for a tensor with elements.
-const std::byte* end_of(const at::Tensor& tensor) {
-  int64_t last = 0;
-  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
-    last += (tensor.size(dim) - 1) * tensor.stride(dim);
-  }
-  return begin_of(tensor) + (last + 1) * static_cast<int64_t>(tensor.element_size());
 }
 
 void check_form(const std::string& what, const NamedTensor& parameter, at::ScalarType dtype) {
@@ -53,30 +40,27 @@ void check_form(const std::string& what, const NamedTensor& parameter, at::Scala
   }
 }
 
-// Throws for a parameter that is sharded already.
-const std::byte* checked_begin_of(const std::string& what, const NamedTensor& parameter) {
-  if (has_values(parameter.tensor)) return begin_of(parameter.tensor);
-  refuse_parameter(what,
-                   format("the values of \"{}\" are not there; a wrapper or optimizer has sharded "
-                          "them already. Destroy that one first, or use it",
-                          parameter.name));
-}
-
 void check_apart(const std::string& what, const std::vector<NamedTensor>& parameters) {
-  std::vector<std::pair<const std::byte*, const NamedTensor*>> places;
-  for (const NamedTensor& parameter : parameters) {
-    if (parameter.tensor.numel() == 0) continue;
-    places.emplace_back(checked_begin_of(what, parameter), &parameter);
+  std::vector<MemoryExtent> extents;
+  std::vector<std::string_view> names;
+  for (const auto& [name, tensor] : parameters) {
+    if (tensor.numel() == 0) continue;
+    if (!has_values(tensor)) {
+      refuse_parameter(
+          what, format("the values of \"{}\" are not there; a wrapper or optimizer has sharded "
+                       "them already. Destroy that one first, or use it",
+                       name));
+    }
+    extents.push_back(memory_extent(tensor));
+    names.push_back(name);
   }
-  std::stable_sort(places.begin(), places.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
-  for (size_t i = 1; i < places.size(); ++i) {
-    if (end_of(places[i - 1].second->tensor) <= places[i].first) continue;
+  for (const std::vector<size_t>& connected : connected_extents(extents)) {
+    if (connected.size() == 1) continue;
     refuse_parameter(
         what, format("\"{}\" and \"{}\" share memory, and only one place can hold it; give them "
                      "memory of their own, or make them one tensor under two names and pass it "
                      "once",
-                     places[i - 1].second->name, places[i].second->name));
+                     names[connected[0]], names[connected[1]]));
   }
 }
 

@@ -11,33 +11,10 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/group/operands/memory_extent.h"
 
 namespace cadre {
 namespace {
-
-// The memory from the first to behind the last element of a target.
-struct Extent {
-  const PlannedWrite* write;
-  const std::byte* begin;
-  const std::byte* end;
-};
-
-std::vector<Extent> extents_of(std::span<const PlannedWrite> writes) {
-  std::vector<Extent> extents;
-  for (const PlannedWrite& write : writes) {
-    const at::Tensor& target = write.target;
-    if (target.numel() == 0) continue;
-    int64_t last = 0;
-    for (int64_t dim = 0; dim < target.dim(); ++dim) {
-      last += (target.size(dim) - 1) * target.stride(dim);
-    }
-    const auto* const begin = static_cast<const std::byte*>(target.const_data_ptr());
-    const auto item_bytes = static_cast<int64_t>(target.element_size());
-    extents.push_back({&write, begin, begin + (last + 1) * item_bytes});
-  }
-  std::ranges::sort(extents, {}, &Extent::begin);
-  return extents;
-}
 
 // The bytes of memory that several extents cover, with the values that they will get.
 class SharedBytes {
@@ -94,19 +71,20 @@ class SharedBytes {
 
 void check_shared_memory(std::span<const PlannedWrite> writes) {
   const at::NoGradGuard no_grad;
-  const std::vector<Extent> extents = extents_of(writes);
-  for (size_t first = 0; first < extents.size();) {
-    // The extents that are connected by overlaps.
-    const std::byte* end = extents[first].end;
-    size_t next = first + 1;
-    for (; next < extents.size() && extents[next].begin < end; ++next) {
-      end = std::max(end, extents[next].end);
-    }
-    if (next - first > 1) {
-      SharedBytes shared(extents[first].begin, end - extents[first].begin);
-      for (size_t i = first; i < next; ++i) shared.add(*extents[i].write);
-    }
-    first = next;
+  std::vector<MemoryExtent> extents;
+  std::vector<const PlannedWrite*> written;
+  for (const PlannedWrite& write : writes) {
+    if (write.target.numel() == 0) continue;
+    extents.push_back(memory_extent(write.target));
+    written.push_back(&write);
+  }
+  for (const std::vector<size_t>& connected : connected_extents(extents)) {
+    if (connected.size() == 1) continue;
+    const std::byte* const begin = extents[connected[0]].begin;
+    const std::byte* end = begin;
+    for (const size_t i : connected) end = std::max(end, extents[i].end);
+    SharedBytes shared(begin, end - begin);
+    for (const size_t i : connected) shared.add(*written[i]);
   }
 }
 

@@ -393,6 +393,22 @@ TEST(ParallelizeModule, RefusesAWeightWhoseMemoryAnotherTensorHas) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// One tensor of another size may lie between the two that share the memory.
+TEST(ParallelizeModule, RefusesAWeightWithinABufferThatHasASmallerOneBeforeIt) {
+  struct Model : torch::nn::Module {
+    Model() {
+      const torch::Tensor all = register_buffer("all", torch::zeros({100}));
+      register_buffer("few", all.narrow(0, 2, 4));
+      head = register_module("head", Linear(torch::nn::LinearOptions(6, 11).bias(false)));
+      head->weight.set_data(all.narrow(0, 20, 66).view({11, 6}));
+    }
+    Linear head{nullptr};
+  };
+  Model model;
+  EXPECT_THAT(refusal(model, {{"head", ParallelStyle::kColwise}}),
+              HasSubstr("parallelize_module: \"head.weight\" and \"all\" share memory"));
+}
+
 // Options that no weight shows: each rank would compute another function.
 TEST(ParallelizeModule, OptionsThatDifferBetweenRanksAreRefusedOnAll) {
   struct Model : torch::nn::Module {
