@@ -39,6 +39,7 @@ struct ChildPlan {
   int output;
   int error;
   int failure_report;
+  int go_ahead;
   sigset_t ignored_signals;
   std::vector<LimitChange> limits;
 };
@@ -59,6 +60,13 @@ void set_signals(const sigset_t& ignored) {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
+// The child itself has an open write end, so this ends with the parent's byte or with its death.
+void await_go_ahead(int go_ahead) {
+  char byte = 0;
+  while (::read(go_ahead, &byte, 1) < 0 && errno == EINTR) {
+  }
+}
+
 [[noreturn]] void run_child(const ChildPlan& plan) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -73,8 +81,23 @@ void set_signals(const sigset_t& ignored) {
   ::syscall(SYS_close_range, 3U, ~0U, 4U /* CLOSE_RANGE_CLOEXEC */);
   set_signals(plan.ignored_signals);
   for (const LimitChange& limit : plan.limits) ::setrlimit(limit.resource, &limit.value);
+  await_go_ahead(plan.go_ahead);
   ::execve(plan.executable, plan.arguments.data(), plan.environment.data());
   report_and_exit(plan.failure_report, errno);
+}
+
+// Both ends block.
+struct BlockingPipe {
+  Fd reader;
+  Fd writer;
+};
+
+Result<BlockingPipe> make_blocking_pipe() {
+  int ends[2] = {-1, -1};
+  if (::pipe2(ends, O_CLOEXEC) != 0) {
+    return errno_error(ErrorCode::kUnavailable, "make a pipe", errno);
+  }
+  return BlockingPipe{.reader = Fd(ends[0]), .writer = Fd(ends[1])};
 }
 
 // The errno with which the child failed to execute the program; 0 when it runs.
@@ -120,12 +143,10 @@ Result<std::unique_ptr<Process>> Process::start(const ProcessOptions& options) {
   if (!output.ok()) return output.error();
   Result<Pipe> error = options.joins_output ? Pipe() : make_pipe();
   if (!error.ok()) return error.error();
-  int report_ends[2] = {-1, -1};
-  if (::pipe2(report_ends, O_CLOEXEC) != 0) {
-    return errno_error(ErrorCode::kUnavailable, "make a pipe", errno);
-  }
-  const Fd report_reader(report_ends[0]);
-  Fd report_writer(report_ends[1]);
+  auto report = make_blocking_pipe();
+  if (!report.ok()) return report.error();
+  const auto go_ahead = make_blocking_pipe();
+  if (!go_ahead.ok()) return go_ahead.error();
 
   const ChildPlan plan{.executable = options.executable.c_str(),
                        .arguments = pointers_to(options.arguments),
@@ -133,17 +154,20 @@ Result<std::unique_ptr<Process>> Process::start(const ProcessOptions& options) {
                        .parent_pid = ::getpid(),
                        .output = output->write_end.get(),
                        .error = (options.joins_output ? output : error)->write_end.get(),
-                       .failure_report = report_writer.get(),
+                       .failure_report = report->writer.get(),
+                       .go_ahead = go_ahead->reader.get(),
                        .ignored_signals = set_of(options.ignored_signals),
                        .limits = changes_to(options.soft_limits)};
   const int pid = ::fork();
   if (pid == 0) run_child(plan);
   if (pid < 0) return errno_error(ErrorCode::kUnavailable, "start a process", errno);
-  // Nobody else reaps the child, so its number cannot be reused before this.
+  // The child waits for the byte below, so it is there and the number is its own, also where the
+  // kernel reaps children at once because SIGCHLD is ignored.
   Fd exit_event(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   const int pidfd_error = errno;
-  report_writer.close();
-  const int error_number = read_failure(report_reader);
+  report->writer.close();
+  [[maybe_unused]] const ssize_t written = ::write(go_ahead->writer.get(), "", 1);
+  const int error_number = read_failure(report->reader);
   auto process = std::make_unique<Process>(Parts{.pid = pid,
                                                  .exit_event = std::move(exit_event),
                                                  .standard_output = std::move(output->read_end),
