@@ -2,14 +2,11 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
-#include <cstddef>
 #include <utility>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/group/agreement.h"
-#include "cadre/group/operands/memory_extent.h"
 #include "cadre/mesh/layout.h"
 #include "cadre/wrap/replica_check.h"
 #include "cadre/wrap/shard_mark.h"
@@ -142,32 +139,6 @@ void parallelize_new(TensorParallelLayer& layer, const LayerParallelism& how, co
       "pass the same options on all ranks");
   make_equal(dynamic_cast<const torch::nn::Module&>(layer), how.group, type);
   layer.parallelize(how, type, divided);
-}
-
-void check_memory_of_divided(const torch::nn::Module& module, const DividedParameters& divided,
-                             std::string_view caller) {
-  std::vector<NamedTensor> tensors = distinct_parameters(module);
-  const std::vector<NamedTensor> buffers = distinct_buffers(module);
-  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-  std::erase_if(tensors, [](const NamedTensor& named) {
-    return named.tensor.numel() == 0 || !named.tensor.has_storage();
-  });
-  std::vector<MemoryExtent> extents;
-  for (const NamedTensor& named : tensors) extents.push_back(memory_extent(named.tensor));
-  for (const std::vector<size_t>& connected : connected_extents(extents)) {
-    if (connected.size() == 1) continue;
-    for (const size_t i : connected) {
-      const auto known = divided.find(tensors[i].tensor.unsafeGetTensorImpl());
-      if (known == divided.end() || !known->second.dim) continue;
-      const size_t other = *std::ranges::find_if(
-          connected, [&](size_t k) { return k != i && extents[k].overlaps(extents[i]); });
-      throw Error(ErrorCode::kInvalidArgument,
-                  format("{}: \"{}\" and \"{}\" share memory, and a rank keeps a part of the first "
-                         "in memory of its own, so that they would be no longer equal; make them "
-                         "one tensor, registered under both names, or give each its own memory",
-                         caller, tensors[i].name, tensors[other].name));
-    }
-  }
 }
 
 }  // namespace layers

@@ -119,13 +119,6 @@ namespace layers {
 CADRE_EXPORT void parallelize_new(TensorParallelLayer& layer, const LayerParallelism& how,
                                   const char* type);
 
-// Throws if two tensors of the module share memory and one of them is among `divided`: the ranks
-// keep parts of it in new memory, and the two would be no longer one. caller: how the message
-// begins.
-CADRE_EXPORT void check_memory_of_divided(const torch::nn::Module& module,
-                                          const DividedParameters& divided,
-                                          std::string_view caller);
-
 // clone() of a layer: `copy` is a new one with the same options.
 template <typename Layer>
 std::shared_ptr<torch::nn::Module> with_parameters_of(const Layer& layer,

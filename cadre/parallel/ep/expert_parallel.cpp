@@ -10,11 +10,10 @@
 #include "cadre/base/format.h"
 #include "cadre/group/agreement.h"
 #include "cadre/layers/joint_loss.h"
+#include "cadre/layers/module_division.h"
 #include "cadre/layers/tensor_parallel_layer.h"
 #include "cadre/parallel/ep/mixture_of_experts.h"
 #include "cadre/parallel/ep/token_dispatch.h"
-#include "cadre/shard/shardable.h"
-#include "cadre/wrap/shard_mark.h"
 
 namespace cadre {
 namespace {
@@ -138,70 +137,6 @@ std::shared_ptr<const parallel::ExpertGroups> groups_of(const DeviceMesh& mesh,
       parallel::ExpertGroups{.tokens = tokens, .experts = experts, .members = std::move(members)});
 }
 
-ParameterShard record_of(const NamedTensor& parameter, const DeviceMesh& mesh,
-                         const std::string& expert_axis, const DividedParameters& divided) {
-  const auto known = divided.find(parameter.tensor.unsafeGetTensorImpl());
-  const bool is_expert = known != divided.end();
-  std::vector<Placement> placements;
-  for (const MeshAxis& axis : mesh.axes()) {
-    placements.push_back(is_expert && axis.name == expert_axis ? Placement(Shard(0)) : Replicate());
-  }
-  return {.name = parameter.name,
-          .sizes = is_expert ? known->second.sizes : parameter.tensor.sizes().vec(),
-          .mesh = mesh,
-          .placements = std::move(placements),
-          .flat_axis = {},
-          .range = {.begin = 0, .end = parameter.tensor.numel()},
-          .values = parameter.tensor,
-          .parameter = parameter.tensor};
-}
-
-// With the axes of what has divided the parameter before.
-ParameterShard joint_record_of(const NamedTensor& parameter, const DeviceMesh& mesh,
-                               const std::string& expert_axis, const DividedParameters& divided) {
-  return on_joint_mesh(record_of(parameter, mesh, expert_axis, divided),
-                       division_of(parameter).get());
-}
-
-bool is_cut(const NamedTensor& parameter, const DeviceMesh& mesh, const std::string& expert_axis,
-            const DividedParameters& divided) {
-  return divided.contains(parameter.tensor.unsafeGetTensorImpl()) && mesh.size(expert_axis) > 1;
-}
-
-// Throws for what would fail when the first layers are divided already.
-void check_parameters(const torch::nn::Module& module, const DeviceMesh& mesh,
-                      const std::string& expert_axis, const DividedParameters& divided) {
-  for (const NamedTensor& parameter : distinct_parameters(module)) {
-    if (!shard::has_values(parameter.tensor)) {
-      refuse_division(
-          format("the values of \"{}\" are not there; a wrapper or optimizer has sharded them "
-                 "already. Divide a module before it is wrapped",
-                 parameter.name));
-    }
-    if (!is_cut(parameter, mesh, expert_axis, divided)) {
-      static_cast<void>(joint_record_of(parameter, mesh, expert_axis, divided));
-    } else if (wrap::shard_mark_of(parameter.tensor) != nullptr) {
-      refuse_division(format("\"{}\" is a shard already ({}); divide a parameter once",
-                             parameter.name, wrap::shard_mark_of(parameter.tensor)->owner));
-    }
-  }
-}
-
-std::vector<ParameterShard> records_of(const torch::nn::Module& module, const DeviceMesh& mesh,
-                                       const std::string& expert_axis,
-                                       const DividedParameters& divided) {
-  std::vector<ParameterShard> records;
-  for (const NamedTensor& parameter : distinct_parameters(module)) {
-    if (is_cut(parameter, mesh, expert_axis, divided)) {
-      records.push_back(record_of(parameter, mesh, expert_axis, divided));
-      keep_division(records.back());
-    } else {
-      records.push_back(joint_record_of(parameter, mesh, expert_axis, divided));
-    }
-  }
-  return records;
-}
-
 // A record has no axis along which nothing divides the parameter.
 bool is_replicated_along(const MeshAxis& axis, const ParameterShard& shard) {
   const auto found = std::ranges::find(shard.mesh.axes(), axis);
@@ -217,6 +152,7 @@ ExpertParallel::ExpertParallel(torch::nn::Module& module, const DeviceMesh& mesh
   const std::string& axis = options.expert_axis;
   std::vector<NamedLayer> experts;
   DividedParameters divided;
+  const layers::ModuleDivision division(module, mesh, axis, divided, "ExpertParallel");
   check_equal_on_all_ranks(
       mesh.joint_group(names_of_axes(mesh)), "ExpertParallel",
       [&] {
@@ -230,15 +166,14 @@ ExpertParallel::ExpertParallel(torch::nn::Module& module, const DeviceMesh& mesh
         for (const NamedLayer& named : experts) check_layer(named, mesh, axis);
         divided = divided_by(experts);
         check_experts_only_in_layers(module, divided);
-        check_parameters(module, mesh, axis, divided);
-        layers::check_memory_of_divided(module, divided, "ExpertParallel");
+        division.check();
         return fields_of(experts, axis);
       },
       "pass the same module with the same options on all ranks");
   const std::shared_ptr<const parallel::ExpertGroups> groups = groups_of(mesh, axis);
   make_equal(module, groups->tokens, "ExpertParallel");
   for (const auto& [name, layer] : experts) layer->divide(groups, name);
-  shards_ = records_of(module, mesh, axis, divided);
+  shards_ = division.keep_records();
 }
 
 at::Tensor ExpertParallel::mean_over_tokens(const at::Tensor& sum, int64_t count) const {

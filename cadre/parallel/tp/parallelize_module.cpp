@@ -12,8 +12,7 @@
 #include "cadre/base/format.h"
 #include "cadre/group/agreement.h"
 #include "cadre/layers/attention/context_parallel.h"
-#include "cadre/shard/shardable.h"
-#include "cadre/wrap/shard_mark.h"
+#include "cadre/layers/module_division.h"
 
 namespace cadre {
 namespace {
@@ -182,64 +181,6 @@ void check_divided_only_in_layers(const torch::nn::Module& module,
   }
 }
 
-bool is_divided(const NamedTensor& parameter, const DividedParameters& divided) {
-  const auto known = divided.find(parameter.tensor.unsafeGetTensorImpl());
-  return known != divided.end() && known->second.dim.has_value();
-}
-
-ParameterShard record_of(const NamedTensor& parameter, const DeviceMesh& mesh,
-                         const DividedParameters& divided) {
-  const auto known = divided.find(parameter.tensor.unsafeGetTensorImpl());
-  return {.name = parameter.name,
-          .sizes = known == divided.end() ? parameter.tensor.sizes().vec() : known->second.sizes,
-          .mesh = mesh,
-          .placements = {is_divided(parameter, divided) ? Placement(Shard(*known->second.dim))
-                                                        : Replicate()},
-          .flat_axis = {},
-          .range = {.begin = 0, .end = parameter.tensor.numel()},
-          .values = parameter.tensor,
-          .parameter = parameter.tensor};
-}
-
-// With the axes of what has divided the parameter before.
-ParameterShard joint_record_of(const NamedTensor& parameter, const DeviceMesh& mesh,
-                               const DividedParameters& divided) {
-  return on_joint_mesh(record_of(parameter, mesh, divided), division_of(parameter).get());
-}
-
-// Throws for what would fail when the first layers are divided already.
-void check_parameters(const torch::nn::Module& module, const DeviceMesh& mesh,
-                      const DividedParameters& divided) {
-  for (const NamedTensor& parameter : distinct_parameters(module)) {
-    if (!shard::has_values(parameter.tensor)) {
-      refuse(
-          format("the values of \"{}\" are not there; a wrapper or optimizer has sharded them "
-                 "already. Divide a module before it is wrapped",
-                 parameter.name));
-    }
-    if (!is_divided(parameter, divided) || mesh.size() == 1) {
-      static_cast<void>(joint_record_of(parameter, mesh, divided));
-    } else if (wrap::shard_mark_of(parameter.tensor) != nullptr) {
-      refuse(format("\"{}\" is a shard already ({}); divide a parameter once", parameter.name,
-                    wrap::shard_mark_of(parameter.tensor)->owner));
-    }
-  }
-}
-
-std::vector<ParameterShard> records_of(const torch::nn::Module& module, const DeviceMesh& mesh,
-                                       const DividedParameters& divided) {
-  std::vector<ParameterShard> records;
-  for (const NamedTensor& parameter : distinct_parameters(module)) {
-    if (is_divided(parameter, divided) && mesh.size() > 1) {
-      records.push_back(record_of(parameter, mesh, divided));
-      keep_division(records.back());
-    } else {
-      records.push_back(joint_record_of(parameter, mesh, divided));
-    }
-  }
-  return records;
-}
-
 }  // namespace
 
 std::vector<ParameterShard> parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh,
@@ -248,9 +189,11 @@ std::vector<ParameterShard> parallelize_module(torch::nn::Module& module, const 
     refuse(format("the mesh {} has {} axes; pass the one for tensor parallelism: mesh[\"tp\"]",
                   mesh.to_string(), mesh.axes().size()));
   }
-  const ProcessGroup& group = mesh.group(mesh.axes()[0].name);
+  const std::string& axis = mesh.axes()[0].name;
+  const ProcessGroup& group = mesh.group(axis);
   std::vector<PlannedLayer> layers;
   DividedParameters divided;
+  const layers::ModuleDivision division(module, mesh, axis, divided, "parallelize_module");
   check_equal_on_all_ranks(
       group, "parallelize_module",
       [&] {
@@ -260,8 +203,7 @@ std::vector<ParameterShard> parallelize_module(torch::nn::Module& module, const 
           planned.layer->check(planned.how, planned.name, divided);
         }
         check_divided_only_in_layers(module, divided);
-        check_parameters(module, mesh, divided);
-        layers::check_memory_of_divided(module, divided, "parallelize_module");
+        division.check();
         return planner.fields();
       },
       "pass the same module and plan on all ranks");
@@ -269,7 +211,7 @@ std::vector<ParameterShard> parallelize_module(torch::nn::Module& module, const 
   for (const PlannedLayer& planned : layers) {
     planned.layer->parallelize(planned.how, planned.name, divided);
   }
-  return records_of(module, mesh, divided);
+  return division.keep_records();
 }
 
 }  // namespace cadre
