@@ -24,4 +24,10 @@ class Fnv1a {
   uint64_t value_ = 0xcbf29ce484222325;
 };
 
+constexpr uint64_t fnv1a(std::string_view bytes) {
+  Fnv1a hash;
+  hash.add(bytes);
+  return hash.value();
+}
+
 }  // namespace cadre

@@ -68,9 +68,7 @@ inline std::vector<Sample> samples() {
 // The value of an element; exact in every dtype of the samples, and different for up to 251
 // neighbours and for each name.
 inline double value_at(const std::string& name, int64_t index) {
-  Fnv1a hash;
-  hash.add(name);
-  return static_cast<double>((hash.value() % 1000 + static_cast<uint64_t>(index) * 7) % 251);
+  return static_cast<double>((fnv1a(name) % 1000 + static_cast<uint64_t>(index) * 7) % 251);
 }
 
 inline std::vector<Box> boxes_of(const World& world, int rank, const Sample& sample,

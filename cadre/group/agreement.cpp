@@ -123,9 +123,7 @@ class AgreementExchange {
     Announcement own;
     if (!own_.ok()) own.code = static_cast<int64_t>(own_.error().code());
     own.length = payload_of(own_).size();
-    Fnv1a hash;
-    hash.add(payload_of(own_));
-    own.digest = hash.value();
+    own.digest = fnv1a(payload_of(own_));
     subject_.call.copy(own.subject.data(), own.subject.size());
     announcements_.assign(static_cast<size_t>(group_.world_size()), own);
     if (world_size() == 1) return;

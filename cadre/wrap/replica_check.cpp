@@ -45,12 +45,6 @@ bool has_shards(std::span<const NamedTensor> tensors) {
       tensors, [](const NamedTensor& named) { return shard_mark_of(named.tensor) != nullptr; });
 }
 
-uint64_t hash_of(std::string_view text) {
-  Fnv1a hash;
-  hash.add(text);
-  return hash.value();
-}
-
 std::string broadcast_text(const std::string& own, int64_t size, Rank root,
                            const LocatedGroup& group) {
   const at::Tensor bytes = at::empty({size}, at::kByte);
@@ -89,7 +83,7 @@ void check_replicas_match(std::string_view wrapper, const ReplicaTensors& tensor
                           const LocatedGroup& group) {
   const std::string own = describe(tensors);
   const at::Tensor mine = at::empty({2}, at::kLong);
-  mine.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(hash_of(own));
+  mine.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(fnv1a(own));
   mine.mutable_data_ptr<int64_t>()[1] = static_cast<int64_t>(own.size());
   const at::Tensor gathered = at::empty({2 * group.world_size()}, at::kLong);
   group.all_gather(gathered, mine);

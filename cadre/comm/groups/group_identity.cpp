@@ -17,12 +17,6 @@ enum class Origin : uint64_t { kConnected = 1, kCreation, kCreated, kChild, kNam
 constexpr GroupKey kFirstKey = 16;
 constexpr size_t kMaxFileNameChars = 100;
 
-uint64_t digest_of(std::string_view text) {
-  Fnv1a hash;
-  hash.add(text);
-  return hash.value();
-}
-
 // The finalizer of SplitMix64 (Steele, Lea and Flood, 2014), a bijection.
 uint64_t scrambled(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
@@ -45,13 +39,13 @@ GroupIdentity::GroupIdentity(std::string id, uint64_t birth)
     : id_(std::move(id)), birth_(birth), key_(birth < kFirstKey ? birth + kFirstKey : birth) {}
 
 GroupIdentity GroupIdentity::of_connection(std::string id, uint64_t connection) {
-  const uint64_t birth = mixed(Origin::kConnected, {connection, digest_of(id)});
+  const uint64_t birth = mixed(Origin::kConnected, {connection, fnv1a(id)});
   return {std::move(id), birth};
 }
 
 GroupIdentity GroupIdentity::of_creation(std::string id, uint64_t connection,
                                          std::span<const int> members) {
-  uint64_t birth = mixed(Origin::kCreation, {connection, digest_of(id)});
+  uint64_t birth = mixed(Origin::kCreation, {connection, fnv1a(id)});
   for (const int member : members) {
     const auto rank = static_cast<uint64_t>(member);
     birth = mixed(birth, std::span(&rank, 1));
@@ -88,8 +82,7 @@ std::string connection_name(std::string_view membership_group, std::string_view 
   if (membership_group == id || membership_group.starts_with(format("{}@", id))) {
     return std::string(membership_group);
   }
-  return format("{}@{:016x}", id,
-                mixed(Origin::kNamed, {digest_of(membership_group), digest_of(id)}));
+  return format("{}@{:016x}", id, mixed(Origin::kNamed, {fnv1a(membership_group), fnv1a(id)}));
 }
 
 }  // namespace cadre

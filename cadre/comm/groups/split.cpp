@@ -34,12 +34,6 @@ std::vector<int> all_ranks(const Communicator::Impl& group) {
   return ranks;
 }
 
-uint64_t digest_of_name(std::string_view text) {
-  Fnv1a hash;
-  hash.add(text);
-  return hash.value();
-}
-
 // The arguments of one rank in a split, as exchanged.
 struct SplitCall {
   int64_t has_color = 0;
@@ -76,7 +70,7 @@ SplitCall call_of(const SplitOptions& options) {
   SplitCall call{.has_color = options.color ? 1 : 0,
                  .color = options.color.value_or(0),
                  .key = options.key,
-                 .name_digest = digest_of_name(options.name)};
+                 .name_digest = fnv1a(options.name)};
   std::copy_n(options.name.begin(), std::min(options.name.size(), call.name.size()),
               call.name.begin());
   return call;

@@ -17,12 +17,6 @@ struct Reservation {
   uint64_t user_digest = 0;
 };
 
-uint64_t digest_of_user(std::string_view user) {
-  Fnv1a hash;
-  hash.add(user);
-  return hash.value();
-}
-
 // Refuses what cannot be right on any rank.
 void check_message(const MessageCall& message, const Communicator& group, std::string_view call) {
   const bool is_from_any = message.kind == OpKind::kRecv && message.peer == kAnySource;
@@ -51,8 +45,7 @@ std::string_view name_of_call(const MessageCall& message, const CollectiveOption
 MessageSpace MessageSpace::reserve(Communicator& group, std::string_view user,
                                    const CollectiveOptions& options) {
   Communicator::Impl& impl = CommunicatorParts::impl_of(group);
-  const Reservation own{impl.num_message_spaces.load(std::memory_order_relaxed),
-                        digest_of_user(user)};
+  const Reservation own{impl.num_message_spaces.load(std::memory_order_relaxed), fnv1a(user)};
   std::vector<Reservation> all(static_cast<size_t>(group.world_size()));
   CollectiveOptions named = options;
   if (named.call.empty()) named.call = user;

@@ -33,9 +33,7 @@ std::string text_of(const std::optional<BucketLayout>& layout) {
   if (!layout) return "none";
   std::string text = layout->to_string();
   if (text.size() <= kLongest) return "\"" + text + "\"";
-  Fnv1a digest;
-  digest.add(text);
-  return format("one of {} buckets with digest {}", layout->buckets.size(), digest.value());
+  return format("one of {} buckets with digest {}", layout->buckets.size(), fnv1a(text));
 }
 
 // What must be equal on all ranks. Throws for a layout that does not fit.

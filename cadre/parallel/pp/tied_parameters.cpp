@@ -49,12 +49,6 @@ std::string text_of(const std::vector<StageParameter>& parameters) {
   return text;
 }
 
-uint64_t digest_of(const std::string& text) {
-  Fnv1a hash;
-  hash.add(text);
-  return hash.value();
-}
-
 bool contains(const std::vector<at::Tensor>& tensors, const at::Tensor& tensor) {
   return std::ranges::any_of(tensors,
                              [&](const at::Tensor& other) { return other.is_same(tensor); });
@@ -123,7 +117,7 @@ std::optional<StageParameter> TiedParameters::sharer_of_memory(const NamedTensor
 void TiedParameters::check(const std::vector<StageParameter>& parameters, Tie& tie) const {
   const auto all = exchange_words(ranks_.group, 2, [&]() -> std::vector<int64_t> {
     if (const auto refusal = find_holders(parameters, tie)) throw *refusal;
-    return {static_cast<int64_t>(digest_of(tie.text)), trained_word(tie.own)};
+    return {static_cast<int64_t>(fnv1a(tie.text)), trained_word(tie.own)};
   });
   if (const auto other = first_unlike(all, 0)) {
     throw pipeline_refusal(

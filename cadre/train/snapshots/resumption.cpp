@@ -141,9 +141,8 @@ std::string Resumption::identity() const {
   const auto file =
       os::ReadOnlyFile::open(has_digests ? listed : snapshot_ + "/state.json").value_or_throw();
   const ConstBytes bytes = file.bytes();
-  Fnv1a hash;
-  hash.add(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
-  return cadre::format("that of step {} with the digest {:016x}", state_.step, hash.value());
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  return cadre::format("that of step {} with the digest {:016x}", state_.step, fnv1a(text));
 }
 
 std::optional<BucketLayout> Resumption::bucket_layout() const {

@@ -49,9 +49,8 @@ std::string digest_of_weights(const std::string& path) {
   if (std::filesystem::is_directory(source)) source = cadre::format("{}/{}", source, kDigestsName);
   const auto file = os::ReadOnlyFile::open(source).value_or_throw();
   const ConstBytes bytes = file.bytes();
-  Fnv1a hash;
-  hash.add(std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size()));
-  return cadre::format("{:016x} of {} bytes", hash.value(), bytes.size());
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  return cadre::format("{:016x} of {} bytes", fnv1a(text), bytes.size());
 }
 
 }  // namespace
