@@ -99,7 +99,8 @@ TEST(PipelineParameters, AForwardThatWritesOtherValuesInEachReplicaIsRefused) {
     const auto table = std::make_shared<Table>(shrink);
     Pipeline pipeline({{table, {}}}, mesh["pp"], options_for(Form::kReplicas, mesh));
     EXPECT_THAT(failure_of_step(pipeline, torch::arange(4) + mesh.coordinate("dp")),
-                HasSubstr("the digest of \"weight\" of stage 0 is "));
+                HasSubstr("a forward() has written to \"weight\" of stage 0, and its values in "
+                          "replica 1 are not those in replica 0"));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -4,30 +4,15 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
 
-#include <cstdint>
-#include <string_view>
 #include <utility>
 
 #include "cadre/base/error.h"
-#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
-#include "cadre/group/agreement.h"
 #include "cadre/parallel/pp/pipeline_agreement.h"
 #include "cadre/parallel/pp/values/stage_values.h"
+#include "cadre/wrap/replica_check.h"
 
 namespace cadre::parallel {
-
-namespace {
-
-// Of the values.
-uint64_t digest_of(const at::Tensor& tensor) {
-  const at::Tensor values = tensor.detach().contiguous();
-  Fnv1a hash;
-  hash.add(std::string_view(static_cast<const char*>(values.const_data_ptr()), values.nbytes()));
-  return hash.value();
-}
-
-}  // namespace
 
 void check_dense_gradient(const NamedTensor& parameter) {
   const at::Tensor& gradient = parameter.tensor.grad();
@@ -117,19 +102,15 @@ void StageRunner::check_replicas_equal(const ProcessGroup& replicas) {
   num_uses_.reset();
   has_written_ = false;
   if (!has_any_written) return;
-  check_equal_on_all_ranks(
-      replicas, kPipelineCall,
-      [&] {
-        std::vector<AgreedField> fields;
-        for (const auto& [name, tensor] : stage_.parameters()) {
-          fields.push_back({format("the digest of \"{}\" of stage {}", name, stage_.stage()),
-                            format("{:x}", digest_of(tensor))});
-        }
-        return fields;
-      },
-      "a forward() has written to the parameter, with other values in each replica, which train "
-      "apart then. Compute it from a parameter that forward() does not change, or write the same "
-      "in all replicas");
+  std::vector<at::Tensor> values;
+  for (const NamedTensor& parameter : stage_.parameters()) values.push_back(parameter.tensor);
+  const auto unlike = wrap::first_unlike(values, replicas);
+  if (!unlike) return;
+  throw pipeline_refusal(
+      format("a forward() has written to \"{}\" of stage {}, and its values in replica {} are not "
+             "those in replica 0, so that the replicas would train apart. Compute it from a "
+             "parameter that forward() does not change, or write the same in all replicas",
+             stage_.parameters()[unlike->place].name, stage_.stage(), unlike->rank));
 }
 
 void StageRunner::add_gradients_set_aside() {
