@@ -78,7 +78,7 @@ DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module
 // Before the first collective that changes anything. Deferred parameters are materialized in it,
 // because that may fail on one rank, too.
 void DataParallelCore::agree(const torch::nn::Module* module) const {
-  const AgreementSubject subject(wrapper_.name.c_str());
+  const AgreementSubject subject(wrapper_.name);
   const auto make_fields = [&] {
     if (module == nullptr) {
       refuse_wrapping(wrapper_,

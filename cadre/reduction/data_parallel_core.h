@@ -44,7 +44,9 @@ class Reducer;
 class ReplicaWatch;
 
 struct DataParallelOptions {
-  std::string wrapper;    // the name with which its errors begin: "DistributedDataParallel"
+  // The name with which its errors begin: "DistributedDataParallel". Static text, because the calls
+  // that the wrapper issues on its group refer to it and may outlive the wrapper.
+  const char* wrapper;
   std::string component;  // of its log lines: "ddp"
   GradientWeighting weighting = GradientWeighting::kSamples;
   // Rank 0's buffers everywhere before each synchronized forward in training mode.
@@ -59,8 +61,8 @@ struct DataParallelOptions {
   // At the start of each forward, also of one without grad and in a world of one. May be empty.
   std::function<void()> before_forward = {};
   ParameterValues values = ParameterValues::kUnwatched;
-  // Of this rank's options, what must be equal on all ranks besides `weighting` and
-  // `broadcast_buffers`. Called once, in the constructor; what it throws is thrown on all ranks.
+  // Returns what must be equal on all ranks besides `weighting` and `broadcast_buffers`, as this
+  // rank has it. Called once, in the constructor; what it throws is thrown on all ranks.
   std::function<std::vector<AgreedField>()> agreed = {};
 };
 

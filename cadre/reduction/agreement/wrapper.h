@@ -18,7 +18,7 @@ enum class ParameterValues : uint8_t {
 };
 
 struct Wrapper {
-  std::string name;       // "DistributedDataParallel"
+  const char* name;       // "DistributedDataParallel"; static text
   std::string component;  // of its log lines: "ddp"
   std::string module;     // "Net"
   Rank rank;
