@@ -9,26 +9,25 @@
 namespace cadre {
 namespace {
 
-thread_local bool is_in_world_of_one = false;
-thread_local std::string_view remedy_of_world_of_one;
+// The innermost scope of this thread; null outside of any. It is found by the thread because a
+// module's forward(), which runs in the scope, calls groups that it got before and elsewhere.
+thread_local const WorldOfOneScope* innermost = nullptr;
 
 }  // namespace
 
 WorldOfOneScope::WorldOfOneScope(std::string_view remedy)
-    : outer_remedy_(std::exchange(remedy_of_world_of_one, remedy)),
-      has_outer_(std::exchange(is_in_world_of_one, true)) {}
+    : outer_(std::exchange(innermost, this)), remedy_(remedy) {}
 
 WorldOfOneScope::~WorldOfOneScope() {
-  is_in_world_of_one = has_outer_;
-  remedy_of_world_of_one = outer_remedy_;
+  innermost = outer_;
 }
 
 void WorldOfOneScope::check(const Communicator& group, std::string_view call) {
-  if (!is_in_world_of_one || group.world_size() == 1) return;
+  if (innermost == nullptr || group.world_size() == 1) return;
   throw Error(ErrorCode::kInvalidArgument,
               format("{}: group \"{}\" has {} ranks, but this computation is that of a world of "
                      "one process: {}",
-                     call, group.name(), group.world_size(), remedy_of_world_of_one));
+                     call, group.name(), group.world_size(), innermost->remedy_));
 }
 
 }  // namespace cadre

@@ -25,8 +25,8 @@ class WorldOfOneScope {
   static void check(const Communicator& group, std::string_view call);
 
  private:
-  std::string_view outer_remedy_;
-  bool has_outer_;
+  const WorldOfOneScope* outer_;
+  std::string_view remedy_;
 };
 
 }  // namespace cadre

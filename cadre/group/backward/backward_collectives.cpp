@@ -9,7 +9,9 @@ namespace cadre {
 namespace {
 
 // By global ranks: the newest backward that has run a collective of such a group. A backward that
-// is nested in another one has the larger number.
+// is nested in another one has the larger number. Each thread has its own, because the only thing
+// that the nodes of a graph and the wrapper whose pass runs them have in common is the thread; it
+// has one entry for each set of ranks.
 std::map<std::vector<int>, int>& newest_backwards() {
   thread_local std::map<std::vector<int>, int> newest;
   return newest;
