@@ -42,6 +42,11 @@ std::optional<ProcessGroup> replicas_of(const PipelineOptions& options) {
 }
 
 // What the ranks of a pipeline have alike, beside the schedule.
+// Decides with the schedule when stages are gathered, which all replicas do at the same time.
+AgreedField field_of_memory(const PipelineOptions& options) {
+  return {"max_unsharded_stages", format("{}", options.max_unsharded_stages)};
+}
+
 std::vector<AgreedField> fields_of(const PipelineOptions& options) {
   const auto count_of = [](bool is_given, int count) {
     return is_given ? format("{} ranks", count) : std::string("not given");
@@ -51,7 +56,7 @@ std::vector<AgreedField> fields_of(const PipelineOptions& options) {
       {"replicas", count_of(options.replicas.has_value(),
                             options.replicas ? options.replicas->world_size() : 0)},
       {"shards", count_of(options.shards.has_value(), options.shards ? options.shards->size() : 0)},
-      {"max_unsharded_stages", format("{}", options.max_unsharded_stages)}};
+      field_of_memory(options)};
 }
 
 }  // namespace
@@ -205,7 +210,7 @@ AgreedSchedule agree_on_schedule(const ProcessGroup& group,
   // Also a rank that refuses its options makes the group, because the other replicas wait for it.
   PipelineRanks ranks{.group = group, .replicas = replicas_of(options)};
   std::vector<AgreedField> fields;
-  if (schedule) fields = {field_of(*schedule), fields_of(options).back()};
+  if (schedule) fields = {field_of(*schedule), field_of_memory(options)};
   agree_with_replicas(ranks, fields, refusal);
   return {.ranks = std::move(ranks), .schedule = std::move(*schedule)};
 }

@@ -52,7 +52,7 @@ void agree_with_replicas(const PipelineRanks& ranks, const std::vector<AgreedFie
                          const std::optional<Error>& refusal);
 
 // Throws on all ranks unless all have one schedule and fitting options, and each stage is held
-// once, where the schedule says. make_schedule: what this rank makes of its arguments, or refuses.
+// once, where the schedule says.
 struct AgreedSchedule {
   PipelineRanks ranks;
   PipelineSchedule schedule;
