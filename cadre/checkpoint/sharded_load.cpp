@@ -232,7 +232,7 @@ LoadedSnapshot load_and_gather(Loader& loader,
   return loaded;
 }
 
-// Of what must be equal on all ranks; one character for each option.
+// The options that must be equal on all ranks, one character for each.
 std::string text_of(const LoadOptions& options) {
   return {options.with_optimizer ? 'o' : '-', options.with_digests ? 'd' : '-'};
 }

@@ -33,7 +33,8 @@ struct GroupMembers {
   std::vector<int> ranks;  // of the fabric, by rank of the group
   Rank self;               // this rank's rank in the group
   Membership membership;   // for rejoin(); its `group` is unique in the job
-  // Of a group that its members create over a store: what those that give up report to.
+  // Only for a group that its members create over a store: the identity under which a member that
+  // gives up reports it.
   std::optional<GroupIdentity> creation = {};
 };
 

@@ -29,7 +29,7 @@ uint64_t round_of(uint64_t lane, uint64_t input) {
   return std::rotl(lane + input * kPrime2, 31) * kPrime1;
 }
 
-// Of the whole stripes, which are taken from the text.
+// The hash of the whole stripes at the beginning of `bytes`, which are removed from it.
 uint64_t hash_stripes(std::string_view& bytes) {
   std::array<uint64_t, 4> lanes = {kPrime1 + kPrime2, kPrime2, 0, 0 - kPrime1};
   while (bytes.size() >= kStripeBytes) {

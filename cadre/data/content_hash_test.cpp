@@ -7,7 +7,7 @@
 namespace cadre {
 namespace {
 
-// Of XXH64 with seed 0, as the specification and other implementations have them.
+// Hashes of XXH64 with seed 0 from the specification and other implementations.
 TEST(ContentHash, IsXxh64) {
   EXPECT_EQ(content_hash(""), 0xEF46DB3751D8E999u);
   EXPECT_EQ(content_hash("a"), 0xD24EC4F1A98C6E5Bu);

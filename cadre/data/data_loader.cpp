@@ -34,7 +34,7 @@ int64_t size_of(const Dataset* dataset) {
   return num_samples;
 }
 
-// Of options that may differ between ranks.
+// Refuses values of the options that may differ between ranks.
 void check_threads(const DataLoaderOptions& options) {
   if (options.num_threads < 0 || options.num_threads > kMaxThreads || options.prefetch < 1) {
     throw Error(ErrorCode::kInvalidArgument,

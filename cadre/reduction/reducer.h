@@ -105,7 +105,7 @@ class Reducer {
   void launch_complete_buckets();
   void finish_pass();
   void launch_all_but_last();
-  // Of a parameter that the backward has not reached.
+  // Whether a parameter that the backward has not reached has a gradient to reduce all the same.
   bool contributes(size_t parameter) const;
   bool is_frozen(size_t parameter) const;
   Attention attention(bool gave_up) const;

@@ -79,8 +79,8 @@ constexpr std::array kOtherStarters{
     PlaceVariables{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
     PlaceVariables{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""}};
 
-// Of mpirun or srun, if they started more than one process: without it each would train alone, and
-// nothing would say so.
+// The variables of mpirun or srun, if these started more than one process. A program that did not
+// look for them would train in each process alone, and nothing would say so.
 const PlaceVariables* other_starter(const Parser& parser) {
   const auto found = std::ranges::find_if(kOtherStarters, [&](const PlaceVariables& names) {
     const auto size = parser.text(names.world_size);

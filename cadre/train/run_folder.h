@@ -21,7 +21,7 @@ std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFol
 
 std::string metrics_path_of(const std::string& run_path);
 
-// Of the snapshot from which a run continues.
+// The snapshot from which a run continues.
 struct BranchPoint {
   int64_t step = 0;
   std::optional<double> best_loss = {};  // until then

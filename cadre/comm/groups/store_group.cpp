@@ -46,7 +46,7 @@ class StoreExchange {
         store_(*options.store),
         id_(options.id),
         ranks_(ranks) {
-    // Of all lists of this id in this fabric, so that members with different lists find each other.
+    // The identity is without the ranks, so that members with different lists find each other.
     const GroupIdentity id =
         GroupIdentity::of_creation(id_, group_.fabric->connection_number(), {});
     const std::string prefix =

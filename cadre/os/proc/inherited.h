@@ -34,9 +34,8 @@ std::vector<int> ignored_signals();
 // For a program of this project, not for a library: all this belongs to the whole process.
 //   - A closed standard stream is opened on /dev/null (fill_closed_streams()).
 //   - SIGCHLD gets its default: while it is ignored the kernel keeps no exit status of a child.
-//   - SIGPIPE, SIGTTOU and SIGXFSZ are ignored, so that an output that cannot be written is an
-//   error
-//     of write() instead of the end of the process.
+//   - SIGPIPE, SIGTTOU and SIGXFSZ are ignored: an output that cannot be written is an error of
+//     write() instead of the end of the process.
 //   - The soft limit of the stack is raised to 8 MiB, or as far as the hard one allows.
 // Returns what was there before.
 Inherited take_over_process();

@@ -32,7 +32,7 @@ struct ProcessOptions {
   bool joins_output = false;
   // The signals that the child ignores; it handles all others by default.
   std::vector<int> ignored_signals = {};
-  // Of the child, for a parent that raised its own.
+  // The child gets these, for a parent that raised its own.
   SoftLimits soft_limits = {};
 };
 

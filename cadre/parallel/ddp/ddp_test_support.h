@@ -49,7 +49,7 @@ class DdpPeers : public PeersFormula {
       return;
     }
     tensor.mul_(world_size());
-    // Of the ranks' numbers of writes, wrappers, positions and suspicions.
+    // Where the ranks' numbers of writes, wrappers, positions and suspicions lie.
     for (const int64_t place : {1, 2, 3, 4, 5, 7}) {
       const Tensor of_ranks = tensor.narrow(0, -place * world_size(), world_size());
       of_ranks.fill_(of_ranks[0] / world_size());

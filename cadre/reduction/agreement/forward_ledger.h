@@ -75,9 +75,9 @@ class ForwardLedger {
     bool is_usual;  // the program does so in each step: they are not lost
   };
   void forgive_before(int64_t number, const Forgiving& forgiving);
-  // Of the forgiven ones, those whose graph is gone, so that no backward can carry them any more:
-  // where backwards come in another order than their forwards, a later one carries them. Valid
-  // until the next enter(), which drops their entries.
+  // The forgiven forwards that are lost: their graph is gone, so that no backward can carry them
+  // any more. One with a graph is not lost, because a later backward may carry it. Valid until the
+  // next enter(), which drops their entries.
   struct Lost {
     int32_t count = 0;
     int64_t step = 0;  // in which the first of them was forgiven

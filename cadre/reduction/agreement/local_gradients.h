@@ -64,7 +64,7 @@ class LocalGradients {
   ForwardLedger& ledger_;
   std::vector<bool> is_touched_;
   std::function<void()> on_accumulated_;
-  // Of each gradient after the last accumulation or reduction; nothing where it was undefined.
+  // How each gradient was after the last accumulation or reduction; nothing where it was undefined.
   std::vector<std::optional<Seen>> seen_;
   int64_t num_samples_ = 0;
   std::vector<std::vector<int>> collectives_;

@@ -43,8 +43,7 @@ struct TrailerWord {
 void write_trailer(const at::Tensor& trailer, const TrailerWord& word);
 
 // After the reduction: some rank has news, or the wrappers, the positions or the numbers of writes
-// differ. The same on all
-// ranks.
+// differ. The same on all ranks.
 bool trailer_needs_attention(const at::Tensor& trailer);
 
 }  // namespace cadre::reduction

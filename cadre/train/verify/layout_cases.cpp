@@ -140,7 +140,7 @@ StrategyCase case_of(const ParallelConfig& parallel) {
   return own;
 }
 
-// Of a division, with every strategy of the processes that remain.
+// The cases of a division: every strategy, over the processes that the division leaves.
 std::vector<StrategyCase> cases_of(const Division& division, int world_size) {
   std::vector<StrategyCase> cases;
   const int num_data = world_size / division.size();

@@ -29,7 +29,7 @@ class JoinedOutputs {
   std::vector<at::Tensor> join() const;
 
  private:
-  // Of one output; against the first microbatch that has been added.
+  // Compares one output with that of the first microbatch that has been added.
   void check(const Microbatch& microbatch, size_t index, const at::Tensor& output) const;
 
   std::vector<std::vector<at::Tensor>> by_microbatch_;
