@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <utility>
 
 #include "cadre/base/error.h"
@@ -52,13 +53,11 @@ bool ModuleDivision::is_cut(const NamedTensor& parameter) const {
 }
 
 void ModuleDivision::check() const {
-  for (const NamedTensor& parameter : distinct_parameters(module_)) {
-    if (!shard::has_values(parameter.tensor)) {
-      refuse(
-          format("the values of \"{}\" are not there; a wrapper or optimizer has sharded them "
-                 "already. Divide a module before it is wrapped",
-                 parameter.name));
-    }
+  const std::vector<NamedTensor> parameters = distinct_parameters(module_);
+  std::vector<NamedTensor> tensors = parameters;
+  std::ranges::copy(distinct_buffers(module_), std::back_inserter(tensors));
+  check_values(tensors);
+  for (const NamedTensor& parameter : parameters) {
     if (!is_cut(parameter)) {
       static_cast<void>(joint_record_of(parameter));
     } else if (wrap::shard_mark_of(parameter.tensor) != nullptr) {
@@ -66,13 +65,20 @@ void ModuleDivision::check() const {
                     wrap::shard_mark_of(parameter.tensor)->owner));
     }
   }
-  check_memory();
+  check_memory(std::move(tensors));
 }
 
-void ModuleDivision::check_memory() const {
-  std::vector<NamedTensor> tensors = distinct_parameters(module_);
-  const std::vector<NamedTensor> buffers = distinct_buffers(module_);
-  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+void ModuleDivision::check_values(const std::vector<NamedTensor>& tensors) const {
+  for (const auto& [name, tensor] : tensors) {
+    if (!tensor.has_storage()) continue;
+    const auto reason = shard::reason_without_values(tensor);
+    if (!reason) continue;
+    refuse(format("the values of \"{}\" are not there; {}. Divide a module before it is wrapped",
+                  name, *reason));
+  }
+}
+
+void ModuleDivision::check_memory(std::vector<NamedTensor> tensors) const {
   std::erase_if(tensors, [](const NamedTensor& named) {
     return named.tensor.numel() == 0 || !named.tensor.has_storage();
   });

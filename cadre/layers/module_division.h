@@ -27,9 +27,10 @@ class ModuleDivision {
   ModuleDivision(const torch::nn::Module& module, const DeviceMesh& mesh, std::string axis,
                  const DividedParameters& divided, std::string_view caller);
 
-  // Throws for what would fail when the first parameters are divided already: values that are not
-  // there, a parameter that is divided or lies on other ranks already, and memory that a divided
-  // tensor shares with another one, because a rank keeps its part in new memory.
+  // Throws for what would fail when the first parameters are divided already: values of parameters
+  // or buffers that are not there, a parameter that is divided or lies on other ranks already, and
+  // memory that a divided tensor shares with another one, because a rank keeps its part in new
+  // memory.
   void check() const;
   // After the parameters were divided. Keeps each division in its parameter, as keep_division().
   std::vector<ParameterShard> keep_records() const;
@@ -43,7 +44,8 @@ class ModuleDivision {
   // With the axes of what has divided the parameter before.
   ParameterShard joint_record_of(const NamedTensor& parameter) const;
   bool is_cut(const NamedTensor& parameter) const;
-  void check_memory() const;
+  void check_values(const std::vector<NamedTensor>& tensors) const;
+  void check_memory(std::vector<NamedTensor> tensors) const;
 
   const torch::nn::Module& module_;
   const DeviceMesh& mesh_;

@@ -45,11 +45,10 @@ void check_apart(const std::string& what, const std::vector<NamedTensor>& parame
   std::vector<std::string_view> names;
   for (const auto& [name, tensor] : parameters) {
     if (tensor.numel() == 0) continue;
-    if (!has_values(tensor)) {
-      refuse_parameter(
-          what, format("the values of \"{}\" are not there; a wrapper or optimizer has sharded "
-                       "them already. Destroy that one first, or use it",
-                       name));
+    if (const auto reason = reason_without_values(tensor)) {
+      refuse_parameter(what, format("the values of \"{}\" are not there; {}. Destroy that one "
+                                    "first, or use it",
+                                    name, *reason));
     }
     extents.push_back(memory_extent(tensor));
     names.push_back(name);
@@ -66,12 +65,15 @@ void check_apart(const std::string& what, const std::vector<NamedTensor>& parame
 
 }  // namespace
 
-bool has_values(const at::Tensor& parameter) {
+std::optional<std::string_view> reason_without_values(const at::Tensor& parameter) {
+  if (parameter.is_meta()) {
+    return "it is deferred or on the meta device, and needs materialize() first";
+  }
   try {
     static_cast<void>(parameter.const_data_ptr());
-    return true;
+    return std::nullopt;
   } catch (const c10::Error&) {
-    return false;
+    return "a wrapper or optimizer has sharded them already";
   }
 }
 

@@ -6,7 +6,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cadre/wrap/named_tensors.h"
@@ -24,7 +26,7 @@ struct ShardedDtypes {
 void check_shardable(const std::string& what, const std::vector<NamedTensor>& parameters,
                      const ShardedDtypes& dtypes);
 
-// False for a parameter whose memory is not there, because it is sharded.
-bool has_values(const at::Tensor& parameter);
+// Why the memory of a parameter is not there, as the end of a sentence; nullopt if it is there.
+std::optional<std::string_view> reason_without_values(const at::Tensor& parameter);
 
 }  // namespace cadre::shard

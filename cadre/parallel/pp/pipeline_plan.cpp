@@ -86,11 +86,12 @@ std::optional<Error> check_shards(const std::vector<PipelineStage>& stages,
 std::optional<Error> check_values(const std::vector<PipelineStage>& stages) {
   for (const PipelineStage& stage : stages) {
     for (const NamedTensor& parameter : stage.parameters()) {
-      if (shard::has_values(parameter.tensor)) continue;
+      const auto reason = shard::reason_without_values(parameter.tensor);
+      if (!reason) continue;
       return pipeline_refusal(
-          format("the values of \"{}\" of stage {} are not there; a wrapper or optimizer has "
-                 "sharded them already. Construct the module again and load a snapshot",
-                 parameter.name, stage.stage()));
+          format("the values of \"{}\" of stage {} are not there; {}. Construct the module again "
+                 "and load a snapshot",
+                 parameter.name, stage.stage(), *reason));
     }
   }
   return std::nullopt;

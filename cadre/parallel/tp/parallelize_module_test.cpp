@@ -409,6 +409,25 @@ TEST(ParallelizeModule, RefusesAWeightWithinABufferThatHasASmallerOneBeforeIt) {
               HasSubstr("parallelize_module: \"head.weight\" and \"all\" share memory"));
 }
 
+// What a deferred module has, too.
+TEST(ParallelizeModule, RefusesTensorsOnTheMetaDevice) {
+  struct Model : torch::nn::Module {
+    explicit Model(bool is_parameter) {
+      head = register_module("head", Linear(torch::nn::LinearOptions(6, 11)));
+      const torch::Tensor scale = torch::ones({11}, torch::kMeta);
+      is_parameter ? register_parameter("scale", scale) : register_buffer("scale", scale);
+    }
+    Linear head{nullptr};
+  };
+  for (const bool is_parameter : {true, false}) {
+    Model model(is_parameter);
+    EXPECT_THAT(refusal(model, {{"head", ParallelStyle::kColwise}}),
+                HasSubstr("parallelize_module: the values of \"scale\" are not there; it is "
+                          "deferred or on the meta device, and needs materialize() first"));
+    EXPECT_FALSE(model.head->is_parallelized());
+  }
+}
+
 // Options that no weight shows: each rank would compute another function.
 TEST(ParallelizeModule, OptionsThatDifferBetweenRanksAreRefusedOnAll) {
   struct Model : torch::nn::Module {
