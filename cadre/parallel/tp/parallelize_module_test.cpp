@@ -16,6 +16,7 @@
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/mesh/layout.h"
 #include "cadre/parallel/tp/tp_test_models.h"
+#include "cadre/parallel/tp/tp_test_support.h"
 #include "cadre/shard/parameter_shard_test.h"
 #include "cadre/shard/sharded_norm.h"
 #include "cadre/wrap/wrap_test_support.h"
@@ -30,23 +31,12 @@ using testing::error_of;
 using testing::GptKind;
 using ::testing::HasSubstr;
 using testing::make_divided_model;
+using testing::refusal_of_plan;
 using testing::require;
 using testing::run_groups;
 using torch::Tensor;
 
 const Case kGpt{"gpt_tied_sequence", "sgd", 4};
-
-// For tests without a forward that leave a module as it was.
-std::string refusal(torch::nn::Module& module, const std::vector<PlanEntry>& plan) {
-  std::string message;
-  const auto result = run_groups(1, [&](const ProcessGroup& group) {
-    const DeviceMesh mesh(group, {{"tp", 1}});
-    message =
-        error_of([&] { parallelize_module(module, mesh, plan); }, ErrorCode::kInvalidArgument);
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-  return message;
-}
 
 // The ranks' parts of what one process has drawn, under the plain names, and records of them.
 TEST(ParallelizeModule, KeepsThisRanksPartsOfRankZerosWeights) {
@@ -137,62 +127,65 @@ TEST(ParallelizeModule, OneRankLeavesPlainLayers) {
 
 TEST(ParallelizeModule, RefusesPlansThatDoNotFit) {
   DividedMlp mlp;
-  EXPECT_EQ(refusal(mlp, {{"blocks.*", ParallelStyle::kColwise}}),
+  EXPECT_EQ(refusal_of_plan(mlp, {{"blocks.*", ParallelStyle::kColwise}}),
             "parallelize_module: the pattern \"blocks.*\" (kColwise) matches none of the 5 modules "
             "in the module; their names are \"first\" \"second\" \"third\" \"fourth\"");
   DividedGpt gpt(GptKind{});
   // A star does not pass a dot.
-  EXPECT_THAT(refusal(gpt, {{"*qkv", ParallelStyle::kColwise}}), HasSubstr("matches none"));
+  EXPECT_THAT(refusal_of_plan(gpt, {{"*qkv", ParallelStyle::kColwise}}), HasSubstr("matches none"));
   EXPECT_EQ(
-      refusal(gpt, {{"*.up", ParallelStyle::kColwise}, {"first.u*", ParallelStyle::kRowwise}}),
+      refusal_of_plan(gpt,
+                      {{"*.up", ParallelStyle::kColwise}, {"first.u*", ParallelStyle::kRowwise}}),
       "parallelize_module: two patterns, \"*.up\" (kColwise) and \"first.u*\" (kRowwise), match "
       "\"first.up\"");
-  EXPECT_EQ(refusal(gpt, {{"first.attention", ParallelStyle::kColwise}}),
+  EXPECT_EQ(refusal_of_plan(gpt, {{"first.attention", ParallelStyle::kColwise}}),
             "parallelize_module: the pattern \"first.attention\" (kColwise) matches "
             "\"first.attention\", a cadre::SelfAttentionImpl, which is no layer that can be "
             "divided; make it a cadre::Linear, Embedding, LayerNorm or CounterBasedDropout");
   EXPECT_EQ(
-      refusal(mlp, {{.pattern = "first", .style = ParallelStyle::kRowwise, .gather_output = true}}),
+      refusal_of_plan(
+          mlp, {{.pattern = "first", .style = ParallelStyle::kRowwise, .gather_output = true}}),
       "parallelize_module: the entry \"first\" (kRowwise) has gather_output, which only a "
       "kColwise layer obeys; leave it out");
   EXPECT_EQ(
-      refusal(mlp,
-              {{.pattern = "first", .style = ParallelStyle::kColwise, .input_is_parallel = false}}),
+      refusal_of_plan(
+          mlp,
+          {{.pattern = "first", .style = ParallelStyle::kColwise, .input_is_parallel = false}}),
       "parallelize_module: the entry \"first\" (kColwise) has input_is_parallel = false, "
       "which only a kRowwise layer obeys; leave it out");
   EXPECT_THAT(
-      refusal(
+      refusal_of_plan(
           gpt,
           {{.pattern = "tokens", .style = ParallelStyle::kRowwise, .input_is_parallel = false}}),
       HasSubstr("leave out input_is_parallel = false"));
-  EXPECT_THAT(refusal(gpt, {{.pattern = "*.dropout_hidden",
-                             .style = ParallelStyle::kColwise,
-                             .gather_output = true}}),
+  EXPECT_THAT(refusal_of_plan(gpt, {{.pattern = "*.dropout_hidden",
+                                     .style = ParallelStyle::kColwise,
+                                     .gather_output = true}}),
               HasSubstr("leave out gather_output"));
   const std::string on_group = " on the 1 ranks of group \"tp\": ";
-  EXPECT_EQ(refusal(gpt, {{"*.norm_1", ParallelStyle::kColwise}}),
+  EXPECT_EQ(refusal_of_plan(gpt, {{"*.norm_1", ParallelStyle::kColwise}}),
             "\"first.norm_1\" cannot be kColwise" + on_group +
                 "a norm needs all features of a token: it is kSequence or kReplicated");
-  EXPECT_EQ(refusal(gpt, {{"tokens", ParallelStyle::kColwise}}),
+  EXPECT_EQ(refusal_of_plan(gpt, {{"tokens", ParallelStyle::kColwise}}),
             "\"tokens\" cannot be kColwise" + on_group +
                 "an embedding is divided by its vocabulary: kRowwise; or it is kSequence or "
                 "kReplicated");
-  EXPECT_THAT(refusal(gpt, {{"*.dropout_1", ParallelStyle::kColwise}}),
+  EXPECT_THAT(refusal_of_plan(gpt, {{"*.dropout_1", ParallelStyle::kColwise}}),
               HasSubstr("set options.features"));
-  EXPECT_EQ(refusal(gpt, {{"*.norm_1", ParallelStyle::kSequence}}),
+  EXPECT_EQ(refusal_of_plan(gpt, {{"*.norm_1", ParallelStyle::kSequence}}),
             "parallelize_module: no pattern of the plan matches \"tokens\", which has parameters. "
             "The plan is sequence-parallel, so name it kSequence if its inputs are shards of the "
             "sequence, and kReplicated if they are whole sequences");
   DividedGpt sequence(GptKind{.is_sequence_parallel = true});
   std::vector<PlanEntry> without_dropout = sequence.plan();
   std::erase_if(without_dropout, [](const PlanEntry& e) { return e.pattern == "*.dropout_2"; });
-  EXPECT_EQ(refusal(sequence, without_dropout),
+  EXPECT_EQ(refusal_of_plan(sequence, without_dropout),
             "parallelize_module: no pattern of the plan matches \"first.dropout_2\", whose style "
             "matters. The plan is sequence-parallel, so name it kSequence if its inputs are shards "
             "of the sequence, and kReplicated if they are whole sequences");
   EXPECT_FALSE(gpt.tokens->is_parallelized());
   gpt.tokens->weight.mutable_grad() = torch::zeros_like(gpt.tokens->weight);
-  EXPECT_EQ(refusal(gpt, gpt.plan()),
+  EXPECT_EQ(refusal_of_plan(gpt, gpt.plan()),
             "\"tokens\" cannot be kRowwise" + on_group +
                 "its weight has a gradient; parallelize a module before its first backward, or "
                 "zero_grad() before");
@@ -335,97 +328,6 @@ TEST(ParallelizeModule, AllRanksRefuseWhatOneRefuses) {
     mesh.close();
   });
   EXPECT_TRUE(result.ok()) << result.failures();
-}
-
-// A module of the user would compute with this rank's part as if it were the whole table.
-TEST(ParallelizeModule, RefusesADividedWeightThatAnotherModuleHas) {
-  struct Head : torch::nn::Module {
-    explicit Head(const Tensor& table) { weight = register_parameter("kernel", table); }
-    Tensor weight;
-  };
-  struct Foreign : torch::nn::Module {
-    Foreign() {
-      table = register_module("table", Embedding(11, 6));
-      head = register_module("head", std::make_shared<Head>(table->weight));
-    }
-    Embedding table{nullptr};
-    std::shared_ptr<Head> head;
-  };
-  for (const bool is_named : {false, true}) {
-    Foreign model;
-    std::vector<PlanEntry> plan = {{"table", ParallelStyle::kRowwise}};
-    if (is_named) plan.push_back({"head", ParallelStyle::kReplicated});
-    const std::string message = refusal(model, plan);
-    EXPECT_THAT(message, HasSubstr("parallelize_module: the parameter \"kernel\" of \"head\" is "
-                                   "also one that the plan divides"));
-    EXPECT_FALSE(model.table->is_parallelized());
-  }
-  const auto result = run_groups(2, [&](const ProcessGroup& group) {
-    Foreign whole;
-    parallelize_module(whole, DeviceMesh(group, {{"tp", 2}}),
-                       {{"table", ParallelStyle::kReplicated}});
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
-// Each rank would keep its part in memory of its own, so that the two were no longer equal.
-TEST(ParallelizeModule, RefusesAWeightWhoseMemoryAnotherTensorHas) {
-  struct Tied : torch::nn::Module {
-    Tied() {
-      table = register_module("table", Embedding(11, 6));
-      head = register_module("head", Linear(torch::nn::LinearOptions(6, 11).bias(false)));
-      head->weight.set_data(table->weight.detach());
-    }
-    Embedding table{nullptr};
-    Linear head{nullptr};
-  };
-  Tied model;
-  EXPECT_THAT(
-      refusal(model, {{"table", ParallelStyle::kRowwise}, {"head", ParallelStyle::kColwise}}),
-      HasSubstr("parallelize_module: \"table.weight\" and \"head.weight\" share memory"));
-  EXPECT_FALSE(model.table->is_parallelized());
-  // Whole on every rank, they stay equal.
-  const auto result = run_groups(2, [](const ProcessGroup& group) {
-    Tied whole;
-    parallelize_module(whole, DeviceMesh(group, {{"tp", 2}}),
-                       {{"table", ParallelStyle::kReplicated}});
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
-// One tensor of another size may lie between the two that share the memory.
-TEST(ParallelizeModule, RefusesAWeightWithinABufferThatHasASmallerOneBeforeIt) {
-  struct Model : torch::nn::Module {
-    Model() {
-      const torch::Tensor all = register_buffer("all", torch::zeros({100}));
-      register_buffer("few", all.narrow(0, 2, 4));
-      head = register_module("head", Linear(torch::nn::LinearOptions(6, 11).bias(false)));
-      head->weight.set_data(all.narrow(0, 20, 66).view({11, 6}));
-    }
-    Linear head{nullptr};
-  };
-  Model model;
-  EXPECT_THAT(refusal(model, {{"head", ParallelStyle::kColwise}}),
-              HasSubstr("parallelize_module: \"head.weight\" and \"all\" share memory"));
-}
-
-// What a deferred module has, too.
-TEST(ParallelizeModule, RefusesTensorsOnTheMetaDevice) {
-  struct Model : torch::nn::Module {
-    explicit Model(bool is_parameter) {
-      head = register_module("head", Linear(torch::nn::LinearOptions(6, 11)));
-      const torch::Tensor scale = torch::ones({11}, torch::kMeta);
-      is_parameter ? register_parameter("scale", scale) : register_buffer("scale", scale);
-    }
-    Linear head{nullptr};
-  };
-  for (const bool is_parameter : {true, false}) {
-    Model model(is_parameter);
-    EXPECT_THAT(refusal(model, {{"head", ParallelStyle::kColwise}}),
-                HasSubstr("parallelize_module: the values of \"scale\" are not there; it is "
-                          "deferred or on the meta device, and needs materialize() first"));
-    EXPECT_FALSE(model.head->is_parallelized());
-  }
 }
 
 // Options that no weight shows: each rank would compute another function.
