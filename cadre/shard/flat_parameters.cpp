@@ -12,6 +12,7 @@
 #include "cadre/base/format.h"
 #include "cadre/group/file_memory.h"
 #include "cadre/shard/shardable.h"
+#include "cadre/wrap/parameter_watch.h"
 #include "cadre/wrap/shard_mark.h"
 
 namespace cadre {
@@ -79,10 +80,18 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters, wrap::Locate
     guard(kSharded);
   }
   if (is_mapped()) end_writes();
+  written_ = std::make_unique<wrap::WriteWatch>(parameters_);
   options_.fence->add(*this);
 }
 
 FlatParameters::~FlatParameters() {
+  if (options_.keep_full && state_ == State::kGathering) {
+    try {
+      wait_unsharded();
+    } catch (...) {
+      // The group has failed. The sentence of the guard says so where a parameter is touched.
+    }
+  }
   options_.fence->remove(*this);
 }
 
@@ -186,8 +195,10 @@ std::vector<ParameterShard> FlatParameters::parameter_shards(const DeviceMesh& m
   return shards;
 }
 
-// Otherwise the gather would write to memory that the parameter no longer uses.
+// Otherwise a gather would write to memory that the parameter no longer uses, or an optimizer to
+// memory that no gather reads.
 void FlatParameters::check_in_place() const {
+  check_shards_in_place();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i].tensor;
     if (parameter.storage().unsafeGetStorageImpl() ==
@@ -199,6 +210,25 @@ void FlatParameters::check_in_place() const {
            format("\"{}\" has been given other memory since it was sharded, by set_data(), by "
                   "to() of its module or by another wrapper or optimizer. Change it before it is "
                   "sharded, and shard it once",
+                  parameters_[i].name));
+  }
+}
+
+void FlatParameters::check_shards_in_place() const {
+  const int rank = group_.rank().value;
+  for (size_t i = 0; i < values_.size(); ++i) {
+    const at::Tensor& values = values_[i];
+    if (values.storage().unsafeGetStorageImpl() == shard_.storage().unsafeGetStorageImpl() &&
+        values.storage_offset() == shard_.storage_offset() + layout_.offset_in_shard(i, rank) &&
+        values.numel() == layout_.range(i, rank).size() && values.scalar_type() == dtype_) {
+      continue;
+    }
+    refuse(format("{}, rank {}", options_.name, rank),
+           format("this rank's shard of \"{}\" has been given other memory, by set_data() for "
+                  "example, which no gather reads: forward() would go on with the values of "
+                  "before. Copy values into the shard instead, on all ranks: "
+                  "shard.values.copy_(values), under torch::NoGradGuard and, where shards are "
+                  "mapped, inside of a cadre::ShardUpdate",
                   parameters_[i].name));
   }
 }
@@ -223,9 +253,12 @@ void FlatParameters::refuse_use(const std::string& problem) const {
 
 void FlatParameters::unshard_async() {
   if (state_ == State::kGathering) return;
+  check_shards_in_place();
+  // The program has written to the shards between two steps.
+  if (is_unsharded() && options_.keep_full && filled_version_ != version_of_shard()) mark_stale();
   if (is_unsharded()) {
     // The parameters are the shard itself, which the program may write.
-    if (shares_memory() && !options_.keep_full && filled_version_ != version_of_shard()) {
+    if (shares_memory() && filled_version_ != version_of_shard()) {
       bump_versions();
       filled_version_ = version_of_shard();
     }
@@ -294,7 +327,7 @@ void FlatParameters::finish_gather() {
   is_stale_ = false;
   if (filled_version_.value_or(gathered_version_) != gathered_version_) bump_versions();
   filled_version_ = gathered_version_;
-  unsharded_version_ = version_of_parameters();
+  written_->begin();
 }
 
 void FlatParameters::bump_versions() {
@@ -303,22 +336,29 @@ void FlatParameters::bump_versions() {
   }
 }
 
-uint32_t FlatParameters::version_of_parameters() const {
-  uint32_t version = 0;
-  for (const NamedTensor& parameter : parameters_) version += parameter.tensor._version();
-  return version;
-}
-
+// Where the parameters are the shards themselves, or stay whole, what the program writes remains.
 void FlatParameters::check_unwritten() const {
-  if (!is_mapped() || private_.defined()) return;
-  if (version_of_parameters() == unsharded_version_) return;
-  throw Error(ErrorCode::kCorruption,
-              format("{}, rank {}: the program has written to parameters while they were mapped. "
-                     "All ranks read and write the same memory, so the values are not those that "
-                     "one rank would get. Write to the shards inside a cadre::ShardUpdate, hold "
-                     "summon_full_params() and write back, or choose ShardForm::kGathered; go on "
-                     "from the last snapshot",
-                     options_.name, group_.rank()));
+  if (options_.keep_full || shares_memory()) return;
+  const std::vector<size_t> written = written_->written();
+  if (written.empty()) return;
+  const std::string where =
+      format("{}, rank {}: the program has written to ", options_.name, group_.rank());
+  if (is_mapped()) {
+    throw Error(ErrorCode::kCorruption,
+                where +
+                    "parameters while they were mapped. All ranks read and write the same "
+                    "memory, so the values are not those that one rank would get. Write to the "
+                    "shards inside a cadre::ShardUpdate, hold summon_full_params() and write "
+                    "back, or choose ShardForm::kGathered; go on from the last snapshot");
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              where + format("\"{}\" while the parameters were gathered, as a forward() does that "
+                             "changes a weight (an Embedding with max_norm, a weight that is "
+                             "normalized in place). The change is lost, because the owners of the "
+                             "shards do not have it. Let forward() compute a new tensor from the "
+                             "weight, or change weights between two steps: in the shards, or in "
+                             "summon_full_params() with write_back()",
+                             parameters_[written[0]].name));
 }
 
 void FlatParameters::guard_writes() {
@@ -341,7 +381,7 @@ void FlatParameters::reshard() {
   }
   if (state_ == State::kGathering) wait_unsharded();
   if (state_ == State::kSharded) return;
-  const bool is_to_check = is_unsharded() && !private_.defined();
+  const bool is_to_check = is_unsharded() && !is_private_;
   state_ = State::kSharded;
   is_stale_ = false;
   end_private();
@@ -360,7 +400,7 @@ void FlatParameters::free_buffer() {
 void FlatParameters::reshard_onto_group() {
   if (state_ == State::kGathering) wait_unsharded();
   if (state_ == State::kOnGroup) return;
-  if (!options_.reshard_group || keeps_buffer() || private_.defined() || !is_unsharded()) {
+  if (!options_.reshard_group || keeps_buffer() || is_private_ || !is_unsharded()) {
     return reshard();
   }
   const int64_t numel = layout_.numel() / options_.reshard_group->world_size();
@@ -370,16 +410,17 @@ void FlatParameters::reshard_onto_group() {
   state_ = State::kOnGroup;
   free_buffer();
   guard(kSharded);
+  check_unwritten();
 }
 
 void FlatParameters::mark_stale() {
   if (state_ == State::kGathering) wait_unsharded();
   if (state_ == State::kOnGroup) reshard();
   if (state_ == State::kSharded) return;
-  const bool was_unsharded = is_unsharded();
+  const bool is_to_check = is_unsharded() && !is_private_;
   is_stale_ = true;
   guard("have changed on their owners");
-  if (was_unsharded) check_unwritten();
+  if (is_to_check) check_unwritten();
 }
 
 bool FlatParameters::is_outdated() const {
@@ -405,6 +446,7 @@ void FlatParameters::make_private() {
         "make_private() needs the whole parameters; call unshard_async() and "
         "wait_unsharded() before");
   }
+  is_private_ = true;
   if (private_.defined() || options_.keep_full || !(is_mapped() || shares_memory())) return;
   const at::NoGradGuard no_grad;
   private_ = options_.pool->take(layout_.numel(), compute_dtype());
@@ -413,6 +455,7 @@ void FlatParameters::make_private() {
 }
 
 void FlatParameters::end_private() {
+  is_private_ = false;
   if (!private_.defined()) return;
   flat_.set_memory(buffer_);
   options_.pool->give_back(std::exchange(private_, at::Tensor()));
@@ -442,6 +485,7 @@ void FlatParameters::take_from_parameters() {
   }
   is_stale_ = false;
   flat_.clear_guard();
+  written_->begin();
   // A mapped shard has its new version at the end of the update.
   filled_version_ = version_of_shard() + (is_mapped() ? 1 : 0);
 }

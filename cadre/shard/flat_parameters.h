@@ -3,13 +3,15 @@
 // drive it.
 //
 // Threads: one at a time. Blocking: the constructor (a collective: it allocates memory that the
-// ranks share), wait_unsharded(), and reshard() while a gather runs, each until the group's
-// deadline. Every rank makes the same calls in the same order.
+// ranks share), wait_unsharded(), and, while a gather runs, reshard() and with keep_full the
+// destructor, each until the group's deadline. Every rank makes the same calls in the same order.
 // Lifetime: shares the parameters and the group. When it is gone, the parameters keep what they
 // have: their values, or that they are sharded.
 // Errors: cadre::Error. What a failed gather has brought is not used: the parameters are sharded
 // then, or, with keep_full, unusable until a gather succeeds. libtorch throws the sentence of
-// Options::remedy where a parameter's values are touched while they are not there.
+// Options::remedy where a parameter's values are touched while they are not there. What the program
+// writes to gathered parameters would be lost when their buffer is freed, which throws then
+// (kInvalidArgument; kCorruption where other ranks read the same memory).
 //
 // A parameter keeps its identity, sizes, requires_grad, hooks and, unless the shards have changed
 // since the last gather, its version counter, so that a backward may go through a buffer that was
@@ -39,6 +41,10 @@
 #include "cadre/shard/shard_form.h"
 #include "cadre/wrap/located_group.h"
 #include "cadre/wrap/named_tensors.h"
+
+namespace cadre::wrap {
+class WriteWatch;
+}
 
 namespace cadre {
 
@@ -105,6 +111,8 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
 
   // Whether the parameters may be read and are those of the shards.
   bool is_unsharded() const { return state_ == State::kFull && !is_stale_; }
+  // Whether unshard_async() would start nothing, because it has.
+  bool is_gathering() const { return state_ == State::kGathering; }
   // Starts to fill the buffer from the shards of all ranks, unless it is full and current or on its
   // way. Touching a parameter throws until wait_unsharded().
   void unshard_async();
@@ -119,16 +127,16 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   void mark_stale();
   // Whether this rank's shard has changed since the gather whose values are there, or on their way.
   bool is_outdated() const;
-  // Until they are resharded, the parameters are a copy of this rank alone, so that the program may
-  // write to them. Nothing to do where each rank has a buffer of its own. They must be unsharded.
+  // Until they are resharded, the parameters are a copy of this rank alone, and the program may
+  // write to them. They must be unsharded.
   void make_private();
   // The reverse of a gather: the shard becomes this rank's part of the parameters, which the
   // program has changed in the same way on all ranks. In the compute dtype an element that was not
   // changed keeps the value that its owner had. They must be unsharded, or have been until an
   // update of the fence began; mapped ones must be private, and in an update.
   void take_from_parameters();
-  // Throws if a parameter has been given other memory, by set_data() for example. Gathers do that,
-  // too.
+  // Throws if a parameter, or this rank's shard of it, has been given other memory, by set_data()
+  // for example. Gathers do that, too.
   void check_in_place() const;
 
  private:
@@ -157,10 +165,10 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   void end_private();
   void guard(const std::string& reason);
   uint32_t version_of_shard() const;
-  // Refuses what the program has written to mapped parameters since they were unsharded.
+  void check_shards_in_place() const;
+  // Refuses what the program has written to the parameters since they were unsharded.
   void check_unwritten() const;
   [[noreturn]] void refuse_use(const std::string& problem) const;
-  uint32_t version_of_parameters() const;
   // For the fence: of mapped shards, when an update begins, and when it ends.
   void allow_writes();
   void end_writes();
@@ -177,7 +185,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // or nothing.
   shard::GuardedStorage flat_;
   at::Tensor buffer_;   // undefined while sharded
-  at::Tensor private_;  // (numel), what the parameters are instead; see make_private()
+  at::Tensor private_;  // (numel), what the parameters are instead, where others read buffer_
   // What reshard_onto_group() has kept of the buffer, until that is full again.
   at::Tensor part_;
   at::Tensor shard_;
@@ -190,7 +198,8 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   uint32_t gathered_version_ = 0;  // of the shard, when that began
   // Of the shard with which the parameters were filled last.
   std::optional<uint32_t> filled_version_;
-  uint32_t unsharded_version_ = 0;  // of mapped parameters
+  std::unique_ptr<wrap::WriteWatch> written_;  // since the parameters became full
+  bool is_private_ = false;                    // the program may write to them
 };
 
 // The program has changed values() of these, on all ranks, between two steps: whole parameters that

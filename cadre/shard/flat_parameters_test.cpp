@@ -470,7 +470,8 @@ TEST(FlatParameters, RefuseWhatIsShardedTwice) {
   flat.unshard_async();
   flat.wait_unsharded();
   const FlatParameters thief({{"weight", weight}}, formula_of(2), {});
-  flat.mark_stale();
+  EXPECT_THAT(failure_of([&] { flat.mark_stale(); }),
+              HasSubstr("has written to \"weight\" while the parameters were gathered"));
   EXPECT_THAT(failure_of([&] { flat.unshard_async(); }),
               HasSubstr("\"weight\" has been given other memory"));
 }

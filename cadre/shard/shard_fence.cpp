@@ -151,7 +151,7 @@ void ShardFence::abandon_update(const std::string& reason) noexcept {
   try {
     for (FlatParameters* const unit : units_) unit->guard_writes();
     versions_->signal_peers(kWritten);  // with an odd version
-  } catch (const std::exception&) {
+  } catch (...) {
     // The group has failed, and all its ranks are notified of that.
   }
 }

@@ -7,10 +7,12 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "cadre/base/export.h"
 #include "cadre/wrap/named_tensors.h"
 
 namespace cadre::shard {
@@ -18,13 +20,21 @@ namespace cadre::shard {
 struct ShardedDtypes {
   at::ScalarType shard;
   at::ScalarType compute;
+  bool may_be_meta = false;  // the caller gives tensors on the meta device their values later
 };
 
-// Throws unless the parameters are distinct dense CPU leaves of dtypes.shard which share no memory,
-// and without gradients where dtypes.compute is another one, and a group moves both dtypes.
-// what: how messages begin.
-void check_shardable(const std::string& what, const std::vector<NamedTensor>& parameters,
-                     const ShardedDtypes& dtypes);
+// Throws unless the parameters are distinct dense CPU leaves of the shards' dtype which share no
+// memory, and without gradients where the dtype of the computation is another one, and a group
+// moves both dtypes. what: how messages begin.
+CADRE_EXPORT void check_shardable(const std::string& what,
+                                  const std::vector<NamedTensor>& parameters,
+                                  const ShardedDtypes& rules);
+
+// Throws if a tensor of `moved` shares memory with another one of `moved` or with one of `kept`:
+// the values of `moved` get other memory, which would end the tie without a word. Tensors on the
+// meta device are compared by their storages. Without elements in common nothing is shared.
+CADRE_EXPORT void check_apart(const std::string& what, std::span<const NamedTensor> moved,
+                              std::span<const NamedTensor> kept = {});
 
 // Why the memory of a parameter is not there, as the end of a sentence; nullopt if it is there.
 std::optional<std::string_view> reason_without_values(const at::Tensor& parameter);

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/base/error.h"
 #include "cadre/shard/shard_fence.h"
 
 namespace cadre {
@@ -69,6 +70,12 @@ class ShardedOptimizer : public O {
     if (closure) {
       const at::AutoGradMode with_grad(true);
       loss = closure();
+    }
+    if (!fence_) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "cadre::ShardedOptimizer: it has no shard fence, because it was moved from or "
+                  "was made from a null one; use the object that it was moved to, or make it from "
+                  "the wrapped model");
     }
     ShardUpdate update(fence_);
     O::step();

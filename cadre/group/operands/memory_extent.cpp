@@ -12,8 +12,12 @@ MemoryExtent memory_extent(const at::Tensor& tensor) {
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
     last += (tensor.size(dim) - 1) * tensor.stride(dim);
   }
-  const auto* const begin = static_cast<const std::byte*>(tensor.const_data_ptr());
-  return {begin, begin + (last + 1) * static_cast<int64_t>(tensor.element_size())};
+  const auto size = static_cast<int64_t>(tensor.element_size());
+  const auto* const begin = tensor.is_meta()
+                                ? reinterpret_cast<const std::byte*>(
+                                      static_cast<uintptr_t>(tensor.storage_offset() * size))
+                                : static_cast<const std::byte*>(tensor.const_data_ptr());
+  return {begin, begin + (last + 1) * size};
 }
 
 std::vector<std::vector<size_t>> connected_extents(std::span<const MemoryExtent> extents) {

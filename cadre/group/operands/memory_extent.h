@@ -19,7 +19,8 @@ struct MemoryExtent {
   bool overlaps(const MemoryExtent& other) const { return begin < other.end && other.begin < end; }
 };
 
-// REQUIRES: a strided tensor with elements and memory.
+// REQUIRES: a strided tensor with elements and memory, or on the meta device: there the extent is
+// that of offsets in the tensor's storage.
 MemoryExtent memory_extent(const at::Tensor& tensor);
 
 // The indexes of the extents in sets that overlaps connect; each of a set of several overlaps
