@@ -27,9 +27,10 @@ at::Tensor untouchable(const at::Tensor& like, const std::string& sentence) {
 }  // namespace
 
 RefusedGradients::RefusedGradients(const std::vector<NamedTensor>& parameters, const Owner& owner,
-                                   std::function<void(size_t)> on_cleared)
-    : on_cleared_(std::move(on_cleared)), is_installed_(parameters.size(), false) {
-  for (const NamedTensor& parameter : parameters) {
+                                   Events events)
+    : events_(std::move(events)), is_installed_(parameters.size(), false) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const NamedTensor& parameter = parameters[i];
     parameters_.push_back(parameter.tensor);
     sentences_.push_back(
         format("{}: the gradient of the module's parameter \"{}\" is gone, because it was reduced "
@@ -38,7 +39,10 @@ RefusedGradients::RefusedGradients(const std::vector<NamedTensor>& parameters, c
                owner.place, parameter.name, owner.remedy));
     // Removes it before autograd accumulates into it: the backward of a regularizer may reach a
     // parameter before it reaches an output of the wrapper.
-    hooks_.push_back(parameter.tensor.register_hook([this](const at::Tensor&) { remove(); }));
+    hooks_.push_back(parameter.tensor.register_hook([this, i](const at::Tensor&) {
+      remove();
+      events_.on_arrival(i);
+    }));
   }
 }
 
@@ -77,7 +81,7 @@ void RefusedGradients::remove() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!is_installed_[i]) continue;
     if (!parameters_[i].grad().defined()) {
-      on_cleared_(i);
+      events_.on_cleared(i);
     } else if (is_refused(i)) {
       parameters_[i].mutable_grad().reset();
     }

@@ -24,10 +24,14 @@ class RefusedGradients {
     std::string place;   // with which the sentence begins: the wrapper and the rank
     std::string remedy;  // what to make the optimizer from
   };
-  // `parameters`: leaves that require grad. `on_cleared`: called by remove() for each parameter
-  // whose refused gradient the program has set to none.
-  RefusedGradients(const std::vector<NamedTensor>& parameters, const Owner& owner,
-                   std::function<void(size_t)> on_cleared);
+  struct Events {
+    // From remove(), for each parameter whose refused gradient the program has set to none.
+    std::function<void(size_t)> on_cleared;
+    // A backward is about to add to the parameter's gradient, or autograd::grad() has computed it.
+    std::function<void(size_t)> on_arrival;
+  };
+  // `parameters`: leaves that require grad.
+  RefusedGradients(const std::vector<NamedTensor>& parameters, const Owner& owner, Events events);
   ~RefusedGradients();
   RefusedGradients(const RefusedGradients&) = delete;
   RefusedGradients& operator=(const RefusedGradients&) = delete;
@@ -38,13 +42,13 @@ class RefusedGradients {
   void remove();
   // As remove(), but calls nothing.
   void discard();
-
- private:
+  // Whether what stands in the parameter's gradient throws when it is touched.
   bool is_refused(size_t parameter) const;
 
+ private:
   std::vector<at::Tensor> parameters_;
   std::vector<std::string> sentences_;  // by parameter
-  std::function<void(size_t)> on_cleared_;
+  Events events_;
   std::vector<unsigned> hooks_;      // by parameter
   std::vector<at::Tensor> refused_;  // by parameter, made by the first install()
   std::vector<bool> is_installed_;   // by parameter

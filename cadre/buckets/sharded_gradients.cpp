@@ -1,8 +1,8 @@
 #include "cadre/buckets/sharded_gradients.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/count_nonzero.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -12,6 +12,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/buckets/handed_out_memory.h"
 #include "cadre/group/dtype.h"
 #include "cadre/group/file_memory.h"
 
@@ -24,10 +25,6 @@ constexpr size_t kNumBuffers = 2;
 
 constexpr size_t kNoBucket = static_cast<size_t>(-1);
 
-uint32_t version_of(const at::Tensor& gradient) {
-  return gradient.is_inference() ? 0 : static_cast<uint32_t>(gradient._version());
-}
-
 }  // namespace
 
 ShardedGradients::ShardedGradients(std::vector<NamedTensor> parameters,
@@ -39,11 +36,19 @@ ShardedGradients::ShardedGradients(std::vector<NamedTensor> parameters,
       slots_(parameters_.size(), Slot{.bucket = kNoBucket, .place = 0, .leaf = {}, .gradient = {}}),
       is_ready_(parameters_.size(), false),
       unsettled_(parameters_.size()),
-      witnesses_(parameters_.size()),
-      refused_(parameters_,
-               {.place = format("{}, rank {}", options_.wrapper, groups_.all.rank()),
-                .remedy = options_.remedy},
-               [this](size_t parameter) { slots_[parameter].leaf.mutable_grad().reset(); }) {
+      refused_(parameters_, {.place = where(), .remedy = options_.remedy},
+               {.on_cleared =
+                    [this](size_t parameter) { slots_[parameter].leaf.mutable_grad().reset(); },
+                .on_arrival = [this](size_t parameter) { unreduced_.review(parameter); }}),
+      unreduced_(
+          parameters_, where(),
+          {.leaf = [this](size_t parameter) { return slots_[parameter].leaf; },
+           .memory =
+               [this](size_t parameter) {
+                 leave_held_memory(slots_[parameter]);
+                 return slots_[parameter].gradient;
+               },
+           .is_refused = [this](size_t parameter) { return refused_.is_refused(parameter); }}) {
   first_late_unit_ = units.size() - std::min(options_.num_late_units, units.size());
   make_buckets(units);
   num_late_buckets_ = static_cast<size_t>(std::ranges::count_if(
@@ -51,6 +56,11 @@ ShardedGradients::ShardedGradients(std::vector<NamedTensor> parameters,
   if (options_.layout) follow(*options_.layout);
   is_learned_ = options_.layout.has_value();
   allocate();
+  unreduced_.review_all(std::nullopt);  // gradients from before
+}
+
+std::string ShardedGradients::where() const {
+  return format("{}, rank {}", options_.wrapper, groups_.all.rank());
 }
 
 void ShardedGradients::make_buckets(std::span<const std::shared_ptr<FlatParameters>> units) {
@@ -130,7 +140,6 @@ void ShardedGradients::allocate() {
     size_t num_buckets = 0;
   };
   std::map<at::ScalarType, Need> needs;
-  const int rank = groups_.shard.rank();
   for (Bucket& bucket : buckets_) {
     const FlatLayout& flat = bucket.flat->layout();
     Need& need = needs[bucket.dtype];
@@ -142,14 +151,7 @@ void ShardedGradients::allocate() {
                        : groups_.replicate
                            ? groups_.replicate->empty_flat(flat.shard_numel(), dtype)
                            : at::zeros({flat.shard_numel()}, dtype);
-    for (const size_t parameter : bucket.parameters) {
-      Slot& slot = slots_[parameter];
-      // Not a view to autograd: the optimizers' zero_grad() calls detach_(), which refuses views.
-      slot.gradient = bucket.gradients
-                          .narrow(0, flat.offset_in_shard(slot.place, rank),
-                                  flat.range(slot.place, rank).size())
-                          .variable_data();
-    }
+    slice_gradients(bucket);
   }
   for (const auto& [dtype, need] : needs) {
     for (size_t i = 0; i < std::min(kNumBuffers, need.num_buckets); ++i) {
@@ -157,6 +159,19 @@ void ShardedGradients::allocate() {
     }
   }
   trailer_ = groups_.all.empty_flat(options_.trailer_numel, at::kFloat);
+}
+
+void ShardedGradients::slice_gradients(const Bucket& bucket) {
+  const FlatLayout& flat = bucket.flat->layout();
+  const int rank = groups_.shard.rank();
+  for (const size_t parameter : bucket.parameters) {
+    Slot& slot = slots_[parameter];
+    // Not a view to autograd: the optimizers' zero_grad() calls detach_(), which refuses views.
+    slot.gradient =
+        bucket.gradients
+            .narrow(0, flat.offset_in_shard(slot.place, rank), flat.range(slot.place, rank).size())
+            .variable_data();
+  }
 }
 
 // By the last of its gradients: that is when a bucket may be reduced.
@@ -177,14 +192,28 @@ void ShardedGradients::learn(std::span<const int64_t> order) {
 
 void ShardedGradients::on_begin_pass() {
   refused_.remove();
+  unreduced_.review_all(just_touched_);
+  is_in_pass_ = true;
+  if (options_.on_pass) options_.on_pass();
   is_trailer_launched_ = false;
   is_ready_.assign(parameters_.size(), false);
   std::ranges::fill(unsettled_, at::Tensor());
 }
 
+// Out of the pass, so that all ranks learn of the refusal.
+void ShardedGradients::place(size_t parameter) {
+  unreduced_.throw_if_changed();
+  is_ready_[parameter] = true;
+}
+
+void ShardedGradients::end_pass() {
+  is_in_pass_ = false;
+  refused_.install();
+}
+
 void ShardedGradients::launch_next() {
   const at::NoGradGuard no_grad;
-  const Bucket& bucket = buckets_[num_launched_];
+  Bucket& bucket = buckets_[num_launched_];
   const at::Tensor buffer = free_buffer(bucket).narrow(0, 0, bucket.flat->layout().numel());
   take(bucket, buffer);
   const at::Tensor output = output_for(bucket);
@@ -228,21 +257,61 @@ void ShardedGradients::take(const Bucket& bucket, const at::Tensor& buffer) {
       write_gradient(target.view(parameters_[parameter].tensor.sizes()), gradient,
                      combination_.factor);
       gradient.reset();
+      unreduced_.end(parameter);
     } else {
       target.zero_();
     }
-    end_local(parameter);
   }
   if (end < layout.numel()) buffer.narrow(0, end, layout.numel() - end).zero_();
 }
 
 // If no shard has a gradient yet, the result is written directly into the memory of the gradients.
-at::Tensor ShardedGradients::output_for(const Bucket& bucket) const {
+at::Tensor ShardedGradients::output_for(Bucket& bucket) {
   const bool has_gradients = std::ranges::any_of(bucket.parameters, [this](size_t parameter) {
     return slots_[parameter].leaf.grad().defined();
   });
-  if (!has_gradients && bucket.dtype == bucket.gradients.scalar_type()) return bucket.gradients;
-  return at::empty({bucket.gradients.numel()}, bucket.dtype);
+  if (has_gradients || bucket.dtype != bucket.gradients.scalar_type()) {
+    return at::empty({bucket.gradients.numel()}, bucket.dtype);
+  }
+  if (!is_whole(bucket)) {
+    bucket.gradients = take_memory_back(bucket.gradients);
+    slice_gradients(bucket);
+  }
+  return bucket.gradients;
+}
+
+// Whether the program has the gradient, or something that shares its memory.
+bool ShardedGradients::is_held(const Slot& slot) const {
+  const bool is_given = slot.leaf.grad().is_same(slot.gradient);
+  if (slot.gradient.use_count() > (is_given ? 2 : 1)) return true;
+  const Bucket& bucket = buckets_[slot.bucket];
+  const c10::StorageImpl* const storage = bucket.gradients.storage().unsafeGetStorageImpl();
+  if (slot.gradient.storage().unsafeGetStorageImpl() != storage) {
+    return slot.gradient.storage().use_count() > 1;
+  }
+  const auto num_own = std::ranges::count_if(bucket.parameters, [&](size_t parameter) {
+    return slots_[parameter].gradient.storage().unsafeGetStorageImpl() == storage;
+  });
+  return bucket.gradients.storage().use_count() > static_cast<size_t>(num_own) + 1;
+}
+
+// Whether the gradients of its shards are parts of one memory, which the program does not hold.
+bool ShardedGradients::is_whole(const Bucket& bucket) const {
+  return std::ranges::none_of(bucket.parameters, [&](size_t parameter) {
+    const Slot& slot = slots_[parameter];
+    return slot.gradient.storage().unsafeGetStorageImpl() !=
+               bucket.gradients.storage().unsafeGetStorageImpl() ||
+           is_held(slot);
+  });
+}
+
+// Before a gradient is written that the leaf does not have any more: what the program has kept of
+// an earlier step stays as it is.
+void ShardedGradients::leave_held_memory(Slot& slot) {
+  if (!is_held(slot)) return;
+  const std::shared_ptr<FileMemory> files = FileMemory::of(slot.leaf);
+  slot.gradient = files ? files->zeros(slot.gradient.numel(), slot.gradient.scalar_type())
+                        : at::empty_like(slot.gradient);
 }
 
 // It counts as scattered only without an error: abandon() must still reduce over the replicas what
@@ -266,7 +335,7 @@ void ShardedGradients::add_to_gradients(const Reduction& reduction) {
   const FlatLayout& layout = reduction.bucket->flat->layout();
   const int rank = groups_.shard.rank();
   for (const size_t parameter : reduction.bucket->parameters) {
-    const Slot& slot = slots_[parameter];
+    Slot& slot = slots_[parameter];
     const at::Tensor reduced =
         reduction.output.narrow(0, layout.offset_in_shard(slot.place, rank), slot.gradient.numel());
     if (is_ready_[parameter]) {
@@ -277,14 +346,16 @@ void ShardedGradients::add_to_gradients(const Reduction& reduction) {
   }
 }
 
-void ShardedGradients::add_to_gradient(const Slot& slot, const at::Tensor& reduced) {
-  at::Tensor leaf = slot.leaf;
-  at::Tensor& gradient = leaf.mutable_grad();
+void ShardedGradients::add_to_gradient(Slot& slot, const at::Tensor& reduced) {
+  at::Tensor& gradient = slot.leaf.mutable_grad();
   if (gradient.defined()) {
     gradient.add_(reduced);
     return;
   }
-  if (reduced.const_data_ptr() != slot.gradient.const_data_ptr()) slot.gradient.copy_(reduced);
+  if (reduced.const_data_ptr() != slot.gradient.const_data_ptr()) {
+    leave_held_memory(slot);
+    slot.gradient.copy_(reduced);
+  }
   gradient = slot.gradient;
 }
 
@@ -309,15 +380,13 @@ void ShardedGradients::settle_unused(size_t parameter, const Usage& usage) {
 
 void ShardedGradients::abandon() {
   const at::NoGradGuard no_grad;
+  is_in_pass_ = false;
   const size_t first = num_launched_;
-  for (size_t b = first; b < buckets_.size(); ++b) {
-    for (const size_t parameter : buckets_[b].parameters) {
-      if (parameters_[parameter].tensor.grad().defined())
-        parameters_[parameter].tensor.mutable_grad().reset();
-      end_local(parameter);
-    }
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (slots_[i].bucket >= first || unreduced_.is_arriving(i)) unreduced_.drop(i);
   }
   while (num_launched_ < buckets_.size()) {
+    if (options_.on_abandoned_launch) options_.on_abandoned_launch(num_launched_);
     const Bucket& bucket = buckets_[num_launched_];
     const FlatLayout& layout = bucket.flat->layout();
     // The content of the buffer does not matter: all ranks drop the result.
@@ -330,6 +399,7 @@ void ShardedGradients::abandon() {
          .output = output,
          .end = groups_.shard.reduce_scatter_async(output, buffer, combination_.op)});
   }
+  if (options_.on_abandoned_launch) options_.on_abandoned_launch(buckets_.size());
   for (const Reduction& reduction : running_) {
     if (!groups_.replicate || reduction.is_scattered) continue;
     const at::Tensor scratch = at::zeros_like(reduction.output);
@@ -343,6 +413,7 @@ void ShardedGradients::abandon() {
 }
 
 void ShardedGradients::settle_abandoned() {
+  is_in_pass_ = false;  // also of one that has failed on all ranks
   while (!running_.empty()) {
     const Reduction reduction = std::move(running_.front());
     running_.pop_front();
@@ -352,60 +423,15 @@ void ShardedGradients::settle_abandoned() {
 }
 
 void ShardedGradients::keep_local(size_t parameter) {
-  const at::NoGradGuard no_grad;
-  Witness& witness = witnesses_[parameter];
-  at::Tensor& gradient = slots_[parameter].leaf.mutable_grad();
-  if (!gradient.defined()) {
-    slots_[parameter].gradient.zero_();
-    gradient = slots_[parameter].gradient;
-    witness.is_placeholder = true;
-  }
-  witness.version = version_of(gradient);
-  if (!std::exchange(witness.is_kept, true)) ++num_kept_;
+  unreduced_.throw_if_changed();
+  unreduced_.keep(parameter);
 }
 
-// The pass has taken the local gradient, so the placeholder in the gradient of the shard is
-// removed.
-void ShardedGradients::end_local(size_t parameter) {
-  Witness& witness = witnesses_[parameter];
-  if (std::exchange(witness.is_kept, false)) --num_kept_;
-  if (!std::exchange(witness.is_placeholder, false)) return;
-  at::Tensor& gradient = slots_[parameter].leaf.mutable_grad();
-  if (gradient.is_same(slots_[parameter].gradient) && version_of(gradient) == witness.version) {
-    gradient.reset();
-  }
-}
-
-bool ShardedGradients::is_cleared(size_t parameter) const {
-  if (!parameters_[parameter].tensor.grad().defined()) return true;
-  const at::Tensor& gradient = slots_[parameter].leaf.grad();
-  if (!gradient.defined()) return true;
-  if (version_of(gradient) == witnesses_[parameter].version) return false;
-  return at::count_nonzero(gradient).item<int64_t>() == 0;
-}
-
+// A parameter that the running backward has added to was reviewed before that, so its backward need
+// not look at the others until a pass begins.
 void ShardedGradients::forget_cleared(std::optional<size_t> just_touched) {
-  if (num_kept_ == 0) return;
-  for (size_t i = 0; i < witnesses_.size(); ++i) {
-    if (witnesses_[i].is_kept && !is_cleared(i)) return;
-  }
-  for (size_t i = 0; i < witnesses_.size(); ++i) {
-    if (!witnesses_[i].is_kept) continue;
-    if (just_touched == i) {
-      const Slot& slot = slots_[i];
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          format("{}, rank {}: the gradients were cleared after a backward() under no_sync(), and "
-                 "this backward() added to the local gradient of \"{}\" before that was noticed, "
-                 "because it begins at no output of the wrapper. Compute the loss from what "
-                 "forward() returns, or clear the gradients before the forward",
-                 options_.wrapper, groups_.all.rank(),
-                 buckets_[slot.bucket].flat->parameters()[slot.place].name));
-    }
-    parameters_[i].tensor.mutable_grad().reset();
-    witnesses_[i].is_kept = false;
-    --num_kept_;
-  }
+  just_touched_ = just_touched;
+  if (!just_touched && !is_in_pass_) unreduced_.review_all(std::nullopt);
 }
 
 void ShardedGradients::zero_grad(bool set_to_none) {

@@ -5,8 +5,8 @@
 // Threads: one at a time. Blocking: the constructor is collective (it allocates symmetric memory);
 // launch_next() waits for the reduction before the last one, whose memory it uses again.
 // Lifetime: shares the flat parameters. The gradients of shards stay when it is gone.
-// Errors: kInvalidArgument for a layout of other buckets, and for gradients that were cleared too
-// late (forget_cleared()).
+// Errors: kInvalidArgument for a layout of other buckets, and, out of a backward, for gradients of
+// shards that the program has changed in place while this rank has gradients that are not reduced.
 //
 // One bucket per FlatParameters with a trained parameter. When its turn comes, its gradients are
 // copied into one of two buffers, weighted and in the dtype of the reduction, and dropped; a
@@ -15,8 +15,14 @@
 // all_reduce over these follows. A gradient of a parameter that no rank used stays as it was.
 //
 // Without reduction (no_sync()) full gradients accumulate in parameter.grad() until the next pass
-// takes them. An optimizer sees the shards' gradients only, so these show when the user has
-// cleared the gradients: a shard without a gradient gets one of zeros for that time.
+// takes them. An optimizer sees the shards' gradients only, so these show, parameter by parameter,
+// when the user has cleared them: a shard without a gradient gets one of zeros for that time
+// (unreduced_gradients.h). Full gradients that the program assigns, or that are there when this is
+// made, count as accumulated in the same way. What a backward leaves that ended by an exception
+// does not count.
+//
+// The memory of a shard's gradient is used again by the next pass after the gradient was set to
+// none, unless the program still holds that gradient.
 //
 // After a pass the full parameters have gradients that throw when they are touched, up to the next
 // backward (refused_gradients.h). Where the user has set one of these to none, by
@@ -40,6 +46,7 @@
 #include "cadre/buckets/bucket_layout.h"
 #include "cadre/buckets/gradient_storage.h"
 #include "cadre/buckets/refused_gradients.h"
+#include "cadre/buckets/unreduced_gradients.h"
 #include "cadre/shard/flat_parameters.h"
 #include "cadre/wrap/located_group.h"
 #include "cadre/wrap/named_tensors.h"
@@ -68,6 +75,11 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
     // The full gradients of a unit were copied and dropped, in a pass; the unit's place in `units`.
     // Called once in a pass for each unit with a trained parameter, also in one that is abandoned.
     std::function<void(size_t unit)> on_unit_taken = {};
+    // A pass begins.
+    std::function<void()> on_pass = {};
+    // This rank has left the pass and issues the reductions that the others wait for: it is about
+    // to issue the one of this number, or, with the number of buckets, has issued all.
+    std::function<void(size_t launch)> on_abandoned_launch = {};
   };
   // `parameters`: those that are trained, each of one of the units. `units`: in the order in which
   // they are reduced first; those without a trained parameter take no part.
@@ -76,7 +88,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
                    Options options);
 
   void learn(std::span<const int64_t> order) override;
-  void place(size_t parameter) override { is_ready_[parameter] = true; }
+  void place(size_t parameter) override;
   void place_unused(size_t) override {}
   size_t num_early_buckets() const override { return num_buckets(); }
   size_t num_eager_buckets() const override { return num_buckets() - num_late_buckets_; }
@@ -86,7 +98,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   void finish_early() override;
   void reduce_last() override;
   void settle_unused(size_t parameter, const Usage& usage) override;
-  void end_pass() override { refused_.install(); }
+  void end_pass() override;
   void abandon() override;
   void settle_abandoned() override;
   void keep_local(size_t parameter) override;
@@ -121,13 +133,6 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
     bool is_scattered = false;  // the all_reduce has begun, or there is none
     std::function<void()> end;  // waits for what runs
   };
-  // How a user's clearing of local gradients is noticed.
-  struct Witness {
-    bool is_kept = false;         // keep_local() since the last pass
-    bool is_placeholder = false;  // the shard's gradient is one of zeros made here
-    uint32_t version = 0;         // of the shard's gradient
-  };
-
   void on_begin_pass() override;
   void make_buckets(std::span<const std::shared_ptr<FlatParameters>> units);
   void allocate();
@@ -136,13 +141,16 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   void follow(const BucketLayout& layout);
   const at::Tensor& free_buffer(const Bucket& bucket);
   void take(const Bucket& bucket, const at::Tensor& buffer);
-  at::Tensor output_for(const Bucket& bucket) const;
+  at::Tensor output_for(Bucket& bucket);
   void finish_scatter(Reduction& reduction);
   void finish_oldest();
   void add_to_gradients(const Reduction& reduction);
-  void add_to_gradient(const Slot& slot, const at::Tensor& reduced);
-  void end_local(size_t parameter);
-  bool is_cleared(size_t parameter) const;
+  void add_to_gradient(Slot& slot, const at::Tensor& reduced);
+  void slice_gradients(const Bucket& bucket);
+  bool is_held(const Slot& slot) const;
+  bool is_whole(const Bucket& bucket) const;
+  void leave_held_memory(Slot& slot);
+  std::string where() const;
 
   Groups groups_;
   Options options_;
@@ -155,11 +163,12 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   bool is_trailer_launched_ = false;
   std::deque<Reduction> running_;  // in the order of launches
   std::vector<std::function<void()>> abandoned_waits_;
-  std::vector<bool> is_ready_;         // by parameter: this rank contributes its gradient
-  std::vector<at::Tensor> unsettled_;  // by parameter: reduced, but perhaps used by no rank
-  std::vector<Witness> witnesses_;     // by parameter
-  size_t num_kept_ = 0;
+  std::vector<bool> is_ready_;          // by parameter: this rank contributes its gradient
+  std::vector<at::Tensor> unsettled_;   // by parameter: reduced, but perhaps used by no rank
+  std::optional<size_t> just_touched_;  // by the running backward, before its pass begins
+  bool is_in_pass_ = false;
   RefusedGradients refused_;
+  UnreducedGradients unreduced_;
 };
 
 }  // namespace cadre

@@ -405,31 +405,5 @@ TEST(ShardedGradients, AFailedScatterLeavesOutNoReductionOverReplicas) {
   }
 }
 
-TEST(ShardedGradients, ALocalGradientThatIsNoticedTooLateIsRefused) {
-  const auto result = run_groups(1, [](const ProcessGroup& world, std::string& output) {
-    const Model model = make_model({{{{"a", 40}, {"b", 40}}}}, world);
-    ShardedGradients storage(model.trained, model.units, {.all = world, .shard = world},
-                             {.trailer_numel = 1, .wrapper = "DistributedDataParallel"});
-    set_gradients(model, 0);
-    storage.keep_local(0);
-    storage.keep_local(1);
-    storage.forget_cleared(0);  // nothing was cleared
-    require(model.trained[0].tensor.grad().defined(), "still there");
-    for (size_t i = 0; i < 2; ++i) {
-      Tensor values = model.units[0]->values(i);
-      require(torch::equal(values.grad(), torch::zeros({40})), "of zeros, for the time being");
-      values.mutable_grad().reset();
-    }
-    output = testing::failure_of([&] { storage.forget_cleared(1); });
-    storage.forget_cleared(std::nullopt);
-    require(!model.trained[1].tensor.grad().defined(), "forgotten");
-  });
-  ASSERT_TRUE(result.ok()) << result.failures();
-  EXPECT_THAT(result.ranks[0].output,
-              HasSubstr("DistributedDataParallel, rank 0: the gradients were cleared after a "
-                        "backward() under no_sync(), and this backward() added to the local "
-                        "gradient of \"b\""));
-}
-
 }  // namespace
 }  // namespace cadre
