@@ -14,6 +14,7 @@
 #include "cadre/base/format.h"
 #include "cadre/deferred/replay.h"
 #include "cadre/deferred/tape.h"
+#include "cadre/group/agreement.h"
 #include "cadre/wrap/replica_check.h"
 
 namespace cadre {
@@ -32,18 +33,17 @@ struct Deferred {
 };
 using DeferredByTape = std::map<std::shared_ptr<Tape>, Deferred>;
 
+bool is_on_meta(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.is_meta();
+}
+
 DeferredByTape deferred_among(std::string_view caller, std::span<const NamedTensor> tensors) {
+  check_materializable(caller, tensors);
   DeferredByTape by_tape;
   for (const NamedTensor& named : tensors) {
     const at::Tensor& tensor = named.tensor;
-    if (!tensor.defined() || !tensor.is_meta()) continue;
+    if (!is_on_meta(tensor)) continue;
     const DeferredStorage* const storage = Tape::storage_of(tensor);
-    if (storage == nullptr) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  format("{}: \"{}\" is on the meta device, and nothing says which values it shall "
-                         "have. Construct the module inside cadre::defer_init(), without a device",
-                         caller, named.name));
-    }
     Deferred& deferred = by_tape[Tape::joined(storage->tape)];
     deferred.add(tensor);
     // What an operation in place on the view would reach.
@@ -83,15 +83,30 @@ void materialize_with(std::string_view caller, std::span<const NamedTensor> tens
                       const MakeValues& make_values) {
   const at::NoGradGuard no_grad;
   const c10::impl::ExcludeDispatchKeyGuard unrecorded(c10::DispatchKey::DeferredInit);
-  for (auto& [tape, deferred] : deferred_among(caller, tensors)) {
+  // All values first: an operation that cannot be repeated leaves every tensor deferred.
+  const DeferredByTape by_tape = deferred_among(caller, tensors);
+  std::vector<std::pair<const Deferred*, std::vector<at::Tensor>>> made;
+  for (const auto& [tape, deferred] : by_tape) {
     tape->end_direct_writes();
     tape->close();
-    const std::vector<at::Tensor> values = make_values(*tape, deferred);
-    for (size_t i = 0; i < values.size(); ++i) give_values(deferred.tensors[i], values[i]);
+    made.emplace_back(&deferred, make_values(*tape, deferred));
+  }
+  for (const auto& [deferred, values] : made) {
+    for (size_t i = 0; i < values.size(); ++i) give_values(deferred->tensors[i], values[i]);
   }
 }
 
 }  // namespace
+
+void check_materializable(std::string_view caller, std::span<const NamedTensor> tensors) {
+  for (const NamedTensor& named : tensors) {
+    if (!is_on_meta(named.tensor) || Tape::storage_of(named.tensor) != nullptr) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                format("{}: \"{}\" is on the meta device, and nothing says which values it shall "
+                       "have. Construct the module inside cadre::defer_init(), without a device",
+                       caller, named.name));
+  }
+}
 
 void materialize_tensors(std::string_view caller, std::span<const NamedTensor> tensors) {
   materialize_with(caller, tensors, [](const Tape& tape, const Deferred& deferred) {
@@ -101,12 +116,12 @@ void materialize_tensors(std::string_view caller, std::span<const NamedTensor> t
 
 void materialize_from(std::string_view caller, std::span<const NamedTensor> tensors, Rank root,
                       const wrap::LocatedGroup& group) {
-  if (group.rank() == root) {
-    materialize_tensors(caller, tensors);
-  } else {
+  // An operation may fail on the root alone, when it is repeated.
+  check_on_all_ranks(group.process_group(), "cadre::materialize", [&] {
+    if (group.rank() == root) return materialize_tensors(caller, tensors);
     materialize_with(caller, tensors,
                      [](const Tape&, const Deferred& deferred) { return uninitialized(deferred); });
-  }
+  });
   wrap::broadcast_tensors(tensors, root, group);
 }
 

@@ -14,6 +14,9 @@
 
 namespace cadre {
 
+// Throws what the functions below would throw, before anything is changed.
+void check_materializable(std::string_view caller, std::span<const NamedTensor> tensors);
+
 // What is not deferred stays as it is. caller: the name with which an error begins.
 void materialize_tensors(std::string_view caller, std::span<const NamedTensor> tensors);
 
