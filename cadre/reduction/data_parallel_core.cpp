@@ -217,13 +217,10 @@ void DataParallelCore::check_unchanged() const {
   std::optional<std::string> change = watch_->change();
   if (!change) change = reducer_->lost_parameter();
   if (!change) return;
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      format("{}: since the module was wrapped, {}, so "
-             "gradients would not be reduced rightly. Wrap the module again after the "
-             "change, on all ranks, once this wrapper is destroyed, and give its parameters "
-             "to a new optimizer",
-             wrapper_.place(), *change));
+  throw Error(ErrorCode::kInvalidArgument,
+              format("{}: since the module was wrapped, {}, so "
+                     "gradients would not be reduced rightly. {}",
+                     wrapper_.place(), *change, options_.change_remedy));
 }
 
 void DataParallelCore::set_written(std::string_view parameter) {

@@ -58,6 +58,11 @@ struct DataParallelOptions {
   std::vector<std::string> ignored = {};
   // Gradients are left as they are in a world of one, without any hook.
   bool is_idle_alone = true;
+  // What the program does to change the parameters of a wrapped module, as the error says that
+  // refuses such a change.
+  std::string change_remedy =
+      "Wrap the module again after the change, on all ranks, once this wrapper is destroyed, and "
+      "give its parameters to a new optimizer";
   // At the start of each forward, also of one without grad and in a world of one. May be empty.
   std::function<void()> before_forward = {};
   ParameterValues values = ParameterValues::kUnwatched;
