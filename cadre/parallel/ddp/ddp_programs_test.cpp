@@ -184,12 +184,12 @@ void values_changed_by_hand(Replica& replica) {
   loss_of(replica.forward(replica.x)).backward();
 }
 
-struct Program {
+struct NamedProgram {
   const char* name;
   void (*run)(Replica&);
 };
 
-constexpr Program kPrograms[] = {
+constexpr NamedProgram kPrograms[] = {
     {"several_pairs", several_pairs},
     {"several_pairs_reduced_once", several_pairs_reduced_once},
     {"two_forwards_one_backward", two_forwards_one_backward},
@@ -224,7 +224,7 @@ std::vector<Tensor> gradients_of(const Replica& replica) {
   return gradients;
 }
 
-std::vector<Tensor> run_alone(const Program& program, int64_t batch) {
+std::vector<Tensor> run_alone(const NamedProgram& program, int64_t batch) {
   Replica replica;
   replica.x = whole_batch(batch);
   replica.forward = [&](const Tensor& x) { return replica.net->forward(x); };
@@ -235,7 +235,7 @@ std::vector<Tensor> run_alone(const Program& program, int64_t batch) {
 }
 
 // By rank.
-std::vector<std::vector<Tensor>> run_on_ranks(const Program& program, int64_t batch,
+std::vector<std::vector<Tensor>> run_on_ranks(const NamedProgram& program, int64_t batch,
                                               int world_size) {
   // Made here, because the models draw from the process's generator.
   std::vector<Replica> replicas(static_cast<size_t>(world_size));
@@ -272,7 +272,7 @@ struct Split {
   int world_size;
 };
 
-class DdpPrograms : public ::testing::TestWithParam<std::tuple<Program, Split>> {};
+class DdpPrograms : public ::testing::TestWithParam<std::tuple<NamedProgram, Split>> {};
 
 TEST_P(DdpPrograms, HaveTheGradientsOfOneProcessOnTheWholeBatch) {
   const auto& [program, split] = GetParam();

@@ -16,6 +16,7 @@
 #include "cadre/group/agreement.h"
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/reduction/agreement/trailer.h"
+#include "cadre/shard/shardable.h"
 #include "cadre/wrap/named_tensors.h"
 
 namespace cadre::parallel {
@@ -26,6 +27,22 @@ constexpr const char* kWrapper = "DistributedDataParallel";
 constexpr const char* kShardAxis = "shard";
 
 using FlatParametersList = std::vector<std::shared_ptr<FlatParameters>>;
+
+// Throws what making flat buffers of the trained parameters would throw, and for a parameter whose
+// tie by shared memory these buffers would end. Changes nothing.
+void check_shardable_model(const torch::nn::Module& module, Rank rank) {
+  const std::string what = format("{}, rank {}", kWrapper, rank);
+  std::vector<NamedTensor> moved;
+  std::vector<NamedTensor> kept = distinct_buffers(module);
+  for (const NamedTensor& parameter : distinct_parameters(module)) {
+    static_cast<void>(division_of(parameter));  // throws where it is not known
+    (parameter.tensor.requires_grad() ? moved : kept).push_back(parameter);
+    const at::ScalarType dtype = parameter.tensor.scalar_type();
+    if (!parameter.tensor.requires_grad()) continue;
+    shard::check_shardable(what, {parameter}, {.shard = dtype, .compute = dtype});
+  }
+  shard::check_apart(what, moved, kept);
+}
 
 // A layout of many parameters by its digest.
 std::string text_of(const std::optional<BucketLayout>& layout) {
@@ -114,7 +131,14 @@ std::vector<ParameterShard> shards_of(const torch::nn::Module& module,
 }  // namespace
 
 std::vector<ParameterShard> DdpReplicas::parameter_shards() const {
-  if (!shards.empty()) return shards;
+  if (!shards.empty()) {
+    std::vector<ParameterShard> current = shards;
+    for (ParameterShard& shard : current) {
+      // The memory that the parameter has now: a snapshot is loaded into it.
+      if (!shard.flat) shard.values = values_of(shard.parameter);
+    }
+    return current;
+  }
   throw Error(ErrorCode::kInvalidArgument,
               format("{}: parameter_shards() needs the option gradients = "
                      "GradientPlacement::kSharded; with replicated gradients every rank owns "
@@ -127,15 +151,19 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
                               const DistributedDataParallelOptions& options) {
   const bool is_sharded = options.gradients == GradientPlacement::kSharded;
   const auto flat_parameters = std::make_shared<FlatParametersList>();
-  reduction::DataParallelOptions core_options{
-      .wrapper = kWrapper,
-      .component = "ddp",
-      .weighting = options.weighting,
-      .broadcast_buffers = options.broadcast_buffers,
-      .is_idle_alone = !is_sharded,
-      .values =
-          is_sharded ? reduction::ParameterValues::kSharded : reduction::ParameterValues::kWhole,
-      .agreed = [&] { return agreed_fields(*module, options); }};
+  reduction::DataParallelOptions core_options{.wrapper = kWrapper,
+                                              .component = "ddp",
+                                              .weighting = options.weighting,
+                                              .broadcast_buffers = options.broadcast_buffers,
+                                              .is_idle_alone = !is_sharded,
+                                              .values = is_sharded
+                                                            ? reduction::ParameterValues::kSharded
+                                                            : reduction::ParameterValues::kWhole,
+                                              .agreed = [&] {
+                                                if (is_sharded)
+                                                  check_shardable_model(*module, group.rank());
+                                                return agreed_fields(*module, options);
+                                              }};
   reduction::MakeGradientStorage make_storage =
       [&](std::vector<NamedTensor> trained,
           const wrap::LocatedGroup& located) -> std::unique_ptr<GradientStorage> {
