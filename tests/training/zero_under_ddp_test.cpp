@@ -83,5 +83,26 @@ TEST(ZeroUnderDdp, HasTheBitsOfTheUndividedOptimizer) {
   }
 }
 
+// A scheduler that one rank steps once more: every step compares what the ranks use.
+TEST(ZeroUnderDdp, OptionsThatDifferInAStepAreRefusedOnAllRanks) {
+  for (const auto placement : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
+    const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+      const auto net = std::make_shared<torch::nn::LinearImpl>(5, 3);
+      DistributedDataParallel<torch::nn::LinearImpl> ddp{net, group, {.gradients = placement}};
+      ZeroRedundancyOptimizer<AdamW> optimizer(ddp, torch::optim::AdamWOptions(0.01));
+      for (const double rate : {0.01, 0.02}) {
+        if (group.rank() == 1) optimizer.param_groups()[0].options().set_lr(rate);
+        ddp(torch::ones({2, 5})).sum().backward();
+        output = testing::failure_of([&] { optimizer.step(); });
+      }
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+    for (const auto& rank : result.ranks) {
+      EXPECT_NE(rank.output.find("the options of group 0 is (lr 0.01,"), std::string::npos);
+      EXPECT_NE(rank.output.find("(lr 0.02,"), std::string::npos) << rank.output;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace cadre

@@ -2,46 +2,37 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/sum.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include <torch/optim/optimizer.h>
+
 #include <algorithm>
-#include <cstring>
+#include <exception>
 #include <map>
 #include <utility>
 
 #include "cadre/base/error.h"
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/group/agreement.h"
+#include "cadre/parallel/zero/gradient_comparison.h"
+#include "cadre/parallel/zero/optimizer_options.h"
+#include "cadre/shard/shardable.h"
 #include "cadre/wrap/replica_check.h"
 
 namespace cadre::parallel {
 namespace {
 
+constexpr const char* kZeroCall = "cadre::ZeroRedundancyOptimizer";
+constexpr std::string_view kEqualGroups =
+    "give all ranks the same parameter groups in the same order, with the same options";
 constexpr std::string_view kInConstruction = "its construction";
 constexpr std::string_view kInStep = "its step {}";
 constexpr std::string_view kInState = "the gathering of its state after step {}";
 
 wrap::LocatedGroup located(const ProcessGroup& group, const std::string& optimizer) {
   return {group, {.wrapper = "ZeroRedundancyOptimizer", .module = optimizer}};
-}
-
-// Up to 16 elements of the gradient, from its first to its last.
-void add_sample(Fnv1a& digest, const at::Tensor& parameter) {
-  constexpr int64_t kNumSamples = 16;
-  at::Tensor gradient = parameter.grad();
-  digest.add(gradient.defined() ? 1 : 0);
-  if (!gradient.defined() || gradient.layout() != at::kStrided || gradient.numel() == 0) return;
-  if (!gradient.is_non_overlapping_and_dense()) gradient = gradient.contiguous();
-  const auto element = static_cast<int64_t>(gradient.element_size());
-  const auto* const bytes = static_cast<const char*>(gradient.const_data_ptr());
-  const int64_t last = gradient.numel() - 1;
-  const int64_t count = std::min(kNumSamples, gradient.numel());
-  for (int64_t k = 0; k < count; ++k) {
-    const int64_t index = count == 1 ? 0 : last * k / (count - 1);
-    digest.add(std::string_view(bytes + index * element, static_cast<size_t>(element)));
-  }
 }
 
 const void* key_of(const at::Tensor& tensor) {
@@ -57,9 +48,60 @@ ZeroCore::ZeroCore(std::string optimizer, std::vector<NamedTensor> named, const 
       named_(std::move(named)),
       group_(located(group, optimizer_)),
       options_(options) {
+  for (size_t i = 0; i < named_.size(); ++i) indices_.emplace(key_of(named_[i].tensor), i);
+}
+
+ZeroCore::ZeroCore(std::string optimizer,
+                   std::vector<std::shared_ptr<FlatParameters>> flat_parameters,
+                   std::vector<ParameterShard> shards)
+    : optimizer_(std::move(optimizer)),
+      stage_(ZeroStage::kShardedGradients),
+      group_(located(flat_parameters.at(0)->group().process_group(), optimizer_)),
+      buckets_(std::move(flat_parameters)),
+      shards_(std::move(shards)) {
+  for (const auto& flat : buckets_) register_leaves(flat);
+  for (size_t i = 0; i < shards_.size(); ++i) {
+    indices_.emplace(key_of(shards_[i].parameter), i);
+    indices_.emplace(key_of(shards_[i].values), i);
+  }
+}
+
+ZeroCore::~ZeroCore() {
+  for (const auto& flat : buckets_) {
+    try {
+      flat->wait_unsharded();
+    } catch (...) {
+      // The gather has failed, or a step ended by an exception before it: what is touched says so.
+    }
+  }
+}
+
+void ZeroCore::start(const Groups& groups, const torch::optim::OptimizerOptions& defaults) {
   group_.enter({kInConstruction, 0});
-  wrap::check_replicas_match("ZeroRedundancyOptimizer", {named_, {}}, group_);
+  const bool is_whole = stage_ == ZeroStage::kReplicatedGradients;
+  if (is_whole) wrap::check_replicas_match("ZeroRedundancyOptimizer", {named_, {}}, group_);
+  const auto make_fields = [&] {
+    if (is_whole) check_named();
+    return fields_of(groups, &defaults);
+  };
+  check_equal_on_all_ranks(group_.process_group(), kZeroCall, make_fields, kEqualGroups);
+  if (!is_whole) return;
+  wrap::broadcast_tensors(named_, /*root=*/0, group_);
+  mesh_ = mesh_of_wrapper(group_.process_group(), "shard", named_);
+}
+
+void ZeroCore::agree_on_group(const torch::optim::OptimizerParamGroup& group,
+                              const torch::optim::OptimizerOptions& defaults) const {
+  const auto make_fields = [&] {
+    check_fresh(group.params());
+    return fields_of({group}, &defaults);
+  };
+  check_equal_on_all_ranks(group_.process_group(), kZeroCall, make_fields, kEqualGroups);
+}
+
+void ZeroCore::check_named() const {
   for (const NamedTensor& parameter : named_) {
+    static_cast<void>(division_of(parameter));  // throws where it is not known
     if (parameter.tensor.is_meta()) {
       refuse(
           format("\"{}\" is on the meta device and has no values; call cadre::materialize(module) "
@@ -72,19 +114,71 @@ ZeroCore::ZeroCore(std::string optimizer, std::vector<NamedTensor> named, const 
                "parameter.set_data(parameter.contiguous()) before it is given to a wrapper",
                parameter.name));
   }
-  wrap::broadcast_tensors(named_, /*root=*/0, group_);
-  mesh_ = mesh_of_wrapper(group, "shard", named_);
+  std::vector<at::Tensor> trained;
+  for (const NamedTensor& parameter : named_) {
+    if (parameter.tensor.requires_grad()) trained.push_back(parameter.tensor);
+  }
+  check_fresh(trained);
 }
 
-ZeroCore::ZeroCore(std::string optimizer,
-                   std::vector<std::shared_ptr<FlatParameters>> flat_parameters,
-                   std::vector<ParameterShard> shards)
-    : optimizer_(std::move(optimizer)),
-      stage_(ZeroStage::kShardedGradients),
-      group_(located(flat_parameters.at(0)->group().process_group(), optimizer_)),
-      buckets_(std::move(flat_parameters)),
-      shards_(std::move(shards)) {
-  for (const auto& flat : buckets_) register_leaves(flat);
+// What is laid into buffers moves away from what it may share memory with.
+void ZeroCore::check_fresh(std::span<const at::Tensor> parameters) const {
+  if (stage_ == ZeroStage::kShardedGradients) return;
+  const std::string what =
+      format("ZeroRedundancyOptimizer of {}, rank {}", optimizer_, group_.rank());
+  std::vector<bool> is_moved(named_.size(), false);
+  for (const at::Tensor& parameter : parameters) {
+    const size_t index = index_of(parameter);
+    is_moved[index] = parameter.requires_grad() && !leaves_.contains(key_of(parameter));
+  }
+  std::vector<NamedTensor> moved;
+  std::vector<NamedTensor> kept;
+  for (size_t i = 0; i < named_.size(); ++i) {
+    if (leaves_.contains(key_of(named_[i].tensor))) continue;
+    (is_moved[i] ? moved : kept).push_back(named_[i]);
+  }
+  if (moved.empty()) return;
+  for (const NamedTensor& parameter : moved) {
+    const at::ScalarType dtype = parameter.tensor.scalar_type();
+    shard::check_shardable(what, {parameter}, {.shard = dtype, .compute = dtype});
+  }
+  shard::check_apart(what, moved, kept);
+}
+
+size_t ZeroCore::index_of(const at::Tensor& parameter) const {
+  const auto found = indices_.find(key_of(parameter));
+  if (found != indices_.end()) return found->second;
+  refuse(
+      format("a parameter of sizes {} in a parameter group is none of the {} parameters that "
+             "the optimizer was made for; give it the parameters of the model that is "
+             "trained",
+             list_of(parameter.sizes()), std::max(named_.size(), shards_.size())));
+}
+
+// defaults: null where every group has options.
+std::vector<AgreedField> ZeroCore::fields_of(const Groups& groups,
+                                             const torch::optim::OptimizerOptions* defaults) const {
+  std::vector<AgreedField> fields = {{"stage", format("{}", static_cast<int>(stage_))},
+                                     {"bucket_cap_bytes", format("{}", options_.bucket_cap_bytes)},
+                                     {"wait_in_step", !options_.wait_in_step   ? "unset"
+                                                      : *options_.wait_in_step ? "true"
+                                                                               : "false"}};
+  const auto name_of = [this](const at::Tensor& parameter) {
+    const size_t index = index_of(parameter);
+    return stage_ == ZeroStage::kReplicatedGradients ? named_[index].name : shards_[index].name;
+  };
+  add_fields_of(groups, defaults, name_of, fields);
+  return fields;
+}
+
+uint64_t ZeroCore::digest_of(const Groups& groups) const {
+  Fnv1a digest;
+  for (const torch::optim::OptimizerParamGroup& group : groups) {
+    digest.add(group.params().size());
+    for (const at::Tensor& parameter : group.params()) digest.add(index_of(parameter));
+    if (group.has_options()) digest.add(text_of(group.options()));
+  }
+  return digest.value();
 }
 
 void ZeroCore::refuse(const std::string& problem) const {
@@ -92,24 +186,20 @@ void ZeroCore::refuse(const std::string& problem) const {
                                                   optimizer_, group_.rank(), problem));
 }
 
+void ZeroCore::check_on_all(const std::function<void()>& check) const {
+  check_on_all_ranks(group_.process_group(), kZeroCall, check);
+}
+
 void ZeroCore::adopt(std::span<const at::Tensor> parameters) {
   if (stage_ == ZeroStage::kShardedGradients) return;
   std::vector<NamedTensor> fresh;
   for (const at::Tensor& parameter : parameters) {
-    const auto known = std::ranges::find_if(
-        named_, [&](const NamedTensor& candidate) { return candidate.tensor.is_same(parameter); });
-    if (known == named_.end()) {
-      refuse(
-          format("a parameter of sizes {} in a parameter group is none of the {} parameters that "
-                 "the optimizer was made for; give it the parameters of the model that is "
-                 "trained",
-                 list_of(parameter.sizes()), named_.size()));
-    }
+    const NamedTensor& known = named_[index_of(parameter)];
     if (!parameter.requires_grad()) frozen_.push_back(parameter);
     if (!parameter.requires_grad() || leaves_.contains(key_of(parameter))) continue;
     const bool is_listed = std::ranges::any_of(
         fresh, [&](const NamedTensor& candidate) { return candidate.tensor.is_same(parameter); });
-    if (!is_listed) fresh.push_back(*known);
+    if (!is_listed) fresh.push_back(known);
   }
   add_buckets(fresh);
 }
@@ -155,14 +245,7 @@ at::Tensor ZeroCore::leaf_of(const at::Tensor& parameter) const {
 at::Tensor ZeroCore::outer_of(const at::Tensor& parameter) const {
   if (stage_ == ZeroStage::kReplicatedGradients) return parameter;
   if (leaves_.contains(key_of(parameter))) return leaf_of(parameter);
-  const auto shard = std::ranges::find_if(shards_, [&](const ParameterShard& candidate) {
-    return candidate.parameter.is_same(parameter) || candidate.values.is_same(parameter);
-  });
-  if (shard != shards_.end()) return shard->values;
-  refuse(
-      format("a parameter of sizes {} in a parameter group is none of the model's {}; give it "
-             "the parameters of the model that is trained",
-             list_of(parameter.sizes()), shards_.size()));
+  return shards_[index_of(parameter)].values;
 }
 
 std::vector<ParameterShard> ZeroCore::parameter_shards() const {
@@ -182,12 +265,6 @@ at::Tensor ZeroCore::gradient_of(const FlatParameters& flat, size_t parameter) c
   const NamedTensor& named = flat.parameters()[parameter];
   const at::Tensor& gradient = named.tensor.grad();
   if (!gradient.defined()) return {};
-  if (gradient.layout() != at::kStrided) {
-    refuse(
-        format("the gradient of \"{}\" is not dense; make it dense, for example by an embedding "
-               "with sparse(false)",
-               named.name));
-  }
   const FlatRange range = flat.layout().range(parameter, group_.rank().value);
   return gradient.detach().contiguous().view(-1).narrow(0, range.begin, range.size());
 }
@@ -202,14 +279,56 @@ void ZeroCore::check_frozen() const {
   }
 }
 
-void ZeroCore::begin_step() {
-  group_.enter({kInStep, ++num_steps_});
-  finish_gathers();
+void ZeroCore::check_step(const Groups& groups) const {
   for (const auto& flat : buckets_) flat->check_in_place();
-  if (stage_ == ZeroStage::kReplicatedGradients) {
-    check_frozen();
-    check_reduced();
+  if (stage_ == ZeroStage::kShardedGradients) return;
+  check_frozen();
+  for (const torch::optim::OptimizerParamGroup& group : groups) {
+    check_fresh(group.params());
+    for (const at::Tensor& parameter : group.params()) {
+      if (!parameter.grad().defined() || parameter.grad().layout() == at::kStrided) continue;
+      refuse(
+          format("the gradient of \"{}\" is not dense; make it dense, for example by an embedding "
+                 "with sparse(false)",
+                 named_[index_of(parameter)].name));
+    }
   }
+}
+
+void ZeroCore::agree_on_step(const Groups& groups) {
+  group_.enter({kInStep, ++num_steps_});
+  std::exception_ptr refusal;
+  uint64_t settings = 0;
+  uint64_t samples = 0;
+  try {
+    check_step(groups);
+    settings = digest_of(groups);
+    samples = digest_of_samples(groups);
+  } catch (...) {
+    refusal = std::current_exception();
+  }
+  const auto low = static_cast<int64_t>(settings);
+  const auto sampled = static_cast<int64_t>(samples);
+  const at::Tensor bounds =
+      at::tensor({low, ~low, sampled, ~sampled, refusal ? 1L : 0L}, at::kLong);
+  group_.all_reduce(bounds, ReduceOp::kMax);
+  const int64_t* const largest = bounds.const_data_ptr<int64_t>();
+  if (largest[4] != 0) {
+    check_on_all([&refusal] {
+      if (refusal) std::rethrow_exception(refusal);
+    });
+  }
+  if (largest[0] != ~largest[1]) {
+    check_equal_on_all_ranks(
+        group_.process_group(), kZeroCall, [&] { return fields_of(groups, nullptr); },
+        kEqualGroups);
+  }
+  samples_are_equal_ = largest[2] == ~largest[3];
+}
+
+void ZeroCore::begin_step() {
+  finish_gathers();
+  if (stage_ == ZeroStage::kReplicatedGradients) check_reduced();
   gradients_.clear();
   for (const auto& flat : buckets_) {
     std::vector<at::Tensor>& gradients = gradients_.emplace_back();
@@ -265,7 +384,7 @@ void ZeroCore::finish_gathers() {
 // gradient, later steps only some elements, which does not read all gradients.
 void ZeroCore::check_reduced() {
   if (!std::exchange(is_reduction_checked_, true)) return check_sums();
-  if (samples_are_equal()) return;
+  if (samples_are_equal_) return;
   check_sums();
   refuse(
       "the ranks have different gradients. With whole gradients they must be reduced before "
@@ -273,16 +392,16 @@ void ZeroCore::check_reduced() {
       "all ranks");
 }
 
-bool ZeroCore::samples_are_equal() const {
+// Of whole gradients.
+uint64_t ZeroCore::digest_of_samples(const Groups& groups) const {
   Fnv1a digest;
-  for (const auto& flat : buckets_) {
-    for (const NamedTensor& parameter : flat->parameters()) add_sample(digest, parameter.tensor);
+  if (stage_ == ZeroStage::kShardedGradients) return digest.value();
+  for (const torch::optim::OptimizerParamGroup& group : groups) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.requires_grad()) add_gradient_sample(digest, parameter);
+    }
   }
-  const auto own = static_cast<int64_t>(digest.value());
-  const at::Tensor bounds = at::tensor({own, ~own}, at::kLong);
-  group_.all_reduce(bounds, ReduceOp::kMax);
-  const int64_t* const largest = bounds.const_data_ptr<int64_t>();
-  return largest[0] == ~largest[1];
+  return digest.value();
 }
 
 void ZeroCore::check_sums() const {
@@ -290,29 +409,13 @@ void ZeroCore::check_sums() const {
   for (const auto& flat : buckets_) {
     stepped.insert(stepped.end(), flat->parameters().begin(), flat->parameters().end());
   }
-  const auto count = static_cast<int64_t>(stepped.size());
-  const int world_size = group_.world_size();
-  constexpr double kUndefined = -1.2345e300;  // which is not zero
-  const at::Tensor sums = at::zeros({count}, at::kDouble);
-  for (size_t i = 0; i < stepped.size(); ++i) {
-    const at::Tensor& gradient = stepped[i].tensor.grad();
-    sums.mutable_data_ptr<double>()[i] =
-        gradient.defined() ? at::sum(gradient.detach().to_dense(), at::kDouble).item<double>()
-                           : kUndefined;
-  }
-  const at::Tensor all = at::empty({world_size * count}, at::kDouble);
-  group_.all_gather(all, sums);
-  const double* const values = all.const_data_ptr<double>();
-  for (int64_t i = 0; i < count; ++i) {
-    for (int rank = 1; rank < world_size; ++rank) {
-      if (std::memcmp(&values[i], &values[rank * count + i], sizeof(double)) == 0) continue;
-      refuse(
-          format("ranks 0 and {} have different gradients of \"{}\". With whole gradients they "
-                 "must be reduced before step(): run the model through "
-                 "DistributedDataParallel, or reduce them in the same way on all ranks",
-                 rank, stepped[static_cast<size_t>(i)].name));
-    }
-  }
+  const std::optional<UnlikeGradient> unlike = first_unlike_sum(stepped, group_);
+  if (!unlike) return;
+  refuse(
+      format("ranks 0 and {} have different gradients of \"{}\". With whole gradients they "
+             "must be reduced before step(): run the model through "
+             "DistributedDataParallel, or reduce them in the same way on all ranks",
+             unlike->rank, stepped[unlike->parameter].name));
 }
 
 void ZeroCore::check_alike(std::span<const int64_t> marks, const std::string& what) const {
@@ -374,20 +477,29 @@ std::pair<std::shared_ptr<FlatParameters>, size_t> ZeroCore::find(
              parameter));
 }
 
-void ZeroCore::check_sizes(const FullParameterState& given, const std::string& field,
-                           at::IntArrayRef sizes) const {
-  const at::Tensor& tensor = given.tensors.at(field);
-  if (tensor.sizes() == sizes) return;
-  refuse(format("the state \"{}\" of \"{}\" has sizes {}, expected {}", field, given.name,
-                list_of(tensor.sizes()), list_of(sizes)));
-}
-
-void ZeroCore::check_all_used(const FullParameterState& given, size_t num_used) const {
-  if (num_used == given.tensors.size() && num_used > 0) return;
-  refuse(
-      format("the state of \"{}\" has {} tensors, of which {} are those of this "
-             "optimizer; load the state of the same kind of optimizer",
-             given.name, given.tensors.size(), num_used));
+void ZeroCore::check_state(const FullParameterState& given, const ExpectedState& expected) const {
+  size_t num_used = 0;
+  for (const auto& [field, tensor] : given.tensors) {
+    if (std::ranges::find(expected.fields, field) == expected.fields.end()) continue;
+    ++num_used;
+    if (tensor.sizes() == expected.sizes) continue;
+    refuse(format("the state \"{}\" of \"{}\" has sizes {}, expected {}", field, given.name,
+                  list_of(tensor.sizes()), list_of(expected.sizes)));
+  }
+  if (num_used != given.tensors.size() || num_used == 0) {
+    refuse(
+        format("the state of \"{}\" has {} tensors, of which {} are those of this "
+               "optimizer; load the state of the same kind of optimizer",
+               given.name, given.tensors.size(), num_used));
+  }
+  if (expected.options == nullptr) return;
+  for (const std::string& field : needed_state_of(*expected.options)) {
+    if (given.tensors.contains(field)) continue;
+    refuse(
+        format("the state of \"{}\" has no \"{}\", without which the optimizer would begin anew; "
+               "load a whole state, and leave out a parameter that has none",
+               given.name, field));
+  }
 }
 
 }  // namespace cadre::parallel

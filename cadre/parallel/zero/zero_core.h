@@ -1,14 +1,16 @@
 // Everything of ZeroRedundancyOptimizer that does not depend on the optimizer's type: which part of
 // each parameter this rank steps, the gradients of these parts, and the gathers after a step.
 //
-// Threads: one. Blocking: the constructors, adopt(), begin_step(), finish_gathers(),
-// gather_states() and check_alike() are collective, until the group's deadline. Lifetime: shares
-// the parameters and the group. Errors: cadre::Error, which begins with the optimizer's name.
+// Threads: one. Blocking: start(), adopt(), agree_on_group(), agree_on_step(), begin_step(),
+// finish_gathers(), gather_states() and check_alike() are collective, until the group's deadline.
+// Lifetime: shares the parameters and the group. Errors: cadre::Error, which begins with the
+// optimizer's name; what one rank refuses is thrown on all of them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -26,23 +28,45 @@
 #include "cadre/wrap/located_group.h"
 #include "cadre/wrap/named_tensors.h"
 
+namespace torch::optim {
+class OptimizerOptions;
+class OptimizerParamGroup;
+}  // namespace torch::optim
+
+namespace cadre {
+struct AgreedField;
+}
+
 namespace cadre::parallel {
 
 class CADRE_EXPORT ZeroCore {
  public:
-  // Stage 1. `named`: distinct, of which adopt() may take some. The ranks have the same list; rank
-  // 0's values are copied to all.
+  using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+
+  // Stage 1. `named`: distinct, of which adopt() may take some. The ranks have the same list.
   ZeroCore(std::string optimizer, std::vector<NamedTensor> named, const ProcessGroup& group,
            ZeroOptions options);
   // Stage 2, of a wrapper that waits for gathers in its forward.
   ZeroCore(std::string optimizer, std::vector<std::shared_ptr<FlatParameters>> flat_parameters,
            std::vector<ParameterShard> shards);
+  // Waits for the gathers of the last step, without which parameters could not be read.
+  ~ZeroCore();
+  ZeroCore(const ZeroCore&) = delete;
+  ZeroCore& operator=(const ZeroCore&) = delete;
+
+  // Refuses what cannot be divided and groups or options that differ between the ranks, before
+  // anything is changed. Then, in stage 1, copies rank 0's values to all. `defaults`: of groups
+  // without options.
+  void start(const Groups& groups, const torch::optim::OptimizerOptions& defaults);
+  // The same for one more group.
+  void agree_on_group(const torch::optim::OptimizerParamGroup& group,
+                      const torch::optim::OptimizerOptions& defaults) const;
 
   ZeroStage stage() const { return stage_; }
   const wrap::LocatedGroup& group() const { return group_; }
   const std::vector<std::shared_ptr<FlatParameters>>& buckets() const { return buckets_; }
   // Stage 1: lays those of these parameters that require grad into buffers. Refuses one that is
-  // none of the named ones, before anything is changed.
+  // none of the named ones.
   void adopt(std::span<const at::Tensor> parameters);
   // What the local optimizer is given for a parameter; the parameter itself where it is frozen.
   at::Tensor leaf_of(const at::Tensor& parameter) const;
@@ -51,8 +75,11 @@ class CADRE_EXPORT ZeroCore {
   const std::vector<ParameterShard>& shards() const { return shards_; }
   std::vector<ParameterShard> parameter_shards() const;
 
-  // One step: begin_step(), then for each bucket lend_gradients(), the local step, and gather();
-  // end_step(), also after an exception.
+  // One step: agree_on_step(), adoption of what was added, begin_step(), then for each bucket
+  // lend_gradients(), the local step, and gather(); end_step(), also after an exception.
+  // agree_on_step() refuses, on all ranks, what a rank cannot step, and groups or options that
+  // differ between the ranks.
+  void agree_on_step(const Groups& groups);
   void begin_step();
   void lend_gradients(size_t bucket);
   void gather(size_t bucket);
@@ -68,20 +95,32 @@ class CADRE_EXPORT ZeroCore {
 
   // The bucket of a parameter, and its place there; refuses a name that no parameter has.
   std::pair<std::shared_ptr<FlatParameters>, size_t> find(const std::string& parameter) const;
-  // Refuses a state whose tensor `field` has other sizes than the parameter.
-  void check_sizes(const FullParameterState& given, const std::string& field,
-                   at::IntArrayRef sizes) const;
-  // Refuses a state of which not all tensors, or none, are those of the optimizer.
-  void check_all_used(const FullParameterState& given, size_t num_used) const;
+  struct ExpectedState {
+    at::IntArrayRef sizes;                          // of each tensor
+    std::vector<std::string> fields;                // that the optimizer's class has
+    const torch::optim::OptimizerOptions* options;  // null where they are not known
+  };
+  // Refuses a state that is another optimizer's, of other sizes, or that lacks what the options
+  // need.
+  void check_state(const FullParameterState& given, const ExpectedState& expected) const;
   [[noreturn]] void refuse(const std::string& problem) const;
+  // Collective. What `check` throws on one rank is thrown on all.
+  void check_on_all(const std::function<void()>& check) const;
 
  private:
+  void check_named() const;
+  void check_fresh(std::span<const at::Tensor> parameters) const;
+  size_t index_of(const at::Tensor& parameter) const;
+  std::vector<AgreedField> fields_of(const Groups& groups,
+                                     const torch::optim::OptimizerOptions* defaults) const;
+  uint64_t digest_of(const Groups& groups) const;
+  uint64_t digest_of_samples(const Groups& groups) const;
+  void check_step(const Groups& groups) const;
   void add_buckets(const std::vector<NamedTensor>& parameters);
   void register_leaves(const std::shared_ptr<FlatParameters>& flat);
   at::Tensor gradient_of(const FlatParameters& flat, size_t parameter) const;
   void check_frozen() const;
   void check_reduced();
-  bool samples_are_equal() const;
   void check_sums() const;
 
   std::string optimizer_;
@@ -90,6 +129,7 @@ class CADRE_EXPORT ZeroCore {
   wrap::LocatedGroup group_;
   ZeroOptions options_;
   std::vector<std::shared_ptr<FlatParameters>> buckets_;
+  std::unordered_map<const void*, size_t> indices_;     // by parameter, and by shard in stage 2
   std::unordered_map<const void*, at::Tensor> leaves_;  // by parameter
   std::vector<at::Tensor> frozen_;                      // adopted without a leaf
   std::vector<ParameterShard> shards_;                  // of stage 2
@@ -99,6 +139,7 @@ class CADRE_EXPORT ZeroCore {
   std::optional<size_t> lent_;
   int64_t num_steps_ = 0;
   bool is_reduction_checked_ = false;
+  bool samples_are_equal_ = true;  // of the gradients of this step
 };
 
 }  // namespace cadre::parallel

@@ -4,8 +4,10 @@
 //
 // Threads: one. Blocking: the constructor, step(), wait(), add_param_group(), state_dict() and
 // load_state_dict(), each until the group's deadline. All ranks call them in the same order.
-// Lifetime: shares the parameters and the group. The parameters keep their values when it is gone.
-// Errors: cadre::Error; whatever O throws, after which the ranks may have different parameters.
+// Lifetime: shares the parameters and the group. The parameters keep their values when it is gone;
+// the destructor waits for those of the last step. One that was moved from throws kInvalidArgument.
+// Errors: cadre::Error, on all ranks what one of them refuses before a step or in the constructor;
+// whatever O throws, after which the ranks may have different parameters.
 //
 // O: torch::optim::AdamW, Adam, SGD, RMSprop, Adagrad, those of cadre/optim, or another optimizer
 // whose result for an element depends on that element alone; it is constructed from parameter
@@ -18,7 +20,8 @@
 // original shapes. Stage 1 (gradients whole on all ranks): their params() are the parameters. Stage
 // 2 (DistributedDataParallel with GradientPlacement::kSharded): they are the shards, whose grad()
 // is what a rank has of the gradients. state() is empty: see local_optimizer() and state_dict().
-// torch::save() writes this rank's part alone, for as many ranks.
+// torch::save() writes this rank's part alone, for as many ranks, with the options of
+// param_groups(), which torch::load() sets.
 // Source: torch.distributed.optim.ZeroRedundancyOptimizer; ZeRO, arXiv:1910.02054.
 #pragma once
 
@@ -108,7 +111,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
                   "itself from model.parameters(), for example cadre::AdamW");
   }
 
-  ZeroStage stage() const { return core_->stage(); }
+  ZeroStage stage() const { return core().stage(); }
 
   // closure: of this rank; its loss is returned as it is.
   at::Tensor step(LossClosure closure = nullptr) override {
@@ -118,6 +121,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
       const at::AutoGradMode with_grad(true);
       loss = closure();
     }
+    core().agree_on_step(param_groups());
     follow_groups();
     core_->begin_step();
     {
@@ -133,27 +137,34 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   }
 
   // Until the parameters of the last step have arrived.
-  void wait() { core_->finish_gathers(); }
+  void wait() { core().finish_gathers(); }
 
   // group: of parameters, as for the constructor.
   void add_param_group(const torch::optim::OptimizerParamGroup& group) {
+    core().agree_on_group(group, this->defaults());
     core_->adopt(group.params());
     Optimizer::add_param_group(outer_group(*core_, group));
     follow_groups();
   }
 
   // The optimizer of this rank's parts: its groups and states are of the `values` of
-  // parameter_shards().
-  O& local_optimizer() { return *local_; }
-  const O& local_optimizer() const { return *local_; }
+  // parameter_shards(). Its options are copies of those of param_groups(), which each step takes.
+  O& local_optimizer() {
+    copy_options();
+    return *local_;
+  }
+  const O& local_optimizer() const {
+    copy_options();
+    return *local_;
+  }
   // What this rank steps, in the order of the buffers; in stage 2 as the model says it.
-  std::vector<ParameterShard> parameter_shards() const { return core_->parameter_shards(); }
+  std::vector<ParameterShard> parameter_shards() const { return core().parameter_shards(); }
 
   // The whole state of every parameter that has one, on all ranks or on `only_on`, where others get
   // an empty list. Learning rates and other options are not part of it. Collective.
   std::vector<FullParameterState> state_dict(std::optional<int> only_on = {}) const {
     std::vector<FullParameterState> states;
-    const bool is_kept = !only_on || core_->group().rank().value == *only_on;
+    const bool is_kept = !only_on || core().group().rank().value == *only_on;
     check_states_alike();
     for (size_t k = 0; k < core_->buckets().size(); ++k) {
       for (FullParameterState& state : gathered_states(k)) {
@@ -166,7 +177,9 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   // a parameter that is not in the list has none, as in a new optimizer. Checks everything first.
   void load_state_dict(std::span<const FullParameterState> states) {
     std::vector<std::pair<at::Tensor, std::unique_ptr<State>>> loaded;
-    for (const FullParameterState& state : states) loaded.push_back(own_part(state));
+    core().check_on_all([&] {
+      for (const FullParameterState& state : states) loaded.push_back(own_part(state));
+    });
     local_->state().clear();
     for (auto& [leaf, state] : loaded) {
       local_->state()[leaf.unsafeGetTensorImpl()] = std::move(state);
@@ -174,8 +187,17 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     check_states_alike();
   }
 
-  void save(torch::serialize::OutputArchive& archive) const override { local_->save(archive); }
-  void load(torch::serialize::InputArchive& archive) override { local_->load(archive); }
+  void save(torch::serialize::OutputArchive& archive) const override {
+    copy_options();
+    local_->save(archive);
+  }
+  void load(torch::serialize::InputArchive& archive) override {
+    copy_options();
+    local_->load(archive);
+    for (size_t i = 0; i < param_groups().size() && i < local_->param_groups().size(); ++i) {
+      param_groups()[i].set_options(local_->param_groups()[i].options().clone());
+    }
+  }
 
  private:
   using State = optim_state::StateOf<O>;
@@ -187,7 +209,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   template <typename Options>
   ZeroRedundancyOptimizer(std::shared_ptr<parallel::ZeroCore> core, const Groups& groups,
                           const Options& defaults, const ZeroOptions& options)
-      : Optimizer(outer_groups(*core, groups), std::make_unique<Options>(defaults)),
+      : Optimizer(outer_groups(*core, groups, defaults), std::make_unique<Options>(defaults)),
         core_(std::move(core)),
         waits_in_step_(options.wait_in_step.value_or(stage() == ZeroStage::kReplicatedGradients)),
         local_(std::make_unique<O>(local_groups(), defaults)) {
@@ -256,7 +278,9 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     return {std::move(parameters), group.options().clone()};
   }
 
-  static Groups outer_groups(parallel::ZeroCore& core, const Groups& groups) {
+  static Groups outer_groups(parallel::ZeroCore& core, const Groups& groups,
+                             const torch::optim::OptimizerOptions& defaults) {
+    core.start(groups, defaults);
     Groups outer;
     for (const auto& group : groups) {
       core.adopt(group.params());
@@ -276,6 +300,23 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     Groups groups;
     for (const auto& group : param_groups()) groups.push_back(local_group(group));
     return groups;
+  }
+
+  parallel::ZeroCore& core() const {
+    if (core_) return *core_;
+    throw Error(ErrorCode::kInvalidArgument,
+                "ZeroRedundancyOptimizer of " + name() +
+                    ": it was moved from; use the object that it was moved to");
+  }
+
+  // The local optimizer has copies of the options, which a scheduler or the program may have
+  // changed since the last step.
+  void copy_options() const {
+    static_cast<void>(core());
+    Groups& locals = local_->param_groups();
+    for (size_t i = 0; i < param_groups().size() && i < locals.size(); ++i) {
+      locals[i].set_options(param_groups()[i].options().clone());
+    }
   }
 
   // Whether the local group has the leaves of what the group lists now.
@@ -301,12 +342,23 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
       core_->adopt(group.params());
       group = outer_group(*core_, group);
       if (i == locals.size()) {
+        // It takes options that are those of the class for ones that were not given.
         local_->add_param_group(local_group(group));
+        locals[i].set_options(group.options().clone());
       } else {
         locals[i] = local_group(group);
       }
     }
     while (locals.size() > param_groups().size()) locals.pop_back();
+  }
+
+  // Null for a leaf that is in no group.
+  const torch::optim::OptimizerOptions* options_of(const at::Tensor& leaf) const {
+    for (const auto& group : local_->param_groups()) {
+      const auto is_leaf = [&leaf](const at::Tensor& other) { return other.is_same(leaf); };
+      if (std::ranges::any_of(group.params(), is_leaf)) return &group.options();
+    }
+    return nullptr;
   }
 
   const State* state_of(const at::Tensor& leaf) const {
@@ -329,7 +381,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
 
   void check_states_alike() const {
     std::vector<int64_t> marks;
-    for (const auto& flat : core_->buckets()) {
+    for (const auto& flat : core().buckets()) {
       for (size_t i = 0; i < flat->parameters().size(); ++i) {
         marks.push_back(mark_of(flat->values(i)));
       }
@@ -367,21 +419,23 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     auto state = std::make_unique<State>();
     const FlatRange range = flat->layout().range(index, core_->group().rank().value);
     const at::Tensor& leaf = flat->values(index);
-    size_t num_used = 0;
+    std::vector<std::string> fields;
+    optim_state::visit_state_tensors(
+        *state, [&fields](const char* field, const at::Tensor&) { fields.emplace_back(field); });
+    core_->check_state(given, {.sizes = flat->parameters()[index].tensor.sizes(),
+                               .fields = std::move(fields),
+                               .options = options_of(leaf)});
     optim_state::visit_state_tensors(*state, [&](const char* field, at::Tensor& tensor) {
       const auto found = given.tensors.find(field);
       if (found == given.tensors.end()) return;
       const at::Tensor& whole = found->second;
-      core_->check_sizes(given, field, flat->parameters()[index].tensor.sizes());
       tensor =
           whole.reshape({-1}).narrow(0, range.begin, range.size()).to(leaf.scalar_type()).clone();
-      ++num_used;
     });
     if constexpr (requires { state->step(); }) {
       if (!given.step) core_->refuse("the state of \"" + given.name + "\" has no step");
       state->step(*given.step);
     }
-    core_->check_all_used(given, num_used);
     return {leaf, std::move(state)};
   }
 

@@ -197,10 +197,9 @@ TEST(ZeroRedundancyOptimizer, StepsTheShardsOfAWrapper) {
     }
     require(zero.state_dict().size() == 7, "state");
     Net other;
-    require(failure_of([&] {
-              ZeroRedundancyOptimizer<AdamW> wrong(model, groups_of(other), options());
-            }).find("is none of the model's") != std::string::npos,
-            "parameters of another model");
+    const std::string refusal = failure_of(
+        [&] { ZeroRedundancyOptimizer<AdamW> wrong(model, groups_of(other), options()); });
+    require(refusal.find("is none of the") != std::string::npos, refusal);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -1,0 +1,259 @@
+// The options of a divided optimizer have one place, param_groups(): what the step, a snapshot and
+// the other ranks see are those. And what happens to the parameters at its end.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/optim/optimizers.h"
+#include "cadre/parallel/zero/zero_net_test.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::AllOf;
+using testing::failure_of;
+using ::testing::HasSubstr;
+using testing::require;
+using testing::run_groups;
+using torch::Tensor;
+using torch::optim::SGDOptions;
+using zero_net::Groups;
+using zero_net::groups_of;
+using zero_net::kManyBuckets;
+using zero_net::Net;
+using zero_net::options;
+using zero_net::require_same;
+using zero_net::train_step;
+
+template <typename Optimizer>
+void copy_through_archive(const Optimizer& from, Optimizer& to) {
+  std::stringstream stream;
+  torch::save(from, stream);
+  torch::load(to, stream);
+}
+
+TEST(ZeroSettings, ALoadedOptimizerStepsWithTheLoadedOptions) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    Net plain_net;
+    Net net;
+    SGD plain(plain_net.parameters(), SGDOptions(0.001).momentum(0.5));
+    ZeroRedundancyOptimizer<SGD> zero(net.named_parameters(), group,
+                                      SGDOptions(0.001).momentum(0.5));
+    for (Net* each : {&plain_net, &net}) {
+      torch::optim::Optimizer& optimizer =
+          each == &net ? static_cast<torch::optim::Optimizer&>(zero) : plain;
+      train_step(*each, group, optimizer, 0);
+      optimizer.param_groups()[0].options().set_lr(0.01);  // and it is saved before a step
+    }
+    SGD plain_loaded(plain_net.parameters(), SGDOptions(0.1));
+    ZeroRedundancyOptimizer<SGD> loaded(net.named_parameters(), group, SGDOptions(0.1));
+    copy_through_archive(plain, plain_loaded);
+    copy_through_archive(zero, loaded);
+    require(loaded.param_groups()[0].options().get_lr() == 0.01, "the options of the groups");
+    require(loaded.local_optimizer().param_groups()[0].options().get_lr() == 0.01, "of the parts");
+    for (int step = 1; step < 4; ++step) {
+      train_step(plain_net, group, plain_loaded, step);
+      train_step(net, group, loaded, step);
+      require_same(net, plain_net, "step " + std::to_string(step));
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The base class takes an option of a new group that is the class's for one that was not given.
+TEST(ZeroSettings, AGroupThatIsAddedKeepsWhatIsSetLater) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    Net plain_net;
+    Net net;
+    const auto all = [](const Net& of) { return groups_of(of); };
+    AdamW plain(Groups{all(plain_net)[0]}, options());
+    ZeroRedundancyOptimizer<AdamW> zero(net.named_parameters(), group, Groups{all(net)[0]},
+                                        options());
+    for (torch::optim::Optimizer* each :
+         std::initializer_list<torch::optim::Optimizer*>{&plain, &zero}) {
+      each->add_param_group(all(each == &plain ? plain_net : net)[1]);
+      each->param_groups()[1].options().set_lr(torch::optim::AdamWOptions().lr());
+    }
+    train_step(plain_net, group, plain, 0);
+    train_step(net, group, zero, 0);
+    require_same(net, plain_net, "the class's learning rate");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// What both ranks say of an optimizer that rank 1 makes otherwise; the parameters are untouched.
+std::string refusal_of(const std::function<void(const ProcessGroup&, Net&)>& make) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+    Net net;
+    const std::vector<Tensor> before = zero_net::values_of(net);
+    const void* memory = net.in->weight.const_data_ptr();
+    output = failure_of([&] { make(group, net); });
+    require(net.in->weight.const_data_ptr() == memory, "it has its memory");
+    const Tensor sum = torch::ones({1});
+    group.all_reduce(sum);
+    require(sum.item<float>() == 2, "the group works");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_EQ(result.ranks[0].output, result.ranks[1].output);
+  return result.ranks[0].output;
+}
+
+TEST(ZeroSettings, GroupsThatDifferBetweenTheRanksAreRefused) {
+  using Zero = ZeroRedundancyOptimizer<AdamW>;
+  EXPECT_THAT(refusal_of([](const ProcessGroup& group, Net& net) {
+                Groups groups = groups_of(net);
+                if (group.rank() == 1) std::swap(groups[0], groups[1]);
+                Zero(net.named_parameters(), group, groups, options());
+              }),
+              HasSubstr("the number of parameters of group 0 is 3 on rank 0 and 5 on rank 1"));
+  EXPECT_THAT(refusal_of([](const ProcessGroup& group, Net& net) {
+                Groups groups = groups_of(net);
+                if (group.rank() == 1) std::swap(groups[0].params()[0], groups[0].params()[1]);
+                Zero(net.named_parameters(), group, groups, options());
+              }),
+              HasSubstr("parameter 0 of group 0 is \"in.weight\" on rank 0 and \"out.weight\" on "
+                        "rank 1; give all ranks the same parameter groups"));
+  EXPECT_THAT(refusal_of([](const ProcessGroup& group, Net& net) {
+                Zero(net.named_parameters(), group,
+                     options().weight_decay(group.rank() == 1 ? 0.2 : 0.1));
+              }),
+              AllOf(HasSubstr("the options of group 0 is (lr 0.01, betas 0.9 and 0.999, eps 1e-08, "
+                              "weight decay 0.1, amsgrad false) on rank 0"),
+                    HasSubstr("weight decay 0.2, amsgrad false) on rank 1")));
+  EXPECT_THAT(refusal_of([](const ProcessGroup& group, Net& net) {
+                Zero(net.named_parameters(), group, options(),
+                     {.bucket_cap_bytes = group.rank() == 1 ? 100 : 200});
+              }),
+              HasSubstr("bucket_cap_bytes is 200 on rank 0 and 100 on rank 1"));
+}
+
+// The second group cannot be divided, so the first must not be, either; on one rank or on all.
+TEST(ZeroSettings, ARefusedConstructorChangesNothing) {
+  for (const int refusing : {1, 2}) {
+    const std::string refusal = refusal_of([refusing](const ProcessGroup& group, Net& net) {
+      Net other;
+      Groups groups = groups_of(net);
+      if (refusing == 2 || group.rank() == refusing) groups[1].params()[0] = other.in->weight;
+      ZeroRedundancyOptimizer<AdamW>(net.named_parameters(), group, groups, options());
+    });
+    EXPECT_THAT(refusal, HasSubstr("none of the 8 parameters that the optimizer was made for"));
+    if (refusing == 1) EXPECT_THAT(refusal, HasSubstr("on rank 1 of 2"));
+  }
+}
+
+// One buffer holds both or each has its own: the tie would end in any case.
+TEST(ZeroSettings, ATieByMemoryIsRefused) {
+  for (const int64_t cap : {int64_t{1} << 20, int64_t{100}}) {
+    EXPECT_THAT(refusal_of([cap](const ProcessGroup& group, Net& net) {
+                  net.out->bias.set_data(net.in->weight.detach().select(0, 2));
+                  ZeroRedundancyOptimizer<SGD>(net.named_parameters(), group, SGDOptions(0.1),
+                                               {.bucket_cap_bytes = cap});
+                }),
+                AllOf(HasSubstr("\"in.weight\" and \"out.bias\" share memory"),
+                      HasSubstr("registered under both names")));
+  }
+  EXPECT_THAT(refusal_of([](const ProcessGroup& group, Net& net) {
+                net.frozen.set_data(net.in->bias.detach());
+                ZeroRedundancyOptimizer<SGD>(net.named_parameters(), group, SGDOptions(0.1));
+              }),
+              HasSubstr("share memory"));
+}
+
+TEST(ZeroSettings, OptionsThatDifferInAStepAreRefusedOnAllRanks) {
+  const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
+    Net net;
+    ZeroRedundancyOptimizer<SGD> zero(net.named_parameters(), group, SGDOptions(0.1));
+    train_step(net, group, zero, 0);
+    if (group.rank() == 1) zero.param_groups()[0].options().set_lr(0.2);
+    output = failure_of([&] { zero.step(); });
+    if (group.rank() == 1) zero.param_groups()[0].options().set_lr(0.1);
+    zero.step();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, AllOf(HasSubstr("the options of group 0 is (lr 0.1,"),
+                                   HasSubstr("(lr 0.2,"), HasSubstr("on rank 1")));
+  }
+}
+
+TEST(ZeroSettings, WhatOneRankCannotStepIsRefusedOnAllRanks) {
+  const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
+    Net net;
+    ZeroRedundancyOptimizer<SGD> zero(net.named_parameters(), group, SGDOptions(0.1));
+    train_step(net, group, zero, 0);
+    if (group.rank() == 1) net.in->weight.set_data(torch::zeros({7, 5}));
+    output = failure_of([&] { zero.step(); });
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, AllOf(HasSubstr("\"in.weight\" has been given other memory"),
+                                   HasSubstr("on rank 1 of 2")));
+  }
+}
+
+TEST(ZeroSettings, AStateThatLacksATensorIsRefusedOnAllRanks) {
+  const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
+    Net net;
+    ZeroRedundancyOptimizer<AdamW> zero(net.named_parameters(), group, options());
+    train_step(net, group, zero, 0);
+    std::vector<FullParameterState> states = zero.state_dict();
+    if (group.rank() == 1) states[0].tensors.erase("exp_avg");
+    output = failure_of([&] { zero.load_state_dict(states); });
+    zero.load_state_dict(zero.state_dict());
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, AllOf(HasSubstr("has no \"exp_avg\""), HasSubstr("on rank 1 of 2")));
+  }
+}
+
+// Also while a record of its parameters lives.
+TEST(ZeroSettings, ParametersAreThereAfterAnOptimizerThatDidNotWait) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    Net plain_net;
+    Net net;
+    SGD plain(plain_net.parameters(), SGDOptions(0.1));
+    std::vector<ParameterShard> shards;
+    {
+      ZeroOptions no_wait = kManyBuckets;
+      no_wait.wait_in_step = false;
+      ZeroRedundancyOptimizer<SGD> zero(net.named_parameters(), group, SGDOptions(0.1), no_wait);
+      train_step(net, group, zero, 0);
+      shards = zero.parameter_shards();
+    }
+    train_step(plain_net, group, plain, 0);
+    require_same(net, plain_net, "after the optimizer");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(ZeroSettings, OneThatWasMovedFromSaysSo) {
+  const ProcessGroup alone = init_process_group();
+  Net net;
+  ZeroRedundancyOptimizer<SGD> zero(net.named_parameters(), alone, SGDOptions(0.1));
+  ZeroRedundancyOptimizer<SGD> other = std::move(zero);
+  const auto refuses = [](const auto& call) {
+    EXPECT_THAT(failure_of(call), HasSubstr("it was moved from"));
+  };
+  refuses([&] { zero.step(); });  // NOLINT: what it says is the subject
+  refuses([&] { zero.wait(); });
+  refuses([&] { static_cast<void>(zero.stage()); });
+  refuses([&] { static_cast<void>(zero.local_optimizer()); });
+  refuses([&] { static_cast<void>(zero.parameter_shards()); });
+  refuses([&] { static_cast<void>(zero.state_dict()); });
+  refuses([&] { zero.load_state_dict({}); });
+  refuses([&] { zero.add_param_group(other.param_groups()[0]); });
+  other.step();
+}
+
+}  // namespace
+}  // namespace cadre
