@@ -125,6 +125,42 @@ TEST(LoadIntoWrappers, AFullyShardedModel) {
   }
 }
 
+// What a wrapper advises when a frozen parameter is to be trained: the snapshot of the first run
+// goes into a module that is constructed again.
+TEST(LoadIntoWrappers, AParameterThatIsTrainedFromNowOn) {
+  const testing::TemporaryFolder folder;
+  on_ranks([&](const ProcessGroup& group) {
+    const auto plain = std::make_shared<Small>(0.25);
+    plain->first->weight.requires_grad_(false);
+    torch::optim::SGD plain_before(plain->parameters(), 0.1);
+    SnapshotFolder run(folder.path());
+    {
+      const auto net = std::make_shared<Small>(0.25);
+      net->first->weight.requires_grad_(false);
+      FullyShardedDataParallel model{net, group};
+      torch::optim::SGD optimizer(model.parameters(), 0.1);
+      model(input()).sum().backward();
+      plain->forward(input()).sum().backward();
+      optimizer.step();
+      plain_before.step();
+      save_sharded(run, 1, parts_of(model.parameter_shards(), *net), group);
+    }
+    const auto net = std::make_shared<Small>(-3);
+    FullyShardedDataParallel model{net, group};
+    load_sharded(run.path_of(1), parts_of(model.parameter_shards(), *net), group);
+    plain->first->weight.requires_grad_(true);
+    plain->zero_grad();
+    torch::optim::SGD optimizer(model.parameters(), 0.1);
+    torch::optim::SGD plain_after(plain->parameters(), 0.1);
+    model(input()).sum().backward();
+    plain->forward(input()).sum().backward();
+    optimizer.step();
+    plain_after.step();
+    const torch::NoGradGuard no_grad;
+    require(torch::allclose(model(input()), plain->forward(input()), 1e-12, 1e-12), "trained");
+  });
+}
+
 // An error of autograd, as after a step: the values that the forward used are gone.
 TEST(LoadIntoWrappers, ABackwardThroughAForwardBeforeTheLoadIsRefused) {
   const SavedRun run;

@@ -224,7 +224,7 @@ TEST(FsdpMappedMisuse, RanksChooseOtherForms) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     const ShardForm form = group.rank() == 0 ? ShardForm::kGathered : ShardForm::kMapped;
     EXPECT_THAT(error_of([&] { WideRank(group, form); }, ErrorCode::kInvalidArgument),
-                HasSubstr("rank 1 has other units or options than rank 0"));
+                HasSubstr("options.form is kGathered on rank 0 and kMapped on rank 1"));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

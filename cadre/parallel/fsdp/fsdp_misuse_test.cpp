@@ -316,28 +316,38 @@ TEST(FsdpMisuse, RanksHaveOtherUnits) {
     fully_shard(module->units[group.rank()]);
     EXPECT_THAT(
         error_of([&] { FullyShardedDataParallel(module, group); }, ErrorCode::kInvalidArgument),
-        HasSubstr("rank 1 has other units or options than rank 0"));
+        HasSubstr("the list of units is \"unit0\" on rank 0 and \"unit1\" on rank 1"));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 TEST(FsdpMisuse, RanksHaveOtherOptions) {
   using Choice = FullyShardedDataParallelOptions;
-  for (const Choice& other :
-       {Choice{.precision = {.parameters = torch::kBFloat16}},
-        Choice{.precision = {.reduce = torch::kDouble}}, Choice{.num_prefetched = 0},
-        Choice{.reshard = Reshard::kAfterReduction}, Choice{.form = ShardForm::kMapped}}) {
-    const auto result = run_groups(2, [&](const ProcessGroup& group) {
-      const auto module = std::make_shared<Chain>();
-      fully_shard(module->units[0]);
-      EXPECT_THAT(error_of(
-                      [&] {
-                        FullyShardedDataParallel(module, group,
-                                                 group.rank() == 1 ? other : Choice());
-                      },
-                      ErrorCode::kInvalidArgument),
-                  HasSubstr("rank 1 has other units or options than rank 0"));
-    });
+  for (const auto& [other, difference] : std::vector<std::pair<Choice, std::string>>{
+           {{.precision = {.parameters = torch::kBFloat16}},
+            "options of the root: precision.parameters is unset on rank 0 and BFloat16 on rank 1"},
+           {{.precision = {.reduce = torch::kDouble}},
+            "options of the root: precision.reduce is unset on rank 0 and Double on rank 1"},
+           {{.num_prefetched = 0}, "options.num_prefetched is 1 on rank 0 and 0 on rank 1"},
+           {{.reshard = Reshard::kAfterReduction},
+            "options of \"unit0\": reshard is kAfterForward on rank 0 and kAfterReduction on rank "
+            "1"},
+           {{.form = ShardForm::kMapped},
+            "options.form is kGathered on rank 0 and kMapped on rank 1"},
+           {{.broadcast_buffers = false},
+            "options.broadcast_buffers is true on rank 0 and false on rank 1"}}) {
+    const auto result =
+        run_groups(2, [&, &other = other, &difference = difference](const ProcessGroup& group) {
+          const auto module = std::make_shared<Chain>();
+          fully_shard(module->units[0]);
+          EXPECT_THAT(error_of(
+                          [&] {
+                            FullyShardedDataParallel(module, group,
+                                                     group.rank() == 1 ? other : Choice());
+                          },
+                          ErrorCode::kInvalidArgument),
+                      HasSubstr(difference));
+        });
     EXPECT_TRUE(result.ok()) << result.failures();
   }
 }

@@ -197,9 +197,8 @@ TEST(FsdpOffloadErrors, AllRanksReportTheFolderThatOneLacks) {
       FullyShardedDataParallel{std::make_shared<Tower>(), group, options};
     });
     EXPECT_THAT(failure, HasSubstr("kUnavailable: FullyShardedDataParallel"));
-    EXPECT_THAT(failure,
-                HasSubstr(group.rank() == 1 ? "none\", which must exist on a disk: No such file"
-                                            : "rank 1 has no room for its files"));
+    EXPECT_THAT(failure, HasSubstr("rank 1: options.offload: make a scratch file in the folder"));
+    EXPECT_THAT(failure, HasSubstr("none\", which must exist on a disk: No such file"));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
@@ -229,7 +228,7 @@ TEST(FsdpOffloadErrors, AllRanksOffloadOrNone) {
     EXPECT_THAT(failure_of([&] {
                   FullyShardedDataParallel{std::make_shared<Tower>(), group, options};
                 }),
-                HasSubstr("rank 1 has other units or options than rank 0"));
+                HasSubstr("options.offload is unset on rank 0 and set on rank 1"));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

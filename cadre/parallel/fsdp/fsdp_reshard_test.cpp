@@ -193,7 +193,8 @@ TEST(FsdpReshardErrors, SayWhatMustDivideWhat) {
     options.reshard_root = Reshard::kAfterBackward;
     options.reshard = Reshard::kOntoGroup;
     options.reshard_group_size = group.rank() == 2 ? 2 : 4;
-    EXPECT_THAT(failure(options), HasSubstr("rank 2 has other units or options than rank 0"));
+    EXPECT_THAT(failure(options),
+                HasSubstr("reshard is kAfterForward on rank 0 and kOntoGroup on rank 2"));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -1,10 +1,10 @@
 #include "cadre/parallel/fsdp/fully_sharded_core.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <exception>
 #include <iterator>
 #include <map>
 #include <utility>
@@ -14,10 +14,12 @@
 #include "cadre/base/log.h"
 #include "cadre/buckets/sharded_gradients.h"
 #include "cadre/deferred/materialize.h"
+#include "cadre/group/agreement.h"
 #include "cadre/parallel/fsdp/offload.h"
 #include "cadre/parallel/fsdp/reshard_groups.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
 #include "cadre/parallel/fsdp/unit_options.h"
+#include "cadre/parallel/fsdp/use_comparison.h"
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/reduction/data_parallel_core.h"
 #include "cadre/shard/flat_buffer_pool.h"
@@ -32,18 +34,11 @@ constexpr const char* kRemedy =
     "call the wrapper's forward(), or hold summon_full_params(); an optimizer is made from the "
     "wrapper (model.parameters()), not from the parameters of the module";
 
-std::string text_of(UnitOrder::Pass pass) {
-  switch (pass) {
-    case UnitOrder::Pass::kForward:
-      return "forward()";
-    case UnitOrder::Pass::kForwardWithoutGrad:
-      return "forward() without grad";
-    case UnitOrder::Pass::kBackward:
-    case UnitOrder::Pass::kUpdate:
-      break;
-  }
-  return "backward()";
-}
+// The values of a sharded module are with its wrapper, so the module cannot be wrapped again.
+constexpr const char* kChangeRemedy =
+    "A sharded module keeps the parameters that it was wrapped with: choose what is trained before "
+    "that. To change it, save a snapshot, construct the module again with the change, wrap it, "
+    "load the parameters of the snapshot and make a new optimizer, on all ranks";
 
 // Buffers and ignored parameters, which every rank keeps whole.
 void materialize_unsharded(const torch::nn::Module& module, const UnitAssignment& assignment) {
@@ -62,56 +57,6 @@ void warn_without_units(const UnitAssignment& assignment, const wrap::LocatedGro
              "for the model's blocks, or set options.wrap_policy\"",
              assignment.units[0].parameters.size()));
 }
-
-// The ranks compare which unit they use before they gather one that the last pass did not predict.
-class UseComparison {
- public:
-  UseComparison(wrap::LocatedGroup group, std::vector<std::string> names)
-      : group_(std::move(group)), names_(std::move(names)) {}
-
-  void operator()(const UnitSchedule::Use& use) const {
-    const int world_size = group_.world_size();
-    if (world_size == 1) return;
-    const at::Tensor own = at::empty({1}, at::kLong);
-    own.mutable_data_ptr<int64_t>()[0] = code_of(use);
-    const at::Tensor all = at::empty({world_size}, at::kLong);
-    group_.all_gather(all, own);
-    const int64_t* codes = all.const_data_ptr<int64_t>();
-    for (int rank = 1; rank < world_size; ++rank) {
-      if (codes[rank] == codes[0]) continue;
-      if (codes[rank] / kUses != codes[0] / kUses) {
-        throw Error(
-            ErrorCode::kInvalidArgument,
-            format("{}, rank {}: the ranks have updated their shards at different times: "
-                   "since the wrapper was made rank 0 {} times, rank {} {} times. Call "
-                   "step() of the optimizer on all ranks or on none",
-                   kFullySharded, group_.rank(), codes[0] / kUses, rank, codes[rank] / kUses));
-      }
-      throw Error(ErrorCode::kInvalidArgument,
-                  format("{}, rank {}: the ranks use different units: rank 0 {}, rank {} {}. Call "
-                         "the same units in the same order on all ranks, and in an evaluation give "
-                         "all ranks the same number of batches",
-                         kFullySharded, group_.rank(), text_of_code(codes[0]), rank,
-                         text_of_code(codes[rank])));
-    }
-  }
-
- private:
-  static constexpr int64_t kUses = int64_t{1} << 24;
-  static int64_t code_of(const UnitSchedule::Use& use) {
-    return static_cast<int64_t>(use.num_updates) * kUses + static_cast<int64_t>(use.unit) * 4 +
-           static_cast<int64_t>(use.pass);
-  }
-  std::string text_of_code(int64_t code) const {
-    const auto unit = static_cast<size_t>(code % kUses / 4);
-    if (unit >= names_.size()) return "summon_full_params()";
-    return format("{} in {}", unit == 0 ? "the root" : format("\"{}\"", names_[unit]),
-                  text_of(static_cast<UnitOrder::Pass>(code % 4)));
-  }
-
-  wrap::LocatedGroup group_;
-  std::vector<std::string> names_;
-};
 
 std::vector<std::string> names_of(const std::vector<NamedTensor>& tensors) {
   std::vector<std::string> names;
@@ -169,9 +114,8 @@ ShardGroups ShardGroups::of(const DeviceMesh& mesh) {
 namespace {
 
 // Where the module is divided along other axes, the axis of that mesh takes the place of a new one.
-ShardGroups on_mesh_of(ShardGroups groups, const torch::nn::Module* module) {
-  if (module == nullptr) return groups;
-  for (const NamedTensor& parameter : distinct_parameters(*module)) {
+ShardGroups on_mesh_of(ShardGroups groups, const torch::nn::Module& module) {
+  for (const NamedTensor& parameter : distinct_parameters(module)) {
     const auto division = division_of(parameter);
     if (!division) continue;
     if (const auto axis = division->mesh.axis_of(groups.all); axis && !groups.shard) {
@@ -187,7 +131,8 @@ ShardGroups on_mesh_of(ShardGroups groups, const torch::nn::Module* module) {
 
 struct FullyShardedCore::Gathered final : UnitMemory {
   bool is_full() const override {
-    return std::ranges::all_of(flats, [](const auto& flat) { return flat->is_unsharded(); });
+    return std::ranges::all_of(
+        flats, [](const auto& flat) { return flat->is_unsharded() || flat->is_gathering(); });
   }
   void gather() override {
     for (const auto& flat : flats) flat->unshard_async();
@@ -196,19 +141,34 @@ struct FullyShardedCore::Gathered final : UnitMemory {
     for (const auto& flat : flats) flat->wait_unsharded();
   }
   void release() override {
-    for (const auto& flat : flats) flat->reshard();
+    for_each([](FlatParameters& flat) { flat.reshard(); });
   }
   void release_onto_group() override {
-    for (const auto& flat : flats) flat->reshard_onto_group();
+    for_each([](FlatParameters& flat) { flat.reshard_onto_group(); });
   }
   void mark_stale() override {
-    for (const auto& flat : flats) flat->mark_stale();
+    for_each([](FlatParameters& flat) { flat.mark_stale(); });
   }
   bool is_outdated() const override {
     return std::ranges::any_of(flats, [](const auto& flat) { return flat->is_outdated(); });
   }
 
   std::vector<std::shared_ptr<FlatParameters>> flats;  // one for each dtype
+
+ private:
+  // Of all dtypes, also where one of them throws.
+  template <typename Release>
+  void for_each(const Release& release) {
+    std::exception_ptr first;
+    for (const auto& flat : flats) {
+      try {
+        release(*flat);
+      } catch (...) {
+        if (!first) first = std::current_exception();
+      }
+    }
+    if (first) std::rethrow_exception(first);
+  }
 };
 
 // State of the constructor.
@@ -229,13 +189,6 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
   const bool is_root = assigned.unit == nullptr;
   const FullyShardedDataParallelOptions& options = core.options_;
   const ShardPrecision& precision = precision_of(assigned, options);
-  if (precision.reduce != options.precision.reduce) {
-    refuse_model(
-        format("unit \"{}\" has another precision.reduce than the wrapper; gradients of all "
-               "units are reduced alike: set it in the wrapper's options, and the same in "
-               "fully_shard()",
-               assigned.name));
-  }
   // One unit at a time, so that no rank holds a whole deferred model at any time.
   materialize_from(kFullySharded, assigned.parameters, /*root=*/0, all);
   std::map<at::ScalarType, std::vector<NamedTensor>> by_dtype;
@@ -276,15 +229,57 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
   if (!is_own) precisions.back().outputs.reset();  // of the root, the wrapper casts them
 }
 
+namespace {
+
+// The gradients tell the units of their passes. units: empty after the wrapper is gone.
+ShardedGradients::Options gradient_options(
+    std::optional<at::ScalarType> reduce_dtype, size_t num_late_units,
+    const std::shared_ptr<std::weak_ptr<ShardedUnits>>& units) {
+  return {.reduce_dtype = reduce_dtype,
+          .trailer_numel = reduction::kTrailerNumel,
+          .num_late_units = num_late_units,
+          .wrapper = kFullySharded,
+          .remedy = "Make the optimizer from the wrapper (model.parameters())",
+          .on_unit_taken =
+              [units](size_t) {
+                if (const auto alive = units->lock()) alive->set_reduced();
+              },
+          .on_pass =
+              [units] {
+                if (const auto alive = units->lock()) alive->schedule().begin_reduction();
+              },
+          .on_abandoned_launch =
+              [units](size_t launch) {
+                if (const auto alive = units->lock()) alive->schedule().follow_others(launch);
+              }};
+}
+
+}  // namespace
+
+UnitAssignment FullyShardedCore::agreed_assignment() {
+  UnitAssignment assignment;
+  const auto make_fields = [&] {
+    check_options(module_.get(), options_);
+    groups_ = on_mesh_of(groups_, *module_);
+    assignment = assign_units(module_, options_);
+    const wrap::LocatedGroup shard(groups_.shard ? *groups_.shard : groups_.all);
+    check_model(*module_, assignment, options_, shard);
+    return fields_of(assignment, options_, shard);
+  };
+  check_equal_on_all_ranks(groups_.all, kFullySharded, make_fields,
+                           "call fully_shard() for the same modules, and give it and the wrapper "
+                           "the same options, on all ranks");
+  return assignment;
+}
+
 FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& module,
                                    ShardGroups groups, FullyShardedDataParallelOptions options)
     : module_(module),
-      groups_(on_mesh_of(std::move(groups), module.get())),
+      groups_(std::move(groups)),
       options_(std::move(options)),
       pool_(std::make_shared<shard::FlatBufferPool>()),
       fence_(std::make_shared<ShardFence>()) {
-  check_options(module_.get(), options_);
-  Construction construction{.assignment = assign_units(module_, options_)};
+  Construction construction{.assignment = agreed_assignment()};
   std::optional<wrap::LocatedGroup> all_ranks;
   materialize_unsharded(*module_, construction.assignment);
   // The storage may outlive this, with a NoSync.
@@ -294,8 +289,6 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
     for (const NamedTensor& parameter : trained) trained_.push_back(parameter.tensor);
     all_ranks = all;
     const wrap::LocatedGroup shard_group = groups_.shard ? wrap::LocatedGroup(*groups_.shard) : all;
-    check_same_units(construction.assignment, options_, shard_group, all);
-    check_form(options_);
     warn_without_units(construction.assignment, all);
     files_ =
         open_offload(options_.offload, construction.assignment, {.all = all, .shard = shard_group});
@@ -311,15 +304,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
     return std::make_unique<ShardedGradients>(
         trained, reversed,
         ShardedGradients::Groups{.all = all, .shard = shard_group, .replicate = groups_.replicate},
-        ShardedGradients::Options{.reduce_dtype = options_.precision.reduce,
-                                  .trailer_numel = reduction::kTrailerNumel,
-                                  .num_late_units = num_root_flats,
-                                  .wrapper = kFullySharded,
-                                  .remedy = "Make the optimizer from the wrapper "
-                                            "(model.parameters())",
-                                  .on_unit_taken = [made](size_t) {
-                                    if (const auto units = made->lock()) units->set_reduced();
-                                  }});
+        gradient_options(options_.precision.reduce, num_root_flats, made));
   };
   core_ = std::make_shared<reduction::DataParallelCore>(
       module_, groups_.all,
@@ -329,7 +314,8 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
                                      .broadcast_buffers = options_.broadcast_buffers,
                                      .broadcast_parameters = false,  // shard_unit() does
                                      .ignored = names_of(construction.assignment.ignored),
-                                     .is_idle_alone = false},
+                                     .is_idle_alone = false,
+                                     .change_remedy = kChangeRemedy},
       make_storage);
   std::vector<std::string> names;
   for (const AssignedUnit& unit : construction.assignment.units) names.push_back(unit.name);
@@ -442,6 +428,14 @@ int64_t FullyShardedCore::full_bytes() const {
 
 int64_t FullyShardedCore::peak_full_bytes() const {
   return pool_->peak_bytes();
+}
+
+FullyShardedCore& checked(const std::shared_ptr<FullyShardedCore>& core, std::string_view owner) {
+  if (core) return *core;
+  throw Error(ErrorCode::kInvalidArgument,
+              format("cadre::{}: it was moved from, or has no wrapper; use the object that it was "
+                     "moved to",
+                     owner));
 }
 
 }  // namespace cadre::parallel

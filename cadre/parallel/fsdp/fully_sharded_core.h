@@ -12,6 +12,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cadre/base/export.h"
@@ -39,6 +40,8 @@ class FlatBufferPool;
 
 namespace cadre::parallel {
 
+struct UnitAssignment;
+
 // The ranks of a wrapper: along the last axis of the mesh each owns a shard of the parameters;
 // along the axis before it, if there is one, ranks hold the same (HSDP).
 struct CADRE_EXPORT ShardGroups {
@@ -57,7 +60,8 @@ struct CADRE_EXPORT ShardGroups {
 
 class CADRE_EXPORT FullyShardedCore {
  public:
-  // Checks that the ranks hold the same model, copies rank 0's values to all, and shards.
+  // Checks that the model can be sharded and that the ranks hold the same model, units and options,
+  // before anything is changed. Then copies rank 0's values to all, and shards.
   FullyShardedCore(const std::shared_ptr<torch::nn::Module>& module, ShardGroups groups,
                    FullyShardedDataParallelOptions options);
   ~FullyShardedCore();
@@ -96,6 +100,7 @@ class CADRE_EXPORT FullyShardedCore {
   struct Gathered;  // the flat parameters of one unit, as UnitMemory
   struct Construction;
 
+  UnitAssignment agreed_assignment();
   bool shards_have_gradients() const;
 
   std::shared_ptr<torch::nn::Module> module_;
@@ -109,5 +114,10 @@ class CADRE_EXPORT FullyShardedCore {
   std::shared_ptr<reduction::DataParallelCore> core_;
   std::shared_ptr<ShardedUnits> units_;
 };
+
+// The core of an object that shares it. Throws kInvalidArgument for one that was moved from, or is
+// made from none. owner: its class.
+CADRE_EXPORT FullyShardedCore& checked(const std::shared_ptr<FullyShardedCore>& core,
+                                       std::string_view owner);
 
 }  // namespace cadre::parallel

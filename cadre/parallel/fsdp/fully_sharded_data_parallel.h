@@ -17,7 +17,8 @@
 // Threads: forward, backward and every method from one thread; several wrappers in one process may
 // each have a thread. Blocking: the constructor, forward, backward and summon_full_params() are
 // collective, each until the group's deadline. Lifetime: shares the module, whose parameters stay
-// sharded when the wrapper is gone; keeps the group alive.
+// sharded when the wrapper is gone; keeps the group alive. One that was moved from throws
+// kInvalidArgument.
 // Errors: cadre::Error; touching a parameter while it is sharded throws c10::Error with a sentence.
 // Source: torch.distributed.fsdp; ZeRO, arXiv:1910.02054.
 #pragma once
@@ -48,7 +49,7 @@ class [[nodiscard]] FullParameters {
  public:
   explicit FullParameters(std::shared_ptr<parallel::FullyShardedCore> core)
       : core_(std::move(core)) {
-    core_->summon();
+    parallel::checked(core_, "FullParameters").summon();
   }
   ~FullParameters() {
     if (core_) core_->dismiss();
@@ -58,7 +59,7 @@ class [[nodiscard]] FullParameters {
 
   // What the program has written to the parameters, in the same way on all ranks, goes to the
   // shards; without this call it is lost. Called on all ranks.
-  void write_back() { core_->write_back(); }
+  void write_back() { parallel::checked(core_, "FullParameters").write_back(); }
 
  private:
   std::shared_ptr<parallel::FullyShardedCore> core_;
@@ -91,6 +92,7 @@ class FullyShardedDataParallel : public reduction::DataParallelModule<M> {
 
   template <typename... Args>
   auto forward(Args&&... args) {
+    parallel::FullyShardedCore& core = sharded();
     M& module = *this->module();
     using Output = decltype(module.forward(std::forward<Args>(args)...));
     static_assert(wrap::tensors_are_known<Output>(),
@@ -98,7 +100,7 @@ class FullyShardedDataParallel : public reduction::DataParallelModule<M> {
                   "forward() returns. Return a tensor, or a tuple, pair, vector, map or optional "
                   "of tensors; for a struct of your own, define std::vector<torch::Tensor> "
                   "held_tensors(const YourStruct&) beside it");
-    Pass pass(*sharded_, wrap::num_rows_of(args...));
+    Pass pass(core, wrap::num_rows_of(args...));
     const auto cast = [this](const at::Tensor& tensor) { return sharded_->cast_input(tensor); };
     const auto run = [&]() -> Output {
       if constexpr (requires { module.forward(wrap::with_tensors<Copied<Args>>(args, cast)...); }) {
@@ -129,26 +131,26 @@ class FullyShardedDataParallel : public reduction::DataParallelModule<M> {
     for (const ParameterShard& shard : parameter_shards()) values.push_back(shard.values);
     return values;
   }
-  std::vector<ParameterShard> parameter_shards() const { return sharded_->parameter_shards(); }
+  std::vector<ParameterShard> parameter_shards() const { return sharded().parameter_shards(); }
 
   // Of the updates that write the shards; ShardedOptimizer and ShardUpdate take it from here.
-  std::shared_ptr<ShardFence> shard_fence() const { return sharded_->shard_fence(); }
+  std::shared_ptr<ShardFence> shard_fence() const { return sharded().shard_fence(); }
   // Which the ranks use: kMapped only if all units are mapped. The same on all ranks that own
   // shards of the same parameters.
-  ShardForm form() const { return sharded_->form(); }
+  ShardForm form() const { return sharded().form(); }
 
   // Collective.
   FullParameters summon_full_params() { return FullParameters(sharded_); }
 
   // See DataParallelModule.
-  void reduce_gradients() { sharded_->reduce_gradients(); }
+  void reduce_gradients() { sharded().reduce_gradients(); }
 
   // Bytes of gathered parameters that this rank holds, now and at most so far. Mapped ones are not
   // its own.
-  int64_t full_bytes() const { return sharded_->full_bytes(); }
-  int64_t peak_full_bytes() const { return sharded_->peak_full_bytes(); }
+  int64_t full_bytes() const { return sharded().full_bytes(); }
+  int64_t peak_full_bytes() const { return sharded().peak_full_bytes(); }
   // Bytes in this rank's files, see FileOffload.
-  int64_t file_bytes() const { return sharded_->file_bytes(); }
+  int64_t file_bytes() const { return sharded().file_bytes(); }
 
  private:
   template <typename Arg>
@@ -179,7 +181,11 @@ class FullyShardedDataParallel : public reduction::DataParallelModule<M> {
       : reduction::DataParallelModule<M>(module, core->data_parallel()),
         sharded_(std::move(core)) {}
 
-  std::shared_ptr<parallel::FullyShardedCore> sharded_;
+  parallel::FullyShardedCore& sharded() const {
+    return parallel::checked(sharded_, "FullyShardedDataParallel");
+  }
+
+  std::shared_ptr<parallel::FullyShardedCore> sharded_;  // shared with guards of whole parameters
 };
 
 template <reduction::ModuleHolder Holder, typename Ranks>

@@ -1,13 +1,11 @@
 #include "cadre/parallel/fsdp/offload.h"
 
-#include <ATen/ops/empty.h>
-
 #include <map>
-#include <optional>
 #include <vector>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/group/agreement.h"
 #include "cadre/shard/flat_parameters.h"
 
 namespace cadre::parallel {
@@ -53,41 +51,21 @@ int64_t needed_bytes(const FileOffload& offload, const UnitAssignment& assignmen
   return num_bytes;
 }
 
-// The first rank whose files could not be made.
-std::optional<int> first_failed(bool has_failed, const wrap::LocatedGroup& all) {
-  const at::Tensor own = at::empty({1}, at::kLong);
-  own.mutable_data_ptr<int64_t>()[0] = has_failed ? 1 : 0;
-  const at::Tensor flags = at::empty({all.world_size()}, at::kLong);
-  all.all_gather(flags, own);
-  for (int rank = 0; rank < all.world_size(); ++rank) {
-    if (flags.const_data_ptr<int64_t>()[rank] != 0) return rank;
-  }
-  return std::nullopt;
-}
-
 }  // namespace
 
 std::shared_ptr<FileMemory> open_offload(const std::optional<FileOffload>& offload,
                                          const UnitAssignment& assignment,
                                          const OffloadGroups& groups) {
   if (!offload) return nullptr;
-  const std::string what = format(kWhat, groups.all.rank());
   std::shared_ptr<FileMemory> files;
-  std::optional<Error> error;
-  try {
-    files = FileMemory::open(offload->folder);
-    files->reserve(needed_bytes(*offload, assignment, groups.shard));
-  } catch (const Error& thrown) {
-    error = thrown.with_context(what);
-  }
-  const std::optional<int> failed = first_failed(error.has_value(), groups.all);
-  if (error) throw *error;
-  if (failed) {
-    throw Error(ErrorCode::kUnavailable,
-                format("{}: rank {} has no room for its files, as its own error says. Free disk "
-                       "space there, or choose another folder",
-                       what, *failed));
-  }
+  check_on_all_ranks(groups.all.process_group(), "FullyShardedDataParallel", [&] {
+    try {
+      files = FileMemory::open(offload->folder);
+      files->reserve(needed_bytes(*offload, assignment, groups.shard));
+    } catch (const Error& error) {
+      throw error.with_context(format(kWhat, groups.all.rank()));
+    }
+  });
   return files;
 }
 

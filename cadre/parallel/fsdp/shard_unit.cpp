@@ -52,6 +52,13 @@ at::Tensor cast_floating(const at::Tensor& tensor, std::optional<c10::ScalarType
   return dtype && tensor.is_floating_point() ? tensor.to(*dtype) : tensor;
 }
 
+torch::nn::Module& parallel::checked_unit(torch::nn::Module* module) {
+  if (module != nullptr) return *module;
+  throw Error(ErrorCode::kInvalidArgument,
+              "cadre::fully_shard: the module is null; make it first, for example with "
+              "std::make_shared<Block>()");
+}
+
 void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
   auto* unit = dynamic_cast<ShardUnitBase*>(&module);
   if (unit == nullptr) {

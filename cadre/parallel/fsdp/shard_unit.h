@@ -183,9 +183,14 @@ class ShardUnit<M, Output (C::*)(Args...) noexcept> : public M, public ShardUnit
 // unit of a wrapper already, or that has no parameters.
 CADRE_EXPORT void fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});
 
+namespace parallel {
+// Throws kInvalidArgument for null.
+CADRE_EXPORT torch::nn::Module& checked_unit(torch::nn::Module* module);
+}  // namespace parallel
+
 template <typename Module>
 void fully_shard(const std::shared_ptr<Module>& module, const FullyShardOptions& options = {}) {
-  fully_shard(static_cast<torch::nn::Module&>(*module), options);
+  fully_shard(parallel::checked_unit(module.get()), options);
 }
 
 // A module holder, as Block above.

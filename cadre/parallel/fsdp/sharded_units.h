@@ -31,7 +31,10 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
 
   // Gradients are being reduced: in the backward that runs, or outside of one, up to
   // end_reduction().
-  void set_reduced() { is_reduced_ = true; }
+  void set_reduced() {
+    is_reduced_ = true;
+    schedule_->count_launch();
+  }
   void end_reduction();
 
   using Call = std::shared_ptr<UnitSchedule::Call>;

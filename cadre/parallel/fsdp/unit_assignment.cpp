@@ -71,8 +71,9 @@ class Assigner {
                  const Keys& held) const {
     if (unit.binding().is_sharded) {
       refuse_units(
-          format("{} is a unit of another FullyShardedDataParallel; a model is wrapped once, and "
-                 "stays wrapped",
+          format("{} is a unit of another FullyShardedDataParallel, which has the values of its "
+                 "parameters. Use that one; to wrap the model otherwise, construct it again, and "
+                 "load a snapshot",
                  name.empty() ? "the model" : format("\"{}\"", name)));
     }
     if (&module == &root_) {

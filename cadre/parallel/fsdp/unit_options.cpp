@@ -1,14 +1,16 @@
 #include "cadre/parallel/fsdp/unit_options.h"
 
-#include <ATen/ops/empty.h>
-
-#include <string>
+#include <torch/nn/module.h>
 
 #include "cadre/base/error.h"
-#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/deferred/materialize.h"
+#include "cadre/shard/parameter_shard.h"
+#include "cadre/shard/shardable.h"
+#include "cadre/wrap/autograd_hooks.h"
 
 namespace cadre::parallel {
+
 void refuse_model(const std::string& what) {
   throw Error(ErrorCode::kInvalidArgument, format("{}: {}", kFullySharded, what));
 }
@@ -34,41 +36,117 @@ ReshardChoice reshard_of(const AssignedUnit& assigned,
                         own.reshard_group_size ? own.reshard_group_size : size, shard);
 }
 
-// Otherwise ranks would shard other sets of parameters, and gather each other's.
-void check_same_units(const UnitAssignment& assignment,
-                      const FullyShardedDataParallelOptions& options,
-                      const wrap::LocatedGroup& shard, const wrap::LocatedGroup& group) {
-  Fnv1a digest;
-  for (const AssignedUnit& unit : assignment.units) {
-    const ShardPrecision& precision = precision_of(unit, options);
-    const ReshardChoice choice = reshard_of(unit, options, shard);
-    digest.add(format("{}:{}:{}:{}:{};", unit.name, unit.parameters.size(),
-                      static_cast<int>(choice.reshard), choice.group_size,
-                      precision.parameters ? static_cast<int>(*precision.parameters) : -1));
+namespace {
+
+std::string dtype_text(std::optional<c10::ScalarType> dtype) {
+  return dtype ? c10::toString(*dtype) : "unset";
+}
+
+std::string reshard_text(Reshard reshard) {
+  switch (reshard) {
+    case Reshard::kAfterForward:
+      return "kAfterForward";
+    case Reshard::kAfterBackward:
+      return "kAfterBackward";
+    case Reshard::kAfterReduction:
+      return "kAfterReduction";
+    case Reshard::kOntoGroup:
+      break;
   }
-  digest.add(format("{}:{}:{}:{}:{}", options.num_prefetched, static_cast<int>(options.weighting),
-                    static_cast<int>(options.form), options.offload.has_value(),
-                    options.precision.reduce ? static_cast<int>(*options.precision.reduce) : -1));
-  const at::Tensor own = at::empty({1}, at::kLong);
-  own.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(digest.value());
-  const at::Tensor all = at::empty({group.world_size()}, at::kLong);
-  group.all_gather(all, own);
-  const int64_t* digests = all.const_data_ptr<int64_t>();
-  for (int rank = 1; rank < group.world_size(); ++rank) {
-    if (digests[rank] == digests[0]) continue;
+  return "kOntoGroup";
+}
+
+std::string bool_text(bool value) {
+  return value ? "true" : "false";
+}
+
+void add_precision(std::vector<AgreedField>& fields, const std::string& of,
+                   const ShardPrecision& precision) {
+  fields.push_back({of + "precision.parameters", dtype_text(precision.parameters)});
+  fields.push_back({of + "precision.reduce", dtype_text(precision.reduce)});
+  fields.push_back({of + "precision.outputs", dtype_text(precision.outputs)});
+  fields.push_back({of + "precision.cast_inputs", bool_text(precision.cast_inputs)});
+}
+
+std::string unit_names(const std::vector<AssignedUnit>& units) {
+  std::string names;
+  for (size_t i = 1; i < units.size(); ++i) {
+    names += format("{}\"{}\"", i == 1 ? "" : ", ", units[i].name);
+  }
+  return names.empty() ? "none" : names;
+}
+
+}  // namespace
+
+std::vector<AgreedField> fields_of(const UnitAssignment& assignment,
+                                   const FullyShardedDataParallelOptions& options,
+                                   const wrap::LocatedGroup& shard) {
+  std::vector<AgreedField> fields = {
+      {"the list of units", unit_names(assignment.units)},
+      {"options.form", options.form == ShardForm::kMapped ? "kMapped" : "kGathered"},
+      {"options.num_prefetched", format("{}", options.num_prefetched)},
+      {"options.weighting",
+       options.weighting == GradientWeighting::kSamples ? "kSamples" : "kEqual"},
+      {"options.broadcast_buffers", bool_text(options.broadcast_buffers)},
+      {"options.offload", options.offload ? "set" : "unset"}};
+  std::string ignored;
+  for (const NamedTensor& parameter : assignment.ignored) ignored += " " + parameter.name;
+  fields.push_back({"the list of ignored parameters", format("({})", ignored)});
+  for (const AssignedUnit& unit : assignment.units) {
+    const ReshardChoice choice = reshard_of(unit, options, shard);
+    const std::string of =
+        unit.unit == nullptr ? "options of the root: " : format("options of \"{}\": ", unit.name);
+    fields.push_back({of + "reshard", reshard_text(choice.reshard)});
+    fields.push_back({of + "reshard_group_size", format("{}", choice.group_size)});
+    add_precision(fields, of, precision_of(unit, options));
+  }
+  return fields;
+}
+
+namespace {
+
+void check_unit(const AssignedUnit& unit, const FullyShardedDataParallelOptions& options,
+                const wrap::LocatedGroup& shard) {
+  const ShardPrecision& precision = precision_of(unit, options);
+  if (precision.reduce != options.precision.reduce) {
     refuse_model(
-        format("rank {} has other units or options than rank 0 (this is rank {}, with {} units "
-               "beside the root). Call fully_shard() for the same modules, and give it and the "
-               "wrapper the same options, on all ranks",
-               rank, group.rank(), assignment.units.size() - 1));
+        format("unit \"{}\" has another precision.reduce than the wrapper; gradients of all "
+               "units are reduced alike: set it in the wrapper's options, and the same in "
+               "fully_shard()",
+               unit.name));
+  }
+  static_cast<void>(reshard_of(unit, options, shard));  // throws for a size that does not fit
+  for (const NamedTensor& parameter : unit.parameters) {
+    if (wrap::AccumulationHooks::has_hook(parameter.tensor)) {
+      refuse_model(
+          format("\"{}\" is wrapped already, and its gradient can be reduced by one wrapper only. "
+                 "Use the first wrapper",
+                 parameter.name));
+    }
+    static_cast<void>(division_of(parameter));  // throws where it is not known
+    const at::ScalarType dtype = parameter.tensor.scalar_type();
+    shard::check_shardable(
+        kFullySharded, {parameter},
+        {.shard = dtype,
+         .compute = c10::isFloatingType(dtype) ? precision.parameters.value_or(dtype) : dtype,
+         .may_be_meta = true});
   }
 }
 
-void check_form(const FullyShardedDataParallelOptions& options) {
-  if (!options.offload || options.form != ShardForm::kMapped) return;
-  refuse_model(
-      "options.form is kMapped, and options.offload keeps shards in files, which other ranks "
-      "cannot read in place: choose ShardForm::kGathered, or leave offload out");
+}  // namespace
+
+void check_model(const torch::nn::Module& module, const UnitAssignment& assignment,
+                 const FullyShardedDataParallelOptions& options, const wrap::LocatedGroup& shard) {
+  std::vector<NamedTensor> sharded;
+  for (const AssignedUnit& unit : assignment.units) {
+    check_unit(unit, options, shard);
+    sharded.insert(sharded.end(), unit.parameters.begin(), unit.parameters.end());
+  }
+  std::vector<NamedTensor> whole = distinct_buffers(module);
+  whole.insert(whole.end(), assignment.ignored.begin(), assignment.ignored.end());
+  shard::check_apart(kFullySharded, sharded, whole);
+  check_materializable(kFullySharded, sharded);
+  check_materializable(kFullySharded, whole);
 }
 
 void check_options(const torch::nn::Module* module,
@@ -76,11 +154,16 @@ void check_options(const torch::nn::Module* module,
   if (module == nullptr) {
     refuse_model("the module is null; make it first, for example with std::make_shared<Net>()");
   }
-  if (options.num_prefetched >= 0 && options.num_prefetched <= 1) return;
+  if (options.num_prefetched < 0 || options.num_prefetched > 1) {
+    refuse_model(
+        format("options.num_prefetched is {}; choose 0 or 1: more units ahead cost memory and hide "
+               "nothing that one does not",
+               options.num_prefetched));
+  }
+  if (!options.offload || options.form != ShardForm::kMapped) return;
   refuse_model(
-      format("options.num_prefetched is {}; choose 0 or 1: more units ahead cost memory and hide "
-             "nothing that one does not",
-             options.num_prefetched));
+      "options.form is kMapped, and options.offload keeps shards in files, which other ranks "
+      "cannot read in place: choose ShardForm::kGathered, or leave offload out");
 }
 
 }  // namespace cadre::parallel

@@ -1,12 +1,14 @@
-// The options of each unit: its own, or those of the wrapper; and whether the ranks have the same.
+// The options of each unit: its own, or those of the wrapper; what is refused of them and of a
+// model, and what of it the ranks compare.
 //
-// Threads: pure functions, but for check_same_units(). Blocking: check_same_units() is collective,
-// until the group's deadline. Lifetime: the results refer to the arguments.
+// Threads: pure functions. Blocking: never. Lifetime: the results refer to the arguments.
 // Errors: kInvalidArgument that begins with the wrapper's name.
 #pragma once
 
 #include <string>
+#include <vector>
 
+#include "cadre/group/agreement.h"
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/fsdp/reshard_groups.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
@@ -29,14 +31,15 @@ ReshardChoice reshard_of(const AssignedUnit& assigned,
                          const FullyShardedDataParallelOptions& options,
                          const wrap::LocatedGroup& shard);
 
-// Refuses a form of shards that does not go with the other options.
-void check_form(const FullyShardedDataParallelOptions& options);
-// Refuses a null module and numbers out of range.
+// Refuses a null module, numbers out of range, and options that do not go with each other.
 void check_options(const torch::nn::Module* module, const FullyShardedDataParallelOptions& options);
-// Refuses units and options that differ between the ranks of `group`, which would shard other sets
-// of parameters, and gather each other's.
-void check_same_units(const UnitAssignment& assignment,
-                      const FullyShardedDataParallelOptions& options,
-                      const wrap::LocatedGroup& shard, const wrap::LocatedGroup& group);
+// Refuses a model that cannot be sharded in these units. Changes nothing.
+void check_model(const torch::nn::Module& module, const UnitAssignment& assignment,
+                 const FullyShardedDataParallelOptions& options, const wrap::LocatedGroup& shard);
+// What must be equal on all ranks; otherwise they would shard other sets of parameters, and gather
+// each other's.
+std::vector<AgreedField> fields_of(const UnitAssignment& assignment,
+                                   const FullyShardedDataParallelOptions& options,
+                                   const wrap::LocatedGroup& shard);
 
 }  // namespace cadre::parallel

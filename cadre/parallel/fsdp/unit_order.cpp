@@ -49,6 +49,7 @@ void UnitOrder::end() {
 
 void UnitOrder::abandon() {
   current_.clear();
+  last_.reset();
   doubt();
 }
 

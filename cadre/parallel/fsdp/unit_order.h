@@ -32,7 +32,7 @@ class UnitOrder {
   void end();
   // Something happened that may have happened on this rank only: the next use is compared.
   void doubt() { is_expected_ = false; }
-  // The pass ended by an exception.
+  // The pass ended by an exception: the next one follows none.
   void abandon();
 
   Pass pass() const { return pass_; }

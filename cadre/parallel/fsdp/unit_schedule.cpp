@@ -100,7 +100,7 @@ void UnitSchedule::abandon() noexcept {
 void UnitSchedule::release_after_failure(size_t unit) noexcept {
   try {
     units_[unit].memory->release();
-  } catch (const std::exception&) {
+  } catch (...) {
     // The gather has failed, and the group throws the same error for the next one.
   }
 }
@@ -119,7 +119,35 @@ void UnitSchedule::begin_backward() {
     states_[unit] = {.num_missing = units_[unit].parameters.size()};
   }
   has_accumulated_ = false;
+  is_compared_ = false;
+  has_backward_ = true;
+  gathers_.clear();
   begin_pass(UnitOrder::Pass::kBackward);
+}
+
+void UnitSchedule::begin_reduction() {
+  num_launched_ = 0;
+  followed_.reset();
+  if (phase_ != Phase::kBackward) has_backward_ = false;
+}
+
+bool UnitSchedule::knows_what_follows() const {
+  return has_backward_ && !is_compared_ && gathers_.size() <= last_gathers_.size() &&
+         std::equal(gathers_.begin(), gathers_.end(), last_gathers_.begin());
+}
+
+// At most two units are whole at a time.
+void UnitSchedule::follow_others(size_t launch) {
+  if (!knows_what_follows()) return;
+  while (gathers_.size() < last_gathers_.size() &&
+         last_gathers_[gathers_.size()].num_launched <= launch) {
+    const Gather& next = last_gathers_[gathers_.size()];
+    gathers_.push_back(next);
+    units_[next.unit].memory->release();
+    units_[next.unit].memory->gather();
+    const auto before = std::exchange(followed_, next.unit);
+    if (before && *before != next.unit) units_[*before].memory->release();
+  }
 }
 
 void UnitSchedule::reached_output(const std::shared_ptr<Call>& call, const wrap::GraphNode& node) {
@@ -177,6 +205,7 @@ void UnitSchedule::end_backward(const End& end) {
   close_calls();
   keeps_all_ = end.creates_graph;
   if (end.is_reduced) {
+    last_gathers_ = is_compared_ ? std::vector<Gather>() : gathers_;
     end_reduction();
     return;
   }
@@ -235,7 +264,17 @@ void UnitSchedule::begin_pass(UnitOrder::Pass pass) {
   order_.begin(pass);
 }
 
+// Only what is started counts: a unit that is full, or on its way, is gathered without an
+// operation.
+void UnitSchedule::gather(size_t unit) {
+  if (phase_ == Phase::kBackward && !units_[unit].memory->is_full()) {
+    gathers_.push_back({.unit = unit, .num_launched = num_launched_});
+  }
+  units_[unit].memory->gather();
+}
+
 void UnitSchedule::compare(const Use& use) {
+  is_compared_ = true;
   options_.compare({.pass = use.pass, .unit = use.unit, .num_updates = options_.num_updates()});
 }
 
@@ -245,7 +284,7 @@ void UnitSchedule::use(size_t unit) {
     order_.set_agreed();
   }
   try {
-    units_[unit].memory->gather();
+    gather(unit);
     // The next unit is gathered after the one that is needed first, while this rank waits.
     prefetch();
     units_[unit].memory->wait_full();
@@ -258,13 +297,21 @@ void UnitSchedule::use(size_t unit) {
 
 void UnitSchedule::prefetch() {
   if (options_.num_prefetched == 0) return;
-  if (const auto next = order_.next()) units_[*next].memory->gather();
+  if (const auto next = order_.next()) gather(*next);
 }
 
+// All of them, also where one throws.
 void UnitSchedule::release_all(bool (*is_released)(Reshard)) {
+  std::exception_ptr first;
   for (const Unit& unit : units_) {
-    if (is_released(unit.reshard)) unit.memory->release();
+    if (!is_released(unit.reshard)) continue;
+    try {
+      unit.memory->release();
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
   }
+  if (first) std::rethrow_exception(first);
 }
 
 }  // namespace cadre::parallel

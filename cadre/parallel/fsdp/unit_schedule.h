@@ -14,6 +14,8 @@
 // when the gradients of all its trained parameters have arrived and the backward has passed the
 // inputs of every call whose outputs it has passed: a node between inputs and outputs may need a
 // frozen parameter. What cannot be known to be over is released at the end of the backward.
+// A rank that leaves a backward by an exception goes on to gather what the others still gather in
+// it, in the order of the last backward, so that these end their pass and learn of the exception.
 // A backward that reduces gradients is followed by a step of the optimizer, so what is full after
 // it no longer counts: every later use gathers again, until a backward that only accumulates.
 #pragma once
@@ -22,6 +24,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -116,6 +119,13 @@ class UnitSchedule {
     bool creates_graph;  // whose nodes need the parameters
   };
   void end_backward(const End& end);
+  // A reduction begins, mostly in a backward; one of its buckets is reduced.
+  void begin_reduction();
+  void count_launch() { ++num_launched_; }
+  // This rank has left the backward that reduces by an exception: starts what the others gather
+  // before they reduce the bucket of this number. Does nothing if it is not known what that is: in
+  // the first backward, and where units came in another order.
+  void follow_others(size_t launch);
   // Gradients were reduced outside of a backward: a step of the optimizer follows.
   void end_reduction();
 
@@ -138,7 +148,17 @@ class UnitSchedule {
     bool was_reached = false;  // an output was, in this backward
   };
 
+  // A gather that was started in a backward, after so many reductions of buckets.
+  struct Gather {
+    size_t unit;
+    size_t num_launched;
+
+    friend bool operator==(const Gather&, const Gather&) = default;
+  };
+
   void begin_pass(UnitOrder::Pass pass);
+  void gather(size_t unit);
+  bool knows_what_follows() const;
   void compare(const Use& use);
   void use(size_t unit);
   void prefetch();
@@ -166,6 +186,12 @@ class UnitSchedule {
   bool has_accumulated_ = false;
   bool keeps_all_ = false;  // for the graph of a derivative
   std::vector<std::weak_ptr<Call>> open_calls_;
+  size_t num_launched_ = 0;
+  bool has_backward_ = false;         // since the reduction has begun
+  bool is_compared_ = false;          // the backward that runs has left the expected order
+  std::vector<Gather> gathers_;       // of the backward that runs, or was left
+  std::vector<Gather> last_gathers_;  // of the last one that reduced and ended
+  std::optional<size_t> followed_;    // the unit that follow_others() has started last
 };
 
 }  // namespace cadre::parallel

@@ -331,5 +331,42 @@ TEST_F(ScheduleTest, AFailedGatherLeavesNothingFull) {
   forward();
 }
 
+TEST_F(ScheduleTest, ARankThatHasLeftABackwardGathersWhatTheOthersGather) {
+  make();
+  const auto begin_backward = [this](const std::vector<Call>& calls, size_t num_units) {
+    schedule_->begin_reduction();
+    schedule_->begin_backward();
+    schedule_->reached_output(root_call_, node(0));
+    for (size_t k = 0; k < num_units; ++k) {
+      const Call& call = calls[calls.size() - 1 - k];
+      schedule_->reached_output(call, node(call->unit));
+      schedule_->gradient_arrived(2 * call->unit);
+      schedule_->gradient_arrived(2 * call->unit + 1);
+      schedule_->count_launch();
+    }
+  };
+  begin_backward(forward(), 1);
+  schedule_->abandon();
+  notes_.take();
+  schedule_->follow_others(4);
+  EXPECT_THAT(notes_.take(), IsEmpty()) << "nothing is known yet";
+  for (int step = 0; step < 3; ++step) {
+    begin_backward(forward(), 4);
+    schedule_->end_backward({.is_reduced = true, .creates_graph = false});
+  }
+  begin_backward(forward(), 1);
+  schedule_->abandon();
+  notes_.take();
+  schedule_->follow_others(1);
+  EXPECT_THAT(notes_.take(), ElementsAre("gather 2"));
+  schedule_->follow_others(2);
+  EXPECT_THAT(notes_.take(), ElementsAre("gather 1", "release 2"));
+  schedule_->follow_others(4);
+  EXPECT_THAT(notes_.take(), IsEmpty());
+  schedule_->begin_reduction();  // outside of a backward
+  schedule_->follow_others(4);
+  EXPECT_THAT(notes_.take(), IsEmpty());
+}
+
 }  // namespace
 }  // namespace cadre::parallel

@@ -1,0 +1,362 @@
+// Memory that the program gives to parameters and shards, or writes, behind the back of
+// FullyShardedDataParallel: ties, replaced shards, weights that a forward writes, gradients from
+// before; and constructors that refuse, after which the module is as it was.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/parallel/fsdp/fsdp_test_training.h"
+#include "cadre/shard/sharded_optimizer.h"
+#include "cadre/wrap/wrap_test_support.h"
+
+namespace cadre {
+namespace {
+
+using namespace testing;  // NOLINT: the helpers of these tests
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int64_t kWide = 4;
+
+// A weight that its forward may write.
+struct WritingImpl : nn::Module {
+  WritingImpl() { weight = register_parameter("weight", torch::ones({kWide, kWide}, kDouble)); }
+  Tensor forward(const Tensor& x) {
+    if (writes) {
+      const torch::NoGradGuard no_grad;
+      weight.div_(weight.norm());
+    }
+    return torch::tanh(torch::matmul(x, weight));
+  }
+  Tensor weight;
+  bool writes = false;
+};
+using WritingUnit = nn::ModuleHolder<ShardUnit<WritingImpl>>;
+
+struct Stack : nn::Module {
+  Stack() {
+    first = register_module("first", LinearUnit(kWide, kWide));
+    second = register_module("second", LinearUnit(kWide, kWide));
+    writing = register_module("writing", WritingUnit());
+    head = register_module("head", nn::Linear(kWide, kWide));
+    to(torch::kDouble);
+    set_values(*this);
+  }
+  Tensor forward(const Tensor& x) {
+    Tensor h = torch::tanh(first->forward(x));
+    if (uses_second) h = torch::tanh(second->forward(h));
+    if (in_backward && h.requires_grad()) {
+      h.register_hook([this](const Tensor&) { in_backward(); });
+    }
+    return head(writing->forward(h));
+  }
+  LinearUnit first{nullptr}, second{nullptr};
+  WritingUnit writing{nullptr};
+  nn::Linear head{nullptr};
+  bool uses_second = true;
+  std::function<void()> in_backward;  // between the units "writing" and "second"
+};
+
+Tensor stack_rows(int rank) {
+  return torch::linspace(-1, 1, 3 * kWide, kDouble).view({3, kWide}) * (1 + rank);
+}
+
+FullyShardedDataParallelOptions units_of_stack() {
+  return {.wrap_policy = wrap_by_size(1)};
+}
+
+std::string wrap_failure(const std::shared_ptr<Stack>& module, const ProcessGroup& group,
+                         const FullyShardedDataParallelOptions& options = units_of_stack()) {
+  return failure_of([&] { FullyShardedDataParallel(module, group, options); });
+}
+
+void on_two_ranks(const std::function<void(const ProcessGroup&)>& body) {
+  const auto result = run_groups(2, body);
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpBehind, ATieByMemoryAcrossUnitsIsRefusedOnAllRanks) {
+  const std::vector<std::pair<std::string, std::function<void(Stack&)>>> ties = {
+      {"units", [](Stack& net) { net.second->weight.set_data(net.first->weight.detach()); }},
+      {"the root and a unit",
+       [](Stack& net) { net.head->weight.set_data(net.writing->weight.detach().t()); }},
+      {"a part",
+       [](Stack& net) { net.second->bias.set_data(net.first->weight.detach().select(0, 1)); }},
+      {"a buffer", [](Stack& net) { net.register_buffer("copy", net.first->weight.detach()); }}};
+  for (const auto& [what, tie] : ties) {
+    on_two_ranks([&, &what = what, &tie = tie](const ProcessGroup& group) {
+      const auto net = std::make_shared<Stack>();
+      if (group.rank() == 1 && what != "a buffer") tie(*net);
+      if (what == "a buffer") tie(*net);
+      EXPECT_THAT(wrap_failure(net, group), HasSubstr("share memory")) << what;
+      EXPECT_TRUE(net->forward(stack_rows(0)).defined()) << "the module is as it was";
+    });
+  }
+}
+
+TEST(FsdpBehind, ASwapOfShardsIsNoticed) {
+  for (const bool is_for_evaluation : {true, false}) {
+    on_two_ranks([is_for_evaluation](const ProcessGroup& group) {
+      const auto net = std::make_shared<Stack>();
+      FullyShardedDataParallel model{net, group, units_of_stack()};
+      model(stack_rows(0)).sum().backward();
+      std::vector<Tensor> averages;
+      for (Tensor values : model.parameters()) {
+        averages.push_back(values.detach().clone() * 0.5);
+        values.set_data(averages.back());
+      }
+      const torch::AutoGradMode mode(!is_for_evaluation);
+      EXPECT_THAT(failure_of([&] { model(stack_rows(0)); }),
+                  AllOf(HasSubstr("this rank's shard of \""),
+                        HasSubstr("has been given other memory"), HasSubstr("shard.values.copy_")));
+    });
+  }
+}
+
+// The right way, as the message says.
+TEST(FsdpBehind, ValuesThatAreCopiedIntoShardsAreUsed) {
+  on_two_ranks([](const ProcessGroup& group) {
+    const auto net = std::make_shared<Stack>();
+    Stack plain;
+    FullyShardedDataParallel model{net, group, units_of_stack()};
+    for (const double factor : {0.5, 2.0}) {
+      {
+        const torch::NoGradGuard no_grad;
+        for (const Tensor& values : model.parameters()) values.copy_(values * factor);
+        for (const Tensor& values : plain.parameters()) values.mul_(factor);
+        EXPECT_TRUE(torch::equal(model(stack_rows(0)), plain.forward(stack_rows(0))));
+      }
+      model(stack_rows(0)).sum().backward();
+    }
+  });
+}
+
+TEST(FsdpBehind, AWeightThatForwardWritesIsRefusedInTheFirstStep) {
+  for (const Reshard reshard :
+       {Reshard::kAfterForward, Reshard::kAfterBackward, Reshard::kAfterReduction}) {
+    for (const bool is_recorded : {true, false}) {
+      on_two_ranks([&](const ProcessGroup& group) {
+        const auto net = std::make_shared<Stack>();
+        FullyShardedDataParallelOptions options = units_of_stack();
+        options.reshard = reshard;
+        FullyShardedDataParallel model{net, group, options};
+        net->writing->writes = true;
+        const torch::AutoGradMode mode(is_recorded);
+        EXPECT_THAT(failure_of([&] {
+                      const Tensor output = model(stack_rows(0));
+                      if (is_recorded) output.sum().backward();
+                      model(stack_rows(0));
+                    }),
+                    AllOf(HasSubstr("of unit \"writing\" of FullyShardedDataParallel"),
+                          HasSubstr("the program has written to \"writing.weight\" while the "
+                                    "parameters were gathered")));
+        net->writing->writes = false;
+        for (int step = 0; step < 2; ++step) {
+          model.zero_grad();
+          const Tensor output = model(stack_rows(0));
+          if (is_recorded) output.sum().backward();
+        }
+        EXPECT_EQ(model.full_bytes(), 0);
+      });
+    }
+  }
+}
+
+// Alone a rank writes to its shards themselves, and the result is that of the plain module.
+TEST(FsdpBehind, AWeightThatForwardWritesRemainsInAWorldOfOne) {
+  const auto result = run_groups(1, [](const ProcessGroup& group) {
+    const auto net = std::make_shared<Stack>();
+    Stack plain;
+    net->writing->writes = plain.writing->writes = true;
+    FullyShardedDataParallel model{net, group, units_of_stack()};
+    for (int step = 0; step < 2; ++step) {
+      const Tensor output = model(stack_rows(0));
+      EXPECT_TRUE(torch::equal(output, plain.forward(stack_rows(0))));
+      output.sum().backward();
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(FsdpBehind, GradientsFromBeforeAreClearedWithThoseOfTheShards) {
+  for (const bool is_cleared : {true, false}) {
+    on_two_ranks([is_cleared](const ProcessGroup& group) {
+      const auto net = std::make_shared<Stack>();
+      Stack plain;
+      for (Stack* each : {net.get(), &plain}) each->forward(stack_rows(5)).sum().backward();
+      if (is_cleared) plain.zero_grad();
+      FullyShardedDataParallel model{net, group, units_of_stack()};
+      torch::optim::SGD sgd(model.parameters(), 0.1);
+      if (is_cleared) sgd.zero_grad();
+      model(stack_rows(0)).sum().backward();
+      plain.forward(stack_rows(0)).sum().backward();
+      const Snapshot gradients = assembled_gradients(model, group);
+      for (size_t i = 0; i < gradients.size(); ++i) {
+        EXPECT_TRUE(torch::allclose(gradients[i], plain.parameters()[i].grad(), 1e-12, 1e-14)) << i;
+      }
+    });
+  }
+}
+
+TEST(FsdpBehind, ReduceGradientsTakesWhatTheProgramAssigns) {
+  on_two_ranks([](const ProcessGroup& group) {
+    const auto net = std::make_shared<Stack>();
+    FullyShardedDataParallelOptions options = units_of_stack();
+    options.weighting = GradientWeighting::kEqual;
+    FullyShardedDataParallel model{net, group, options};
+    for (int step = 0; step < 2; ++step) {
+      model.zero_grad();
+      for (Tensor parameter : net->parameters()) {
+        parameter.mutable_grad() = torch::full(parameter.sizes(), 1.0 + group.rank(), kDouble);
+      }
+      model.reduce_gradients();
+      for (const Tensor& gradient : assembled_gradients(model, group)) {
+        ASSERT_TRUE(gradient.defined());
+        EXPECT_TRUE(gradient.eq(1.5).all().item<bool>());
+      }
+    }
+  });
+}
+
+// A parameter has a gradient from before, and no step uses it.
+TEST(FsdpBehind, EndsWithAGradientThatNoStepUsed) {
+  on_two_ranks([](const ProcessGroup& group) {
+    const auto net = std::make_shared<Stack>();
+    net->forward(stack_rows(1)).sum().backward();
+    net->uses_second = false;
+    FullyShardedDataParallel model{net, group, units_of_stack()};
+    model(stack_rows(0)).sum().backward();
+  });
+}
+
+// One rank leaves a backward while the others have still to gather two of its units.
+TEST(FsdpBehind, AnExceptionOfOneRankInABackwardEndsTheStepOnAllRanks) {
+  for (const int prefetched : {0, 1}) {
+    for (const int failing : {1, 2}) {  // rank 1, or both ranks
+      on_two_ranks([&](const ProcessGroup& group) {
+        const auto net = std::make_shared<Stack>();
+        Stack plain;
+        FullyShardedDataParallelOptions options = units_of_stack();
+        options.num_prefetched = prefetched;
+        FullyShardedDataParallel model{net, group, options};
+        const auto step = [&] { model(stack_rows(group.rank())).pow(2).mean().backward(); };
+        for (int k = 0; k < 3; ++k) {
+          model.zero_grad();
+          step();
+        }
+        for (int k = 0; k < 2; ++k) {
+          const bool fails = failing == 2 || group.rank() == failing;
+          if (fails) net->in_backward = [] { throw std::runtime_error("user"); };
+          const std::string failure = failure_of(step);
+          EXPECT_THAT(failure, HasSubstr(fails ? "user" : "kAborted"));
+          if (!fails) EXPECT_THAT(failure, HasSubstr("rank 1"));
+          net->in_backward = nullptr;
+          model.zero_grad();
+          plain.zero_grad();
+          step();
+          torch::cat({plain.forward(stack_rows(0)), plain.forward(stack_rows(1))})
+              .pow(2)
+              .mean()
+              .backward();
+          const Snapshot gradients = assembled_gradients(model, group);
+          for (size_t i = 0; i < gradients.size(); ++i) {
+            EXPECT_TRUE(torch::allclose(gradients[i], plain.parameters()[i].grad(), 1e-12, 1e-14));
+          }
+        }
+      });
+    }
+  }
+}
+
+// What the error advises is shown by LoadIntoWrappers.AParameterThatIsTrainedFromNowOn.
+TEST(FsdpBehind, UnfreezingSaysWhatToDo) {
+  on_two_ranks([](const ProcessGroup& group) {
+    const auto net = std::make_shared<Stack>();
+    net->first->weight.requires_grad_(false);
+    FullyShardedDataParallel model{net, group, units_of_stack()};
+    model(stack_rows(0)).sum().backward();
+    net->first->weight.requires_grad_(true);
+    EXPECT_THAT(failure_of([&] { model(stack_rows(0)); }),
+                AllOf(HasSubstr("\"first.weight\" was frozen and requires grad now"),
+                      HasSubstr("construct the module again with the change, wrap it, load the "
+                                "parameters of the snapshot")));
+  });
+}
+
+// One unit of several cannot be sharded, on all ranks or on one.
+TEST(FsdpBehind, ARefusedConstructorChangesNothing) {
+  for (const int refusing : {2, 1}) {
+    on_two_ranks([&](const ProcessGroup& group) {
+      const auto net = std::make_shared<Stack>();
+      const bool refuses = refusing == 2 || group.rank() == refusing;
+      if (refuses) net->writing->weight.mutable_grad() = torch::ones({kWide, kWide}, kDouble);
+      FullyShardedDataParallelOptions options = units_of_stack();
+      options.precision = {.parameters = torch::kFloat};
+      const std::string failure = wrap_failure(net, group, options);
+      EXPECT_THAT(failure, HasSubstr("\"writing.weight\" has a gradient in Double"));
+      if (refusing == 1) EXPECT_THAT(failure, HasSubstr("on rank 1 of 2"));
+      Stack plain;
+      EXPECT_TRUE(torch::equal(net->forward(stack_rows(0)), plain.forward(stack_rows(0))));
+      net->zero_grad();
+      FullyShardedDataParallel model{net, group, units_of_stack()};
+      EXPECT_TRUE(torch::equal(model(stack_rows(0)), plain.forward(stack_rows(0))));
+    });
+  }
+}
+
+// Its values are gone with the first wrapper, on all ranks.
+TEST(FsdpBehind, AModuleWhoseWrapperIsGoneIsRefusedOnAllRanks) {
+  for (const bool has_units : {true, false}) {
+    on_two_ranks([has_units](const ProcessGroup& group) {
+      const auto net = std::make_shared<Stack>();
+      const FullyShardedDataParallelOptions options =
+          has_units ? units_of_stack() : FullyShardedDataParallelOptions();
+      { FullyShardedDataParallel(net, group, options); }
+      EXPECT_THAT(wrap_failure(net, group, options),
+                  HasSubstr(has_units ? "is a unit of another FullyShardedDataParallel"
+                                      : "a wrapper or optimizer has sharded them already"));
+      const Tensor sum = torch::ones({1});
+      group.all_reduce(sum);  // the group works
+      EXPECT_EQ(sum.item<float>(), 2);
+    });
+  }
+}
+
+TEST(FsdpBehind, WhatWasMovedFromOrIsNullSaysSo) {
+  const auto result = run_groups(1, [](const ProcessGroup& group) {
+    FullyShardedDataParallel model{std::make_shared<Stack>(), group, units_of_stack()};
+    ShardedOptimizer<torch::optim::SGD> sgd{model, torch::optim::SGDOptions(0.1)};
+    {
+      FullParameters full = model.summon_full_params();
+      const FullParameters other = std::move(full);
+      EXPECT_THAT(failure_of([&] { full.write_back(); }), HasSubstr("moved from"));  // NOLINT
+    }
+    const FullyShardedDataParallel moved = std::move(model);
+    const auto other = std::move(sgd);
+    const auto refuses = [](const auto& call) {
+      EXPECT_THAT(failure_of(call), HasSubstr("moved from"));
+    };
+    refuses([&] { model(stack_rows(0)); });  // NOLINT: what it says is the subject
+    refuses([&] { static_cast<void>(model.parameters()); });
+    refuses([&] { static_cast<void>(model.form()); });
+    refuses([&] { static_cast<void>(model.shard_fence()); });
+    refuses([&] { static_cast<void>(model.full_bytes()); });
+    refuses([&] { static_cast<void>(model.summon_full_params()); });
+    refuses([&] { model.reduce_gradients(); });
+    refuses([&] { sgd.step(); });
+    EXPECT_THAT(failure_of([] { const FullParameters none(nullptr); }), HasSubstr("moved from"));
+    EXPECT_THAT(failure_of([] { fully_shard(std::shared_ptr<ShardUnit<nn::LinearImpl>>()); }),
+                HasSubstr("the module is null"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,32 @@
+// The ranks compare which unit they use before they gather one that the last pass did not predict.
+//
+// Threads: one. Blocking: the call is collective, until the group's deadline. Lifetime: shares the
+// group. Errors: kInvalidArgument on all ranks, with what two of them use; those of the group.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/parallel/fsdp/unit_schedule.h"
+#include "cadre/wrap/located_group.h"
+
+namespace cadre::parallel {
+
+class UseComparison {
+ public:
+  // names: of the units, "" for the root.
+  UseComparison(wrap::LocatedGroup group, std::vector<std::string> names)
+      : group_(std::move(group)), names_(std::move(names)) {}
+
+  void operator()(const UnitSchedule::Use& use) const;
+
+ private:
+  std::string text_of_code(int64_t code) const;
+
+  wrap::LocatedGroup group_;
+  std::vector<std::string> names_;
+};
+
+}  // namespace cadre::parallel
