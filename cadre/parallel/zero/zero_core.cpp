@@ -2,41 +2,24 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
-
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
-#include <exception>
 #include <map>
 #include <utility>
 
 #include "cadre/base/error.h"
-#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
-#include "cadre/group/agreement.h"
-#include "cadre/parallel/zero/gradient_comparison.h"
 #include "cadre/parallel/zero/optimizer_options.h"
-#include "cadre/shard/shardable.h"
-#include "cadre/wrap/replica_check.h"
 
 namespace cadre::parallel {
 namespace {
 
-constexpr const char* kZeroCall = "cadre::ZeroRedundancyOptimizer";
-constexpr std::string_view kEqualGroups =
-    "give all ranks the same parameter groups in the same order, with the same options";
-constexpr std::string_view kInConstruction = "its construction";
-constexpr std::string_view kInStep = "its step {}";
 constexpr std::string_view kInState = "the gathering of its state after step {}";
 
 wrap::LocatedGroup located(const ProcessGroup& group, const std::string& optimizer) {
   return {group, {.wrapper = "ZeroRedundancyOptimizer", .module = optimizer}};
-}
-
-const void* key_of(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl();
 }
 
 }  // namespace
@@ -66,6 +49,10 @@ ZeroCore::ZeroCore(std::string optimizer,
   }
 }
 
+const void* ZeroCore::key_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl();
+}
+
 ZeroCore::~ZeroCore() {
   for (const auto& flat : buckets_) {
     try {
@@ -76,118 +63,9 @@ ZeroCore::~ZeroCore() {
   }
 }
 
-void ZeroCore::start(const Groups& groups, const torch::optim::OptimizerOptions& defaults) {
-  group_.enter({kInConstruction, 0});
-  const bool is_whole = stage_ == ZeroStage::kReplicatedGradients;
-  if (is_whole) wrap::check_replicas_match("ZeroRedundancyOptimizer", {named_, {}}, group_);
-  const auto make_fields = [&] {
-    if (is_whole) check_named();
-    return fields_of(groups, &defaults);
-  };
-  check_equal_on_all_ranks(group_.process_group(), kZeroCall, make_fields, kEqualGroups);
-  if (!is_whole) return;
-  wrap::broadcast_tensors(named_, /*root=*/0, group_);
-  mesh_ = mesh_of_wrapper(group_.process_group(), "shard", named_);
-}
-
-void ZeroCore::agree_on_group(const torch::optim::OptimizerParamGroup& group,
-                              const torch::optim::OptimizerOptions& defaults) const {
-  const auto make_fields = [&] {
-    check_fresh(group.params());
-    return fields_of({group}, &defaults);
-  };
-  check_equal_on_all_ranks(group_.process_group(), kZeroCall, make_fields, kEqualGroups);
-}
-
-void ZeroCore::check_named() const {
-  for (const NamedTensor& parameter : named_) {
-    static_cast<void>(division_of(parameter));  // throws where it is not known
-    if (parameter.tensor.is_meta()) {
-      refuse(
-          format("\"{}\" is on the meta device and has no values; call cadre::materialize(module) "
-                 "before, on all ranks",
-                 parameter.name));
-    }
-    if (parameter.tensor.is_contiguous()) continue;
-    refuse(
-        format("\"{}\" is not contiguous, and a part of a flat buffer is; call "
-               "parameter.set_data(parameter.contiguous()) before it is given to a wrapper",
-               parameter.name));
-  }
-  std::vector<at::Tensor> trained;
-  for (const NamedTensor& parameter : named_) {
-    if (parameter.tensor.requires_grad()) trained.push_back(parameter.tensor);
-  }
-  check_fresh(trained);
-}
-
-// What is laid into buffers moves away from what it may share memory with.
-void ZeroCore::check_fresh(std::span<const at::Tensor> parameters) const {
-  if (stage_ == ZeroStage::kShardedGradients) return;
-  const std::string what =
-      format("ZeroRedundancyOptimizer of {}, rank {}", optimizer_, group_.rank());
-  std::vector<bool> is_moved(named_.size(), false);
-  for (const at::Tensor& parameter : parameters) {
-    const size_t index = index_of(parameter);
-    is_moved[index] = parameter.requires_grad() && !leaves_.contains(key_of(parameter));
-  }
-  std::vector<NamedTensor> moved;
-  std::vector<NamedTensor> kept;
-  for (size_t i = 0; i < named_.size(); ++i) {
-    if (leaves_.contains(key_of(named_[i].tensor))) continue;
-    (is_moved[i] ? moved : kept).push_back(named_[i]);
-  }
-  if (moved.empty()) return;
-  for (const NamedTensor& parameter : moved) {
-    const at::ScalarType dtype = parameter.tensor.scalar_type();
-    shard::check_shardable(what, {parameter}, {.shard = dtype, .compute = dtype});
-  }
-  shard::check_apart(what, moved, kept);
-}
-
-size_t ZeroCore::index_of(const at::Tensor& parameter) const {
-  const auto found = indices_.find(key_of(parameter));
-  if (found != indices_.end()) return found->second;
-  refuse(
-      format("a parameter of sizes {} in a parameter group is none of the {} parameters that "
-             "the optimizer was made for; give it the parameters of the model that is "
-             "trained",
-             list_of(parameter.sizes()), std::max(named_.size(), shards_.size())));
-}
-
-// defaults: null where every group has options.
-std::vector<AgreedField> ZeroCore::fields_of(const Groups& groups,
-                                             const torch::optim::OptimizerOptions* defaults) const {
-  std::vector<AgreedField> fields = {{"stage", format("{}", static_cast<int>(stage_))},
-                                     {"bucket_cap_bytes", format("{}", options_.bucket_cap_bytes)},
-                                     {"wait_in_step", !options_.wait_in_step   ? "unset"
-                                                      : *options_.wait_in_step ? "true"
-                                                                               : "false"}};
-  const auto name_of = [this](const at::Tensor& parameter) {
-    const size_t index = index_of(parameter);
-    return stage_ == ZeroStage::kReplicatedGradients ? named_[index].name : shards_[index].name;
-  };
-  add_fields_of(groups, defaults, name_of, fields);
-  return fields;
-}
-
-uint64_t ZeroCore::digest_of(const Groups& groups) const {
-  Fnv1a digest;
-  for (const torch::optim::OptimizerParamGroup& group : groups) {
-    digest.add(group.params().size());
-    for (const at::Tensor& parameter : group.params()) digest.add(index_of(parameter));
-    if (group.has_options()) digest.add(text_of(group.options()));
-  }
-  return digest.value();
-}
-
 void ZeroCore::refuse(const std::string& problem) const {
   throw Error(ErrorCode::kInvalidArgument, format("ZeroRedundancyOptimizer of {}, rank {}: {}",
                                                   optimizer_, group_.rank(), problem));
-}
-
-void ZeroCore::check_on_all(const std::function<void()>& check) const {
-  check_on_all_ranks(group_.process_group(), kZeroCall, check);
 }
 
 void ZeroCore::adopt(std::span<const at::Tensor> parameters) {
@@ -269,63 +147,6 @@ at::Tensor ZeroCore::gradient_of(const FlatParameters& flat, size_t parameter) c
   return gradient.detach().contiguous().view(-1).narrow(0, range.begin, range.size());
 }
 
-void ZeroCore::check_frozen() const {
-  for (const at::Tensor& parameter : frozen_) {
-    if (!parameter.grad().defined() || leaves_.contains(key_of(parameter))) continue;
-    refuse(
-        format("a parameter of sizes {} was frozen when the optimizer was made and has a "
-               "gradient now; make the optimizer after it is unfrozen",
-               list_of(parameter.sizes())));
-  }
-}
-
-void ZeroCore::check_step(const Groups& groups) const {
-  for (const auto& flat : buckets_) flat->check_in_place();
-  if (stage_ == ZeroStage::kShardedGradients) return;
-  check_frozen();
-  for (const torch::optim::OptimizerParamGroup& group : groups) {
-    check_fresh(group.params());
-    for (const at::Tensor& parameter : group.params()) {
-      if (!parameter.grad().defined() || parameter.grad().layout() == at::kStrided) continue;
-      refuse(
-          format("the gradient of \"{}\" is not dense; make it dense, for example by an embedding "
-                 "with sparse(false)",
-                 named_[index_of(parameter)].name));
-    }
-  }
-}
-
-void ZeroCore::agree_on_step(const Groups& groups) {
-  group_.enter({kInStep, ++num_steps_});
-  std::exception_ptr refusal;
-  uint64_t settings = 0;
-  uint64_t samples = 0;
-  try {
-    check_step(groups);
-    settings = digest_of(groups);
-    samples = digest_of_samples(groups);
-  } catch (...) {
-    refusal = std::current_exception();
-  }
-  const auto low = static_cast<int64_t>(settings);
-  const auto sampled = static_cast<int64_t>(samples);
-  const at::Tensor bounds =
-      at::tensor({low, ~low, sampled, ~sampled, refusal ? 1L : 0L}, at::kLong);
-  group_.all_reduce(bounds, ReduceOp::kMax);
-  const int64_t* const largest = bounds.const_data_ptr<int64_t>();
-  if (largest[4] != 0) {
-    check_on_all([&refusal] {
-      if (refusal) std::rethrow_exception(refusal);
-    });
-  }
-  if (largest[0] != ~largest[1]) {
-    check_equal_on_all_ranks(
-        group_.process_group(), kZeroCall, [&] { return fields_of(groups, nullptr); },
-        kEqualGroups);
-  }
-  samples_are_equal_ = largest[2] == ~largest[3];
-}
-
 void ZeroCore::begin_step() {
   finish_gathers();
   if (stage_ == ZeroStage::kReplicatedGradients) check_reduced();
@@ -378,44 +199,6 @@ void ZeroCore::finish_gathers() {
     flat->unshard_async();
     flat->wait_unsharded();
   }
-}
-
-// Gradients that were not reduced differ between the ranks. The first step compares the sum of each
-// gradient, later steps only some elements, which does not read all gradients.
-void ZeroCore::check_reduced() {
-  if (!std::exchange(is_reduction_checked_, true)) return check_sums();
-  if (samples_are_equal_) return;
-  check_sums();
-  refuse(
-      "the ranks have different gradients. With whole gradients they must be reduced before "
-      "step(): run the model through DistributedDataParallel, or reduce them in the same way on "
-      "all ranks");
-}
-
-// Of whole gradients.
-uint64_t ZeroCore::digest_of_samples(const Groups& groups) const {
-  Fnv1a digest;
-  if (stage_ == ZeroStage::kShardedGradients) return digest.value();
-  for (const torch::optim::OptimizerParamGroup& group : groups) {
-    for (const at::Tensor& parameter : group.params()) {
-      if (parameter.requires_grad()) add_gradient_sample(digest, parameter);
-    }
-  }
-  return digest.value();
-}
-
-void ZeroCore::check_sums() const {
-  std::vector<NamedTensor> stepped;
-  for (const auto& flat : buckets_) {
-    stepped.insert(stepped.end(), flat->parameters().begin(), flat->parameters().end());
-  }
-  const std::optional<UnlikeGradient> unlike = first_unlike_sum(stepped, group_);
-  if (!unlike) return;
-  refuse(
-      format("ranks 0 and {} have different gradients of \"{}\". With whole gradients they "
-             "must be reduced before step(): run the model through "
-             "DistributedDataParallel, or reduce them in the same way on all ranks",
-             unlike->rank, stepped[unlike->parameter].name));
 }
 
 void ZeroCore::check_alike(std::span<const int64_t> marks, const std::string& what) const {

@@ -108,6 +108,7 @@ class CADRE_EXPORT ZeroCore {
   void check_on_all(const std::function<void()>& check) const;
 
  private:
+  static const void* key_of(const at::Tensor& tensor);
   void check_named() const;
   void check_fresh(std::span<const at::Tensor> parameters) const;
   size_t index_of(const at::Tensor& parameter) const;
