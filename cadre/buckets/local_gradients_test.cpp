@@ -188,6 +188,20 @@ TEST(LocalShardGradients, WhatAFailedBackwardHasLeftDoesNotCount) {
   });
 }
 
+// As those of the microbatches of a pipeline.
+TEST(LocalShardGradients, SeveralBackwardsOfOnePassAddUp) {
+  on_two_ranks([](const ProcessGroup& world) {
+    const Shards shards(world);
+    for (int step = 0; step < 2; ++step) {
+      const double own = 2 + 2 * shards.rank;
+      shards.pass({{0, own}, {1, 1}, {0, 10}, {0, 20}});
+      shards.require_gradient(0, 33);
+      shards.require_gradient(1, 1);
+      shards.storage->zero_grad(/*set_to_none=*/true);
+    }
+  });
+}
+
 TEST(LocalShardGradients, WhatTheProgramAssignsCounts) {
   on_two_ranks([](const ProcessGroup& world) {
     const Shards shards(world);

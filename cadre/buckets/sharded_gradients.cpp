@@ -39,7 +39,7 @@ ShardedGradients::ShardedGradients(std::vector<NamedTensor> parameters,
       refused_(parameters_, {.place = where(), .remedy = options_.remedy},
                {.on_cleared =
                     [this](size_t parameter) { slots_[parameter].leaf.mutable_grad().reset(); },
-                .on_arrival = [this](size_t parameter) { unreduced_.review(parameter); }}),
+                .on_arrival = [this](size_t parameter) { begin_arrival(parameter); }}),
       unreduced_(
           parameters_, where(),
           {.leaf = [this](size_t parameter) { return slots_[parameter].leaf; },
@@ -198,6 +198,11 @@ void ShardedGradients::on_begin_pass() {
   is_trailer_launched_ = false;
   is_ready_.assign(parameters_.size(), false);
   std::ranges::fill(unsettled_, at::Tensor());
+}
+
+// A pass may be several backwards, as that of a pipeline is: what arrives in it adds up.
+void ShardedGradients::begin_arrival(size_t parameter) {
+  if (!is_in_pass_) unreduced_.review(parameter);
 }
 
 // Out of the pass, so that all ranks learn of the refusal.

@@ -134,6 +134,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
     std::function<void()> end;  // waits for what runs
   };
   void on_begin_pass() override;
+  void begin_arrival(size_t parameter);
   void make_buckets(std::span<const std::shared_ptr<FlatParameters>> units);
   void allocate();
   // `order`: indices of the present buckets.
