@@ -131,9 +131,9 @@ class Planner {
     constexpr int64_t kWordBytes = sizeof(int64_t);
     if (options().strategy == PlanStrategy::kSingle || trained_.empty()) return;
     plan_.traffic.all_reduce += all_reduced(kSampleMessageBytes, num_ranks());
-    // The bounds of a digest, see ZeroCore.
-    if (options().strategy == PlanStrategy::kZero1) {
-      plan_.traffic.all_reduce += all_reduced(2 * kWordBytes, num_ranks());
+    // The bounds of two digests and a refusal, see ZeroCore::begin_step().
+    if (options().strategy == PlanStrategy::kZero1 || options().strategy == PlanStrategy::kZero2) {
+      plan_.traffic.all_reduce += all_reduced(5 * kWordBytes, num_ranks());
     }
     // The start of an update, see ShardFence.
     const int num_shards = num_ranks() / options().num_replicas;

@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 constexpr int64_t kPage = 4096;
 constexpr int64_t kTrailer = 103 * 4;
 constexpr int64_t kSamples = 128;  // of the agreement on weights
-constexpr int64_t kDigest = 16;    // of gradients, under ZeRO-1
+constexpr int64_t kDigests = 40;   // what ZeRO compares in each step
 
 // Two layers of 64 x 64 and 64, each a unit, and a head of 64 of the root. 8,384 elements, 33,536
 // bytes.
@@ -77,7 +77,7 @@ TEST(MemoryPlan, OfStage1DividesTheStateAndGathers) {
   EXPECT_EQ(plan.traffic.all_gather.num_calls, 2);
   EXPECT_EQ(plan.traffic.all_gather.payload_bytes, 2 * 4 * 4 * 1056);
   EXPECT_EQ(plan.traffic.all_gather.received_bytes, 2 * 3 * 4 * 1056);
-  EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kAll + kTrailer + kSamples + kDigest);
+  EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kAll + kTrailer + kSamples + kDigests);
 }
 
 TEST(MemoryPlan, OfStage2KeepsShardsOfGradientsAndTwoBuffers) {
@@ -94,7 +94,7 @@ TEST(MemoryPlan, OfStage2KeepsShardsOfGradientsAndTwoBuffers) {
   EXPECT_EQ(plan.held.transient, kLayer);
   EXPECT_EQ(plan.traffic.reduce_scatter.received_bytes, kAll / 2);
   EXPECT_EQ(plan.traffic.all_gather.received_bytes, kAll / 2);
-  EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kTrailer + kSamples);
+  EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kTrailer + kSamples + kDigests);
 }
 
 TEST(MemoryPlan, OfShardedUnitsHoldsTheRootAndTwoUnits) {
@@ -188,8 +188,8 @@ TEST(MemoryPlan, OfFrozenParametersHasNoGradientsOfThem) {
   for (const PlanStrategy strategy : {PlanStrategy::kDdp, PlanStrategy::kZero1}) {
     const MemoryPlan plan = plan_memory(model, on_ranks(strategy, 2));
     EXPECT_EQ(plan.held.gradients, 2 * kPage) << to_string(strategy);
-    const int64_t digest = strategy == PlanStrategy::kZero1 ? kDigest : 0;
-    EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kHead + kTrailer + kSamples + digest)
+    const int64_t digests = strategy == PlanStrategy::kZero1 ? kDigests : 0;
+    EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kHead + kTrailer + kSamples + digests)
         << to_string(strategy);
   }
   const MemoryPlan sharded = plan_memory(model, on_ranks(PlanStrategy::kFsdp, 2));

@@ -116,17 +116,23 @@ std::vector<TrainedTensor> trained_of(const std::vector<ParameterShard>& shards)
 
 constexpr const char* kOptimizerName = "cadre train";  // in the texts of ZeroCore
 
-std::unique_ptr<parallel::ZeroCore> make_core(const DistributedDataParallel<Model>& model) {
+parallel::ZeroCore::Groups groups_of(const Model& model) {
+  parallel::ZeroCore::Groups groups;
+  groups.emplace_back(model.parameters());
+  return groups;
+}
+
+std::unique_ptr<parallel::ZeroCore> make_core(const DistributedDataParallel<Model>& model,
+                                              const parallel::ZeroCore::Groups& groups) {
+  const parallel::ZeroCore::Settings settings{.groups = groups, .defaults = nullptr};
   if (!model.flat_parameters().empty()) {
     return std::make_unique<parallel::ZeroCore>(kOptimizerName, model.flat_parameters(),
-                                                model.parameter_shards());
+                                                model.parameter_shards(), settings);
   }
   std::vector<NamedTensor> parameters;
   for (auto& [name, tensor] : parameters_of(*model.module())) parameters.push_back({name, tensor});
-  auto core = std::make_unique<parallel::ZeroCore>(kOptimizerName, std::move(parameters),
-                                                   model.process_group(), ZeroOptions{});
-  core->adopt(model.module()->parameters());
-  return core;
+  return std::make_unique<parallel::ZeroCore>(kOptimizerName, std::move(parameters),
+                                              model.process_group(), ZeroOptions{}, settings);
 }
 
 // zero1 and zero2: each rank updates a shard of the parameters and receives the others from their
@@ -136,7 +142,8 @@ class DividedOptimizer final : public Replicated {
   DividedOptimizer(const std::shared_ptr<Model>& model, const ProcessGroup& world,
                    const DistributedDataParallelOptions& options)
       : Replicated(model, world, options),
-        core_(make_core(model_)),
+        groups_(groups_of(*model_.module())),
+        core_(make_core(model_, groups_)),
         shards_(core_->parameter_shards()) {}
 
   std::vector<TrainedTensor> trained() const override { return trained_of(shards_); }
@@ -152,7 +159,7 @@ class DividedOptimizer final : public Replicated {
   // The parameters of one buffer are gathered while those of the next are updated, and forwards
   // wait for them.
   void update(const std::function<void()>& step) override {
-    core_->begin_step();
+    core_->begin_step(groups_);
     {
       const StepEnd end{*core_};
       for (size_t k = 0; k < core_->buckets().size(); ++k) {
@@ -178,6 +185,7 @@ class DividedOptimizer final : public Replicated {
     ~StepEnd() { core.end_step(); }
   };
 
+  parallel::ZeroCore::Groups groups_;
   std::unique_ptr<parallel::ZeroCore> core_;
   std::vector<ParameterShard> shards_;
 };

@@ -29,27 +29,29 @@ constexpr std::string_view kInStep = "its step {}";
 
 }  // namespace
 
-void ZeroCore::start(const Groups& groups, const torch::optim::OptimizerOptions& defaults) {
+void ZeroCore::start(const Settings& settings) {
   group_.enter({kInConstruction, 0});
   const bool is_whole = stage_ == ZeroStage::kReplicatedGradients;
   if (is_whole) wrap::check_replicas_match("ZeroRedundancyOptimizer", {named_, {}}, group_);
   const auto make_fields = [&] {
     if (is_whole) check_named();
-    return fields_of(groups, &defaults);
+    return fields_of(settings.groups, settings.defaults);
   };
   check_equal_on_all_ranks(group_.process_group(), kZeroCall, make_fields, kEqualGroups);
   if (!is_whole) return;
   wrap::broadcast_tensors(named_, /*root=*/0, group_);
   mesh_ = mesh_of_wrapper(group_.process_group(), "shard", named_);
+  for (const torch::optim::OptimizerParamGroup& group : settings.groups) adopt(group.params());
 }
 
-void ZeroCore::agree_on_group(const torch::optim::OptimizerParamGroup& group,
-                              const torch::optim::OptimizerOptions& defaults) const {
+void ZeroCore::add_group(const torch::optim::OptimizerParamGroup& group,
+                         const torch::optim::OptimizerOptions& defaults) {
   const auto make_fields = [&] {
     check_fresh(group.params());
     return fields_of({group}, &defaults);
   };
   check_equal_on_all_ranks(group_.process_group(), kZeroCall, make_fields, kEqualGroups);
+  adopt(group.params());
 }
 
 void ZeroCore::check_named() const {

@@ -25,18 +25,19 @@ wrap::LocatedGroup located(const ProcessGroup& group, const std::string& optimiz
 }  // namespace
 
 ZeroCore::ZeroCore(std::string optimizer, std::vector<NamedTensor> named, const ProcessGroup& group,
-                   ZeroOptions options)
+                   ZeroOptions options, const Settings& settings)
     : optimizer_(std::move(optimizer)),
       stage_(ZeroStage::kReplicatedGradients),
       named_(std::move(named)),
       group_(located(group, optimizer_)),
       options_(options) {
   for (size_t i = 0; i < named_.size(); ++i) indices_.emplace(key_of(named_[i].tensor), i);
+  start(settings);
 }
 
 ZeroCore::ZeroCore(std::string optimizer,
                    std::vector<std::shared_ptr<FlatParameters>> flat_parameters,
-                   std::vector<ParameterShard> shards)
+                   std::vector<ParameterShard> shards, const Settings& settings)
     : optimizer_(std::move(optimizer)),
       stage_(ZeroStage::kShardedGradients),
       group_(located(flat_parameters.at(0)->group().process_group(), optimizer_)),
@@ -47,6 +48,7 @@ ZeroCore::ZeroCore(std::string optimizer,
     indices_.emplace(key_of(shards_[i].parameter), i);
     indices_.emplace(key_of(shards_[i].values), i);
   }
+  start(settings);
 }
 
 const void* ZeroCore::key_of(const at::Tensor& tensor) {
@@ -68,6 +70,7 @@ void ZeroCore::refuse(const std::string& problem) const {
                                                   optimizer_, group_.rank(), problem));
 }
 
+// Stage 1: lays those of these parameters that require grad into buffers.
 void ZeroCore::adopt(std::span<const at::Tensor> parameters) {
   if (stage_ == ZeroStage::kShardedGradients) return;
   std::vector<NamedTensor> fresh;
@@ -147,7 +150,9 @@ at::Tensor ZeroCore::gradient_of(const FlatParameters& flat, size_t parameter) c
   return gradient.detach().contiguous().view(-1).narrow(0, range.begin, range.size());
 }
 
-void ZeroCore::begin_step() {
+void ZeroCore::begin_step(const Groups& groups) {
+  agree_on_step(groups);
+  for (const torch::optim::OptimizerParamGroup& group : groups) adopt(group.params());
   finish_gathers();
   if (stage_ == ZeroStage::kReplicatedGradients) check_reduced();
   gradients_.clear();

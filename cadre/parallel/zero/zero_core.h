@@ -1,8 +1,8 @@
 // Everything of ZeroRedundancyOptimizer that does not depend on the optimizer's type: which part of
 // each parameter this rank steps, the gradients of these parts, and the gathers after a step.
 //
-// Threads: one. Blocking: start(), adopt(), agree_on_group(), agree_on_step(), begin_step(),
-// finish_gathers(), gather_states() and check_alike() are collective, until the group's deadline.
+// Threads: one. Blocking: the constructors, add_group(), begin_step(), finish_gathers(),
+// gather_states(), check_alike() and check_on_all() are collective, until the group's deadline.
 // Lifetime: shares the parameters and the group. Errors: cadre::Error, which begins with the
 // optimizer's name; what one rank refuses is thrown on all of them.
 #pragma once
@@ -43,31 +43,32 @@ class CADRE_EXPORT ZeroCore {
  public:
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 
-  // Stage 1. `named`: distinct, of which adopt() may take some. The ranks have the same list.
+  // What an optimizer is made from.
+  struct Settings {
+    const Groups& groups;
+    const torch::optim::OptimizerOptions* defaults;  // of groups without options; null: no options
+  };
+  // Both refuse, before anything is changed, what cannot be divided, and groups or options that
+  // differ between the ranks.
+  // Stage 1. `named`: distinct, the same list on all ranks; those that are in a group and require
+  // grad are laid into buffers. Rank 0's values are copied to all ranks.
   ZeroCore(std::string optimizer, std::vector<NamedTensor> named, const ProcessGroup& group,
-           ZeroOptions options);
+           ZeroOptions options, const Settings& settings);
   // Stage 2, of a wrapper that waits for gathers in its forward.
   ZeroCore(std::string optimizer, std::vector<std::shared_ptr<FlatParameters>> flat_parameters,
-           std::vector<ParameterShard> shards);
+           std::vector<ParameterShard> shards, const Settings& settings);
   // Waits for the gathers of the last step, without which parameters could not be read.
   ~ZeroCore();
   ZeroCore(const ZeroCore&) = delete;
   ZeroCore& operator=(const ZeroCore&) = delete;
 
-  // Refuses what cannot be divided and groups or options that differ between the ranks, before
-  // anything is changed. Then, in stage 1, copies rank 0's values to all. `defaults`: of groups
-  // without options.
-  void start(const Groups& groups, const torch::optim::OptimizerOptions& defaults);
-  // The same for one more group.
-  void agree_on_group(const torch::optim::OptimizerParamGroup& group,
-                      const torch::optim::OptimizerOptions& defaults) const;
+  // As in the constructor.
+  void add_group(const torch::optim::OptimizerParamGroup& group,
+                 const torch::optim::OptimizerOptions& defaults);
 
   ZeroStage stage() const { return stage_; }
   const wrap::LocatedGroup& group() const { return group_; }
   const std::vector<std::shared_ptr<FlatParameters>>& buckets() const { return buckets_; }
-  // Stage 1: lays those of these parameters that require grad into buffers. Refuses one that is
-  // none of the named ones.
-  void adopt(std::span<const at::Tensor> parameters);
   // What the local optimizer is given for a parameter; the parameter itself where it is frozen.
   at::Tensor leaf_of(const at::Tensor& parameter) const;
   // The tensor whose grad() the user sees: that of the parameter, or of its shard.
@@ -75,12 +76,11 @@ class CADRE_EXPORT ZeroCore {
   const std::vector<ParameterShard>& shards() const { return shards_; }
   std::vector<ParameterShard> parameter_shards() const;
 
-  // One step: agree_on_step(), adoption of what was added, begin_step(), then for each bucket
-  // lend_gradients(), the local step, and gather(); end_step(), also after an exception.
-  // agree_on_step() refuses, on all ranks, what a rank cannot step, and groups or options that
-  // differ between the ranks.
-  void agree_on_step(const Groups& groups);
-  void begin_step();
+  // One step: begin_step(), then for each bucket lend_gradients(), the local step, and gather();
+  // end_step(), also after an exception. begin_step() refuses, on all ranks, what a rank cannot
+  // step, and groups or options that differ between the ranks; it takes in what was added to the
+  // groups.
+  void begin_step(const Groups& groups);
   void lend_gradients(size_t bucket);
   void gather(size_t bucket);
   void end_step();
@@ -108,6 +108,9 @@ class CADRE_EXPORT ZeroCore {
   void check_on_all(const std::function<void()>& check) const;
 
  private:
+  void start(const Settings& settings);
+  void adopt(std::span<const at::Tensor> parameters);
+  void agree_on_step(const Groups& groups);
   static const void* key_of(const at::Tensor& tensor);
   void check_named() const;
   void check_fresh(std::span<const at::Tensor> parameters) const;

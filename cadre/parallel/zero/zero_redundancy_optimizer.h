@@ -84,7 +84,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   template <OptimizerOptionsType Options>
   ZeroRedundancyOptimizer(const Named& parameters, const ProcessGroup& group, const Groups& groups,
                           const Options& defaults, const ZeroOptions& options = {})
-      : ZeroRedundancyOptimizer(make_core(parameters, group, options), groups, defaults, options) {}
+      : ZeroRedundancyOptimizer(make_core(parameters, group, options, {groups, &defaults}), groups,
+                                defaults, options) {}
 
   // Of a wrapped model, in the stage that its options choose; without groups, of each parameter
   // once, also of one that is registered under two names.
@@ -97,7 +98,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     requires HasFlatParameters<Model> || HasReplicas<Model>
   ZeroRedundancyOptimizer(Model& model, const Groups& groups, const Options& defaults,
                           const ZeroOptions& options = {})
-      : ZeroRedundancyOptimizer(make_core_of(model, options), groups, defaults, options) {}
+      : ZeroRedundancyOptimizer(make_core_of(model, options, {groups, &defaults}), groups, defaults,
+                                options) {}
 
   // Of a wrapper whose ranks own shards of the parameters already.
   template <typename Model, OptimizerOptionsType Options>
@@ -121,11 +123,10 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
       const at::AutoGradMode with_grad(true);
       loss = closure();
     }
-    core().agree_on_step(param_groups());
-    follow_groups();
-    core_->begin_step();
+    core().begin_step(param_groups());
     {
       const StepEnd end{*core_};
+      follow_groups();
       for (size_t k = 0; k < core_->buckets().size(); ++k) {
         core_->lend_gradients(k);
         local_->step();
@@ -141,8 +142,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
 
   // group: of parameters, as for the constructor.
   void add_param_group(const torch::optim::OptimizerParamGroup& group) {
-    core().agree_on_group(group, this->defaults());
-    core_->adopt(group.params());
+    core().add_group(group, this->defaults());
     Optimizer::add_param_group(outer_group(*core_, group));
     follow_groups();
   }
@@ -201,6 +201,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
 
  private:
   using State = optim_state::StateOf<O>;
+  using Settings = parallel::ZeroCore::Settings;
   struct StepEnd {
     parallel::ZeroCore& core;
     ~StepEnd() { core.end_step(); }
@@ -209,7 +210,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   template <typename Options>
   ZeroRedundancyOptimizer(std::shared_ptr<parallel::ZeroCore> core, const Groups& groups,
                           const Options& defaults, const ZeroOptions& options)
-      : Optimizer(outer_groups(*core, groups, defaults), std::make_unique<Options>(defaults)),
+      : Optimizer(outer_groups(*core, groups), std::make_unique<Options>(defaults)),
         core_(std::move(core)),
         waits_in_step_(options.wait_in_step.value_or(stage() == ZeroStage::kReplicatedGradients)),
         local_(std::make_unique<O>(local_groups(), defaults)) {
@@ -232,7 +233,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
 
   static std::shared_ptr<parallel::ZeroCore> make_core(const Named& parameters,
                                                        const ProcessGroup& group,
-                                                       const ZeroOptions& options) {
+                                                       const ZeroOptions& options,
+                                                       const Settings& settings) {
     std::unordered_set<const void*> seen;
     std::vector<NamedTensor> distinct;
     for (const auto& item : parameters) {
@@ -240,19 +242,22 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
         distinct.push_back({item.key(), item.value()});
       }
     }
-    return std::make_shared<parallel::ZeroCore>(name(), std::move(distinct), group, options);
+    return std::make_shared<parallel::ZeroCore>(name(), std::move(distinct), group, options,
+                                                settings);
   }
 
   template <typename Model>
-  static std::shared_ptr<parallel::ZeroCore> make_core_of(Model& model,
-                                                          const ZeroOptions& options) {
+  static std::shared_ptr<parallel::ZeroCore> make_core_of(Model& model, const ZeroOptions& options,
+                                                          const Settings& settings) {
     if constexpr (HasFlatParameters<Model>) {
       const std::vector<std::shared_ptr<FlatParameters>> flat = model.flat_parameters();
       if (!flat.empty())
-        return std::make_shared<parallel::ZeroCore>(name(), flat, model.parameter_shards());
+        return std::make_shared<parallel::ZeroCore>(name(), flat, model.parameter_shards(),
+                                                    settings);
     }
     if constexpr (HasReplicas<Model>) {
-      auto core = make_core(model.module()->named_parameters(), model.process_group(), options);
+      auto core =
+          make_core(model.module()->named_parameters(), model.process_group(), options, settings);
       if constexpr (requires { model.call_before_forward([] {}); }) {
         model.call_before_forward([waiting = std::weak_ptr<parallel::ZeroCore>(core)] {
           if (const auto alive = waiting.lock()) alive->finish_gathers();
@@ -278,14 +283,9 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     return {std::move(parameters), group.options().clone()};
   }
 
-  static Groups outer_groups(parallel::ZeroCore& core, const Groups& groups,
-                             const torch::optim::OptimizerOptions& defaults) {
-    core.start(groups, defaults);
+  static Groups outer_groups(const parallel::ZeroCore& core, const Groups& groups) {
     Groups outer;
-    for (const auto& group : groups) {
-      core.adopt(group.params());
-      outer.push_back(outer_group(core, group));
-    }
+    for (const auto& group : groups) outer.push_back(outer_group(core, group));
     return outer;
   }
 
@@ -339,7 +339,6 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
         locals[i].set_options(group.options().clone());
         continue;
       }
-      core_->adopt(group.params());
       group = outer_group(*core_, group);
       if (i == locals.size()) {
         // It takes options that are those of the class for ones that were not given.
