@@ -155,9 +155,9 @@ TEST(ShardedMisuse, AUnitIsCalledOutsideOfTheWrapper) {
 
 TEST(ShardedMisuse, RanksHaveOtherUnits) {
   expect_sentence(
-      "FullyShardedDataParallel: rank 1 has other units or options than rank 0 (this is rank "
-      "{rank}, with {rank} units beside the root). Call fully_shard() for the same modules, and "
-      "give it and the wrapper the same options, on all ranks",
+      "FullyShardedDataParallel on group \"world\": the list of units is none on rank 0 and "
+      "\"layer0\" on rank 1; call fully_shard() for the same modules, and give it and the wrapper "
+      "the same options, on all ranks",
       [](const ProcessGroup& group) {
         const auto net = std::make_shared<Layers>();
         if (group.rank() == 1) fully_shard(net->layers[0]);
