@@ -25,9 +25,8 @@ Fd open_stream(int family) {
   return Fd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
-// Why this process could not make a socket.
-Error no_socket(const Address& address, int error_number) {
-  std::string what = cadre::format("connect to {}", address.to_string());
+// Why this process could not make a socket, for `what`.
+Error no_socket(std::string what, int error_number) {
   const bool is_own_limit = error_number == EMFILE || error_number == ENFILE ||
                             error_number == ENOBUFS || error_number == ENOMEM;
   if (error_number == EMFILE) {
@@ -72,7 +71,11 @@ bool is_connected_to_itself(int fd) {
 
 Result<Fd> listen_at(const SocketAddress& target, const std::string& what) {
   Fd fd = open_stream(target.family());
-  if (!fd.is_open()) return errno_error(ErrorCode::kInvalidArgument, what, errno);
+  if (!fd.is_open()) {
+    const bool is_short = errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
+    return is_short ? no_socket(what, errno)
+                    : errno_error(ErrorCode::kInvalidArgument, what, errno);
+  }
   const int on = 1;
   // Connections of a server that has ended must not keep its successor from the port.
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
@@ -133,7 +136,7 @@ Result<Fd> connect_socket(const Address& address, Deadline deadline) {
                            describe_route_to(target));
     };
     Fd fd = open_stream(target.family());
-    if (!fd.is_open()) return no_socket(address, errno);
+    if (!fd.is_open()) return no_socket(cadre::format("connect to {}", address.to_string()), errno);
     // One address of a name that does not answer must not use up the time of the others.
     const TimePoint now = monotonic_now();
     const auto num_left = static_cast<int64_t>(targets->size() - i);

@@ -1,13 +1,19 @@
 #include "cadre/os/native/native_thread.h"
 
 #include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <memory>
 #include <utility>
 
 #include "cadre/base/format.h"
 #include "cadre/os/io/errno_error.h"
+#include "cadre/os/native/futex.h"
+#include "cadre/os/native/monotonic_clock.h"
 
 namespace cadre::os {
 namespace {
@@ -67,22 +73,72 @@ void* run_thread(void* start) noexcept {
   return nullptr;
 }
 
-}  // namespace
-
-NativeThread::NativeThread(std::string name, std::function<void()> body) {
+pthread_t start_thread(std::string name, std::function<void()> body) {
   const SignalsBlocked inherited_by_the_thread;
   const StackAttributes attributes;
   auto start = std::make_unique<ThreadStart>(ThreadStart{std::move(name), std::move(body)});
-  const int status = ::pthread_create(&thread_, attributes.get(), run_thread, start.get());
+  pthread_t thread{};
+  const int status = ::pthread_create(&thread, attributes.get(), run_thread, start.get());
   if (status != 0) {
     throw errno_error(ErrorCode::kUnavailable, cadre::format("start thread \"{}\"", start->name),
                       status);
   }
   (void)start.release();  // the thread's
+  return thread;
 }
+
+// Without a destructor: a detached thread, or one that starts another, may outlive static objects.
+constinit std::atomic<uint32_t> num_detached{0};
+
+constexpr Duration kTimeAtExit = std::chrono::seconds(2);
+
+// Its destructor runs at the end of the process, before objects are destroyed that the threads use.
+// A forked child has the number of its parent's threads, but not the threads.
+class AwaitedAtExit {
+ public:
+  AwaitedAtExit() = default;
+  ~AwaitedAtExit() {
+    if (::getpid() != pid_) return;
+    const TimePoint limit = monotonic_now() + kTimeAtExit;
+    while (const uint32_t num_running = num_detached.load(std::memory_order_acquire)) {
+      const Duration left = limit - monotonic_now();
+      if (left <= Duration(0)) return;
+      futex_wait(num_detached, num_running, left);
+    }
+  }
+  AwaitedAtExit(const AwaitedAtExit&) = delete;
+  AwaitedAtExit& operator=(const AwaitedAtExit&) = delete;
+
+ private:
+  const pid_t pid_ = ::getpid();
+};
+
+void note_detached_end() {
+  num_detached.fetch_sub(1, std::memory_order_acq_rel);
+  futex_wake_all(num_detached);
+}
+
+}  // namespace
+
+NativeThread::NativeThread(std::string name, std::function<void()> body)
+    : thread_(start_thread(std::move(name), std::move(body))) {}
 
 void NativeThread::join() {
   if (!std::exchange(is_joined_, true)) ::pthread_join(thread_, nullptr);
+}
+
+void run_detached(std::string name, std::function<void()> body) {
+  static const AwaitedAtExit awaited;
+  num_detached.fetch_add(1, std::memory_order_acq_rel);
+  try {
+    ::pthread_detach(start_thread(std::move(name), [body = std::move(body)] {
+      body();
+      note_detached_end();
+    }));
+  } catch (...) {
+    note_detached_end();
+    throw;
+  }
 }
 
 }  // namespace cadre::os

@@ -1,8 +1,8 @@
 // A named kernel thread with a stack of at least 8 MiB, whatever RLIMIT_STACK says.
 //
 // Threads: join() from the owner. Blocking: join(), until the body has returned; the destructor of
-// a thread that was not joined, likewise.
-// Errors: Error(kUnavailable) when the system has no thread or memory left.
+// a thread that was not joined, likewise; the end of the process, for 2 s at most while bodies of
+// run_detached() run. Errors: Error(kUnavailable) when the system has no thread or memory left.
 #pragma once
 
 #include <pthread.h>
@@ -27,5 +27,9 @@ class NativeThread final : public Thread {
   pthread_t thread_{};
   bool is_joined_ = false;
 };
+
+// Runs the body in a thread that nobody joins: for what a thread cannot do because it would wait
+// for its own end. The body throws nothing, and keeps what it uses.
+void run_detached(std::string name, std::function<void()> body);
 
 }  // namespace cadre::os
