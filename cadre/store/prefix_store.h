@@ -7,6 +7,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <string_view>
 
 #include "cadre/store/store.h"
 
@@ -14,8 +16,8 @@ namespace cadre {
 
 class CADRE_EXPORT PrefixStore final : public Store {
  public:
-  PrefixStore(std::string prefix, std::shared_ptr<Store> store)
-      : prefix_(std::move(prefix)), store_(std::move(store)) {}
+  // Throws kInvalidArgument without a store. A view that was moved from refuses every verb.
+  PrefixStore(std::string prefix, std::shared_ptr<Store> store);
 
   Result<std::unique_ptr<StoreWill>> leave_will(std::string_view key, std::string_view value,
                                                 Deadline deadline) override;
@@ -24,6 +26,7 @@ class CADRE_EXPORT PrefixStore final : public Store {
  private:
   Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override;
   std::string join(std::string_view key) const;
+  Status check_beneath() const;
 
   std::string prefix_;
   std::shared_ptr<Store> store_;

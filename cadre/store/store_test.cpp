@@ -9,6 +9,10 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/os/system.h"
+#include "cadre/store/hash_store.h"
+#include "cadre/store/prefix_store.h"
+#include "cadre/testing/ranks.h"
 #include "cadre/wire/store/store_message.h"
 
 namespace cadre {
@@ -77,6 +81,21 @@ TEST(Store, ARequestThatHasNoAnswerIsRefusedBeforeItIsMade) {
     EXPECT_EQ(refused.error().code(), ErrorCode::kInvalidArgument);
   }
   EXPECT_EQ(store.num_requests(), 0);
+}
+
+TEST(PrefixStore, ANullStoreAndAViewThatWasMovedFromAreRefused) {
+  EXPECT_EQ(testing::failure_of([] { PrefixStore("p", nullptr); }),
+            "kInvalidArgument: PrefixStore \"p\": the store beneath is null; pass a store");
+  const auto system = os::make_native_system();
+  const Deadline deadline = system->deadline_in(std::chrono::seconds(5));
+  PrefixStore view("p", std::make_shared<HashStore>(*system));
+  PrefixStore moved = std::move(view);
+  EXPECT_TRUE(moved.set("k", "v", deadline).ok());
+  for (const Status& refused : {view.set("k", "v", deadline), Status(view.clone(deadline).error()),
+                                Status(view.leave_will("k", "v", deadline).error())}) {
+    EXPECT_EQ(refused.error().code(), ErrorCode::kInvalidArgument);
+    EXPECT_NE(refused.error().message().find("moved from"), std::string::npos);
+  }
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/base/quiet_log.h"
 #include "cadre/store/checks.h"
 #include "cadre/store/tcp/server_connection.h"
 
@@ -53,13 +54,13 @@ bool may_pass(ErrorCode code) {
 }
 
 void warn_of_wait(const TcpStoreOptions& options, const Error& reason) {
-  if (options.log == nullptr) return;
-  options.log->write(
-      LogLevel::kWarning, "store",
-      format("waiting to connect to={} for_s={:g} reason=\"{}\"; check that rank 0 or the launcher "
-             "is running and that MASTER_ADDR and MASTER_PORT name it",
-             options.address.to_string(), std::chrono::duration<double>(options.warn_after).count(),
-             reason.message()));
+  QuietLog(options.log)
+      .write(LogLevel::kWarning, "store",
+             format("waiting to connect to={} for_s={:g} reason=\"{}\"; check that rank 0 or the "
+                    "launcher "
+                    "is running and that MASTER_ADDR and MASTER_PORT name it",
+                    options.address.to_string(),
+                    std::chrono::duration<double>(options.warn_after).count(), reason.message()));
 }
 
 class ConnectionWill final : public StoreWill {

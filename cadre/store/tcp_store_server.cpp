@@ -1,12 +1,16 @@
 #include "cadre/store/tcp_store_server.h"
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
+#include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/base/quiet_log.h"
 #include "cadre/os/host/descriptor_limit.h"
 #include "cadre/os/io/poll_set.h"
 #include "cadre/store/key_table.h"
@@ -22,7 +26,7 @@ class TcpStoreServer::Impl {
        std::unique_ptr<os::Listener> listener)
       : system_(system),
         options_(options),
-        log_(options.log ? *options.log : null_log_sink()),
+        log_(options.log),
         listener_(std::move(listener)),
         address_(listener_->address()),
         stop_event_(system.make_event()),
@@ -30,9 +34,13 @@ class TcpStoreServer::Impl {
         c10d_table_(options.max_c10d_bytes),
         context_{table_, c10d_table_, options_.token, options_.serve_c10d, options_.silence_limit,
                  system_},
-        poll_set_(system) {}
+        poll_set_(system),
+        spare_(system.make_event()) {}
 
+  // Watched here, so that the caller learns it where that is impossible.
   void start() {
+    poll_set_.watch(kStopKey, {.target = stop_event_.get(), .want_read = true});
+    poll_set_.watch(kListenerKey, {.target = listener_.get(), .want_read = true});
     thread_ = system_.spawn("cadre_store", [this] { run(); });
   }
 
@@ -54,24 +62,27 @@ class TcpStoreServer::Impl {
   static constexpr Duration kIdleWait = std::chrono::seconds(60);
   static constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
   static constexpr size_t kMaxAcceptsPerTurn = 64;
+  static constexpr size_t kMaxReplacementsPerTurn = 8;
 
   void run() {
-    poll_set_.watch(kStopKey, {.target = stop_event_.get(), .want_read = true});
     while (!stopping_.load(std::memory_order_acquire)) {
       poll_set_.watch(kListenerKey, {.target = listener_.get(), .want_read = may_accept()});
       // What is done for one client may end another's wait, and its connection with it.
       const auto ready = poll_set_.wait(next_deadline());
       const std::vector<os::PollSet::Ready> items(ready.begin(), ready.end());
+      bool has_callers = false;
       for (const os::PollSet::Ready& item : items) {
-        if (item.key == kListenerKey) {
-          accept();
-        } else if (item.key >= kFirstClientKey) {
-          serve(static_cast<uint32_t>(item.key - kFirstClientKey), item);
-        }
+        has_callers = has_callers || item.key == kListenerKey;
+        if (item.key < kFirstClientKey) continue;
+        serve(static_cast<uint32_t>(item.key - kFirstClientKey), item);
       }
+      // Last, so that whoever has something to say is heard before it may have to make room.
+      if (has_callers) accept();
       drop_strangers();
+      regain_spare();
     }
     connections_.clear();
+    spare_.reset();
     listener_.reset();
   }
 
@@ -94,33 +105,98 @@ class TcpStoreServer::Impl {
 
   bool may_accept() { return system_.now() >= accept_after_; }
 
+  // Where accepted connections take the room of others, a turn takes few, so that those have time
+  // to prove themselves.
   void accept() {
-    for (size_t i = 0; i < kMaxAcceptsPerTurn; ++i) {
+    size_t num_left = kMaxAcceptsPerTurn;
+    bool has_made_room = false;
+    while (num_left-- > 0) {
       Result<std::unique_ptr<os::Socket>> socket = listener_->try_accept();
       if (!socket.ok()) {
+        if (!has_made_room && make_room(socket.error())) {
+          has_made_room = true;
+          num_left = std::min(num_left, kMaxReplacementsPerTurn);
+          continue;
+        }
         log_.write(LogLevel::kWarning, "store",
                    format("accept failed clients={} reason=\"{}\"; raise ulimit -n if descriptors "
                           "ran out",
                           connections_.size(), socket.error().message()));
-        // Out of descriptors, most likely: the connection stays in the queue and would be reported
-        // again at once.
+        // The connection stays in the queue and would be reported again at once.
         accept_after_ = system_.now() + kAcceptPause;
         return;
       }
       if (!*socket) return;
-      if (connections_.size() >= options_.max_connections) {
-        log_.write(LogLevel::kWarning, "store",
-                   format("refused peer={} reason=\"{} connections are open\"",
-                          (*socket)->peer_address().to_string(), connections_.size()));
-        continue;
-      }
-      const uint32_t number = next_number_++;
-      const auto [place, is_fresh] = connections_.emplace(
-          number,
-          std::make_unique<ClientConnection>(context_, number, std::move(*socket),
-                                             system_.deadline_in(options_.greeting_timeout)));
-      strangers_.push_back(number);
+      has_made_room = false;
+      add(std::move(*socket));
+      if (!has_too_many_strangers()) continue;
+      num_left = std::min(num_left, kMaxReplacementsPerTurn);
+      drop_oldest_stranger("more connections that have not proved themselves came");
+    }
+  }
+
+  // Out of descriptors, most likely. A stranger gives up its own: it may be there only to hold it.
+  // Where there is none, the spare one is used, so that the client does not wait in the queue
+  // unheard: it then is the stranger that makes room for the next one.
+  bool make_room(const Error& error) {
+    if (drop_oldest_stranger(
+            format("no descriptor was left for another client: {}", error.message()))) {
+      return true;
+    }
+    return std::exchange(spare_, nullptr) != nullptr;
+  }
+
+  void add(std::unique_ptr<os::Socket> socket) {
+    if (connections_.size() >= options_.max_connections) {
+      log_.write(LogLevel::kWarning, "store",
+                 format("refused peer={} reason=\"{} connections are open\"",
+                        socket->peer_address().to_string(), connections_.size()));
+      return;
+    }
+    const uint32_t number = next_number_++;
+    const auto [place, is_fresh] = connections_.emplace(
+        number, std::make_unique<ClientConnection>(context_, number, std::move(socket),
+                                                   system_.deadline_in(options_.greeting_timeout)));
+    strangers_.push_back(number);
+    try {
       watch(number, *place->second);
+    } catch (const Error& error) {  // of the kernel, which has no memory for it
+      drop(number, error);
+    }
+  }
+
+  bool is_stranger(uint32_t number) const {
+    const auto found = connections_.find(number);
+    return found != connections_.end() && !found->second->is_accepted();
+  }
+
+  void forget_all_accepted() {
+    std::erase_if(strangers_, [this](uint32_t number) { return !is_stranger(number); });
+  }
+
+  bool has_too_many_strangers() {
+    const size_t most = std::max<size_t>(options_.max_strangers, 1);
+    if (strangers_.size() <= most) return false;
+    forget_all_accepted();
+    return strangers_.size() > most;
+  }
+
+  // Of those that have not even greeted, if there are any: a rank of the job greets at once.
+  bool drop_oldest_stranger(std::string_view reason) {
+    forget_all_accepted();
+    if (strangers_.empty()) return false;
+    const auto silent = std::ranges::find_if(
+        strangers_, [this](uint32_t number) { return !connections_.at(number)->has_greeted(); });
+    drop(silent == strangers_.end() ? strangers_.front() : *silent,
+         Error(ErrorCode::kUnavailable, std::string(reason)));
+    return true;
+  }
+
+  void regain_spare() {
+    try {
+      if (spare_ == nullptr) spare_ = system_.make_event();
+    } catch (const Error&) {
+      // None is free yet.
     }
   }
 
@@ -194,7 +270,7 @@ class TcpStoreServer::Impl {
 
   os::System& system_;
   const TcpStoreServerOptions options_;
-  LogSink& log_;
+  QuietLog log_;
   std::unique_ptr<os::Listener> listener_;
   const os::Address address_;
   std::unique_ptr<os::Event> stop_event_;
@@ -207,6 +283,8 @@ class TcpStoreServer::Impl {
   std::unordered_map<uint32_t, std::unique_ptr<ClientConnection>> connections_;
   std::deque<uint32_t> strangers_;  // in the order of their coming; some may be accepted or gone
   uint32_t next_number_ = 0;
+  // A descriptor that is given up when the process has no other for a client.
+  std::unique_ptr<os::Event> spare_;
   TimePoint accept_after_;
   std::unique_ptr<os::Thread> thread_;  // the owner's
 };
@@ -223,9 +301,13 @@ Result<std::unique_ptr<TcpStoreServer>> TcpStoreServer::start(
   os::raise_descriptor_limit();
   Result<std::unique_ptr<os::Listener>> listener = system.listen(options.address);
   if (!listener.ok()) return listener.error().with_context("store server");
-  auto impl = std::make_unique<Impl>(system, options, std::move(listener).value());
-  impl->start();
-  return std::make_unique<TcpStoreServer>(std::move(impl));
+  try {
+    auto impl = std::make_unique<Impl>(system, options, std::move(listener).value());
+    impl->start();
+    return std::make_unique<TcpStoreServer>(std::move(impl));
+  } catch (const Error& error) {  // no descriptor, or no thread
+    return error.with_context("store server");
+  }
 }
 
 TcpStoreServer::TcpStoreServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

@@ -41,6 +41,7 @@ class ClientConnection {
   Status flush();
 
   bool is_accepted() const { return session_ && session_->is_accepted(); }
+  bool has_greeted() const { return session_ && session_->has_greeted(); }
   Deadline greeting_deadline() const { return greeting_deadline_; }
   std::string peer() const { return socket_->peer_address().to_string(); }
 

@@ -23,6 +23,7 @@ class NativeSession final : public Session {
   Result<bool> step(wire::StreamBuffer& in, wire::StreamBuffer& out) override;
   void on_ready(KeyTable::Ticket ticket, wire::StreamBuffer& out) override;
   bool is_accepted() const override { return phase_ == Phase::kServing; }
+  bool has_greeted() const override { return phase_ != Phase::kHello; }
 
  private:
   enum class Phase { kHello, kProof, kServing };

@@ -38,6 +38,8 @@ class Session {
   virtual void on_ready(KeyTable::Ticket ticket, wire::StreamBuffer& out) = 0;
   // Whether the client has shown that it belongs here.
   virtual bool is_accepted() const = 0;
+  // Whether it has said what a client of this build says before that.
+  virtual bool has_greeted() const { return is_accepted(); }
 };
 
 }  // namespace cadre::store
