@@ -5,6 +5,7 @@
 #include <span>
 
 #include "cadre/base/format.h"
+#include "cadre/base/quiet_log.h"
 #include "cadre/rendezvous/missing_ranks.h"
 
 namespace cadre {
@@ -145,13 +146,13 @@ Status AddressExchange::warn_of_wait(Deadline until) {
     if (!entry.ok()) return entry.error();
     CADRE_RETURN_IF_ERROR(check_entry(rank, *entry));
   }
-  if (options_.log == nullptr) return {};
-  options_.log->write(
-      LogLevel::kWarning, "rendezvous",
-      format("waiting for missing=\"{}\" world_size={} for_s={:g}; check that every rank was "
-             "started with WORLD_SIZE={}",
-             name_ranks(missing), options_.world_size,
-             std::chrono::duration<double>(options_.warn_after).count(), options_.world_size));
+  QuietLog(options_.log)
+      .write(
+          LogLevel::kWarning, "rendezvous",
+          format("waiting for missing=\"{}\" world_size={} for_s={:g}; check that every rank was "
+                 "started with WORLD_SIZE={}",
+                 name_ranks(missing), options_.world_size,
+                 std::chrono::duration<double>(options_.warn_after).count(), options_.world_size));
   return {};
 }
 

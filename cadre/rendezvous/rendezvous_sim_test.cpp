@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <mutex>
 #include <optional>
 #include <set>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -109,7 +111,7 @@ void nap(os::System& system, Duration time) {
 }
 
 // Rank 0, which hosts the store, comes after `delays[0]`, and so on; all then wait for each other.
-void run_late(sim::Simulator& simulator, TimedLog& log, const std::vector<Duration>& delays) {
+void run_late(sim::Simulator& simulator, LogSink& log, const std::vector<Duration>& delays) {
   const sim::SimResult result = simulator.run([&](os::System& system, int rank) {
     nap(system, delays[static_cast<size_t>(rank)]);
     const Membership membership = TcpRendezvous(system, logged_options(rank, log))
@@ -174,6 +176,27 @@ TEST(RendezvousInTheSimulator, RanksThatAreInTimeAreToldOfNowhere) {
   TimedLog log(simulator);
   run_late(simulator, log, {seconds(3), seconds(6), seconds(0), seconds(9)});
   EXPECT_TRUE(log.lines().empty()) << log.lines().front();
+}
+
+class ThrowingLog final : public LogSink {
+ public:
+  void write(LogLevel, std::string_view, std::string_view) override {
+    ++num_lines;
+    throw std::runtime_error("the disk of the log is full");
+  }
+  std::atomic<int> num_lines = 0;
+};
+
+// The lowest rank that has come logs the wait for others, each rank that for the store.
+TEST(RendezvousInTheSimulator, ALogThatThrowsKeepsNoRankOut) {
+  for (const std::vector<Duration>& delays :
+       {std::vector<Duration>{seconds(0), seconds(25), seconds(0), seconds(25)},
+        std::vector<Duration>{seconds(25), seconds(0), seconds(0), seconds(0)}}) {
+    sim::Simulator simulator(1, {.ranks_per_host = {2, 2}});
+    ThrowingLog log;
+    run_late(simulator, log, delays);
+    EXPECT_GT(log.num_lines, 0);
+  }
 }
 
 // What became of one seed of the test below.
