@@ -41,7 +41,12 @@ void keep_reason(std::string& kept, std::string_view reason) {
 // Zero bytes describe a piece without holders. No piece has number 0: is_revoked in that header of
 // a slot means that a peer no longer counts the holds of this slot.
 struct HostMemory::Header {
+  // Bits of `access`.
+  static constexpr uint64_t kHasWriters = 1;   // set by peers
+  static constexpr uint64_t kIsWithdrawn = 2;  // set by the owner
+
   std::atomic<uint64_t> is_revoked;
+  std::atomic<uint64_t> access;
   std::array<std::atomic<uint64_t>, kMaxSlots / 64> holders;  // bits by slot
 };
 
@@ -156,10 +161,14 @@ Result<Piece> HostMemory::allocate(const PieceOptions& options) {
         format("host memory: a piece of {} bytes for slot {}", options.num_bytes, slot_));
   }
   Header& own = header(slot_, made->id);
+  own.access.store(0, std::memory_order_relaxed);
+  std::array<uint64_t, kMaxSlots / 64> holders{};
   for (const int holder : options.holders) {
-    if (holder == slot_) continue;
     const auto bit = static_cast<size_t>(holder);
-    own.holders[bit / 64].fetch_or(uint64_t{1} << bit % 64, std::memory_order_relaxed);
+    if (holder != slot_) holders[bit / 64] |= uint64_t{1} << bit % 64;
+  }
+  for (size_t i = 0; i < holders.size(); ++i) {
+    own.holders[i].store(holders[i], std::memory_order_relaxed);
   }
   const Bytes bytes = segment_->bytes().subspan(slice_begin(slot_) + made->offset, size);
   return Piece(shared_from_this(), bytes.first(options.num_bytes),
@@ -174,6 +183,8 @@ Result<HostMemory::Cut> HostMemory::cut(size_t size) {
                  format("host memory: slot {} has {} pieces, more are not possible; free some",
                         slot_, kMaxPieces - 1));
   }
+  destroyed_.reserve(records_.size() + 1);
+  free_ids_.reserve(last_id_ + 1);
   const std::optional<size_t> offset = free_.take(size);
   if (!offset) {
     return Error(ErrorCode::kUnavailable,
@@ -202,21 +213,30 @@ Status HostMemory::prepare(const Cut& cut, size_t committed_bytes) {
   return os::reserve_pages(*segment_, slice_begin(slot_) + cut.offset, committed_bytes);
 }
 
-void HostMemory::put_back(size_t offset) {
+// Without memory for the table of free parts the addresses are not used again.
+void HostMemory::put_back(size_t offset) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = records_.find(offset);
   free_ids_.push_back(found->second.id);
-  free_.give({offset, found->second.size});
+  const size_t size = found->second.size;
   records_.erase(found);
+  try {
+    free_.give({offset, size});
+  } catch (const std::bad_alloc&) {
+  }
 }
 
-void HostMemory::destroy(size_t offset) {
+// What cannot be reclaimed for lack of memory is left to the next call.
+void HostMemory::destroy(size_t offset) noexcept {
   {
     const std::lock_guard lock(mutex_);
     records_.find(offset)->second.is_alive = false;
     destroyed_.push_back(offset);
   }
-  reclaim();
+  try {
+    reclaim();
+  } catch (const std::bad_alloc&) {
+  }
 }
 
 bool HostMemory::is_held(uint32_t piece) const {
@@ -227,26 +247,40 @@ bool HostMemory::is_held(uint32_t piece) const {
   return false;
 }
 
-// Releases destroyed pieces without holders. The addresses and the number of a revoked piece are
-// not reused, because a peer without a hold may enter an operation on it late.
+bool HostMemory::may_be_written(uint32_t piece) const {
+  const Header& own = header(slot_, piece);
+  if ((own.access.load(std::memory_order_seq_cst) & Header::kHasWriters) == 0) return false;
+  return std::ranges::any_of(own.holders, [](const std::atomic<uint64_t>& word) {
+    return word.load(std::memory_order_acquire) != 0;
+  });
+}
+
+// Destroyed pieces that nobody holds.
+std::vector<ByteRange> HostMemory::take_released() {
+  std::vector<ByteRange> released;
+  const std::lock_guard lock(mutex_);
+  released.reserve(destroyed_.size());
+  std::erase_if(destroyed_, [&](size_t offset) {
+    const Record& record = records_.find(offset)->second;
+    if (is_held(record.id)) return false;
+    released.push_back({offset, record.size});
+    return true;
+  });
+  return released;
+}
+
+// Gives back the pages of destroyed pieces without holders. The addresses and the number of a
+// revoked piece are not reused, because a peer without a hold may enter an operation on it late;
+// nor are those of a piece to which a peer may still write.
 void HostMemory::reclaim() {
-  std::vector<ByteRange> ready;
-  {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(destroyed_, [&](size_t offset) {
-      const Record& record = records_.find(offset)->second;
-      if (is_held(record.id)) return false;
-      ready.push_back({offset, record.size});
-      return true;
-    });
-  }
-  for (const ByteRange& range : ready) {
+  for (const ByteRange& range : take_released()) {
     const Status released =
         os::release_pages(*segment_, slice_begin(slot_) + range.begin, range.size);
     bool is_reusable = released.ok();
     {
       const std::lock_guard lock(mutex_);
-      is_reusable = is_reusable && !records_.find(range.begin)->second.is_revoked;
+      const Record& record = records_.find(range.begin)->second;
+      is_reusable = is_reusable && !record.is_revoked && !may_be_written(record.id);
     }
     if (is_reusable) put_back(range.begin);
   }
@@ -310,16 +344,86 @@ Result<std::unique_ptr<os::SharedMemory>> HostMemory::map_side_by_side(
 // essential steps allocate nothing, because a lack of memory may be the reason why this rank
 // leaves.
 Status HostMemory::revoke(const Place& place, size_t num_bytes, std::string_view reason) {
+  const std::lock_guard only_one(revocation_mutex_);
+  Record* record = nullptr;
   {
     const std::lock_guard lock(mutex_);
-    const auto after = records_.upper_bound(place.offset);
-    if (after == records_.begin() || std::prev(after)->second.id != place.piece) return {};
-    Record& record = std::prev(after)->second;
-    if (!record.is_revoked) keep_reason(record.reason, reason);
-    record.is_revoked = true;
+    record = record_of(place);
+    if (record == nullptr) return {};
+    if (!record->is_revoked) keep_reason(record->reason, reason);
+    record->is_revoked = true;
   }
   header(slot_, place.piece).is_revoked.store(1, std::memory_order_seq_cst);
-  return os::make_pages_private(*segment_, slice_begin(slot_) + place.offset, num_bytes);
+  return make_private(*record, {place.offset, num_bytes});
+}
+
+HostMemory::Record* HostMemory::record_of(const Place& place) {
+  const auto after = records_.upper_bound(place.offset);
+  if (after == records_.begin()) return nullptr;
+  Record& record = std::prev(after)->second;
+  return record.id == place.piece && record.is_alive ? &record : nullptr;
+}
+
+// Pages between the range and those that are private already become private, too, so that the
+// private ones stay one run.
+Status HostMemory::make_private(Record& record, const ByteRange& range) {
+  const size_t begin = range.begin / kPageBytes * kPageBytes;
+  const size_t end = round_to_pages(range.begin + range.size);
+  const auto map = [&](size_t from, size_t to) {
+    return from < to ? os::make_pages_private(*segment_, slice_begin(slot_) + from, to - from)
+                     : Status();
+  };
+  ByteRange& known = record.private_pages;
+  if (known.size == 0) {
+    CADRE_RETURN_IF_ERROR(map(begin, end));
+    known = {begin, end - begin};
+    return {};
+  }
+  const size_t known_end = known.begin + known.size;
+  CADRE_RETURN_IF_ERROR(map(begin, known.begin));
+  CADRE_RETURN_IF_ERROR(map(known_end, end));
+  known = {std::min(begin, known.begin), 0};
+  known.size = std::max(end, known_end) - known.begin;
+  return {};
+}
+
+// Each side sets its bit and then looks at the other's, sequentially consistent: of a peer that
+// announces itself while the owner withdraws the piece at least one of the two knows. The same
+// holds of a peer that announces itself while others report it as lost: either the owner sees the
+// bit and does not use the piece again, or the peer sees the report.
+bool HostMemory::announce_writer(int slot, uint32_t piece) {
+  const uint64_t before =
+      header(slot, piece).access.fetch_or(Header::kHasWriters, std::memory_order_seq_cst);
+  return (before & Header::kIsWithdrawn) == 0 && !has_lost_holds();
+}
+
+bool HostMemory::is_withdrawn(int slot, uint32_t piece) const {
+  return (header(slot, piece).access.load(std::memory_order_seq_cst) & Header::kIsWithdrawn) != 0;
+}
+
+Status HostMemory::withdraw(const Place& place, size_t num_bytes, std::string_view reason) {
+  header(slot_, place.piece).access.fetch_or(Header::kIsWithdrawn, std::memory_order_seq_cst);
+  return may_be_written(place.piece) ? revoke(place, num_bytes, reason) : Status();
+}
+
+Status HostMemory::withdraw_all(std::string_view reason) {
+  Status status;
+  for (size_t begin = 0;;) {
+    Place place;
+    size_t size = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto next = std::find_if(records_.lower_bound(begin), records_.end(), [&](auto& entry) {
+        return entry.second.is_alive && may_be_written(entry.second.id);
+      });
+      if (next == records_.end()) return status;
+      place = {.piece = next->second.id, .offset = next->first};
+      size = next->second.size;
+    }
+    const Status withdrawn = withdraw(place, size, reason);
+    if (!withdrawn.ok()) status = withdrawn;
+    begin = place.offset + size;
+  }
 }
 
 const std::atomic<uint64_t>& HostMemory::revocation_of(int slot, uint32_t piece) const {

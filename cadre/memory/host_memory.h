@@ -6,13 +6,17 @@
 // their pages. Lifetime: pieces keep the memory; views keep their own mapping. In a forked child no
 // Piece may be destroyed: it is the parent's.
 // Errors: kUnavailable with the sizes when memory or addresses are short; kCorruption for a place
-// of a peer that lies outside its slice; find() in a piece that was revoked: kAborted.
+// of a peer that lies outside its slice; find() in a piece that was revoked: kAborted. Destructors
+// throw nothing: pages that cannot be given back for lack of memory stay unused.
 // Format: docs/formats/shared-memory.md.
 //
 // The segment is sparse: a page takes memory once its rank has committed it. A rank allocates
 // without communication. Each piece has a header in the segment with a bit for each peer that uses
 // it: the owner sets the bits, each peer clears its own. Pages of a destroyed piece are reused only
-// when no live peer holds it, so memory does not change while a slow peer accesses it.
+// when no live peer holds it, so memory does not change while a slow peer accesses it. A peer that
+// wants a pointer through which the program may write at any time announces that in the header
+// first. Such a piece is reused only when each peer has released it: a peer that was reported as
+// lost may be alive and write.
 #pragma once
 
 #include <array>
@@ -89,7 +93,7 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   };
 
  public:
-  static constexpr int kMaxSlots = 960;
+  static constexpr int kMaxSlots = 896;
   static constexpr uint32_t kMaxPieces = 1 << 16;  // of one rank, at a time
 
   static size_t segment_bytes(const HostMemoryLayout& layout);
@@ -130,6 +134,17 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   // as long as this memory.
   const std::atomic<uint64_t>& revocation_of(int slot, uint32_t piece) const;
 
+  // The access of peers by pointers that the program keeps, apart from operations.
+  // Announces that this rank may write to the piece of a peer from now on. False if the peer has
+  // withdrawn the piece, or if has_lost_holds(): then it must not be written.
+  bool announce_writer(int slot, uint32_t piece);
+  bool is_withdrawn(int slot, uint32_t piece) const;
+  // From now on no peer can announce itself for this piece of this rank. If one has before, these
+  // bytes are revoked: they keep their content, and nothing that a peer writes later shows in them.
+  Status withdraw(const Place& place, size_t num_bytes, std::string_view reason);
+  // The same for all of this rank's pieces to which peers may write.
+  Status withdraw_all(std::string_view reason);
+
   // Releases this rank's hold on the piece of a peer.
   void release_hold(int slot, uint32_t piece);
   // The rank is lost, so its holds no longer count. It may still be alive, with only its
@@ -149,6 +164,7 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
     bool is_alive = true;
     bool is_revoked = false;
     std::string reason = {};
+    ByteRange private_pages = {};  // of the slice; guarded by revocation_mutex_
   };
   struct Cut {
     uint32_t id = 0;
@@ -159,19 +175,29 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   Header& header(int slot, uint32_t piece) const;
   Result<Cut> cut(size_t size);
   Status prepare(const Cut& cut, size_t committed_bytes);
-  void put_back(size_t offset);
-  void destroy(size_t offset);
-  bool is_held(uint32_t piece) const;  // under the lock
+  void put_back(size_t offset) noexcept;
+  void destroy(size_t offset) noexcept;
+  bool is_held(uint32_t piece) const;         // under the lock
+  bool may_be_written(uint32_t piece) const;  // by a peer that has not released it
   void reclaim();
+  std::vector<ByteRange> take_released();
+  // Of an own piece; null if it is destroyed. The address is valid until the piece is put back.
+  Record* record_of(const Place& place);  // under the lock
+  Status make_private(Record& record, const ByteRange& range);
 
   const std::shared_ptr<os::SharedMemory> segment_;  // shared with the owner of the front
   const HostMemoryLayout layout_;
   const int slot_;
 
+  // Of the two the first to be locked. Held while pages are made private, because a second mapping
+  // of a page that is private would drop its content.
+  std::mutex revocation_mutex_;
   mutable std::mutex mutex_;
   FreeRanges free_;
   std::map<size_t, Record> records_;  // by offset in the slice
-  std::vector<size_t> destroyed_;     // offsets of pieces that may be held
+  // Offsets of pieces that may be held. This and the next have room for all pieces, so that the end
+  // of a piece needs no memory.
+  std::vector<size_t> destroyed_;
   std::vector<uint32_t> free_ids_;
   uint32_t last_id_ = 0;
   std::array<uint64_t, kMaxSlots / 64> dead_{};  // bits by slot

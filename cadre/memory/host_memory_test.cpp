@@ -170,6 +170,40 @@ TEST_F(HostMemoryTest, WhatPeersWriteAfterTheRevocationDoesNotShow) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Two groups that fail at once both take the piece back, and the program may have written in
+// between.
+TEST_F(HostMemoryTest, ASecondRevocationKeepsWhatWasWrittenSinceTheFirst) {
+  Piece piece = mine_->allocate({.num_bytes = 4 * kPage}).value_or_throw();
+  const auto result = testing::run_ranks_as_processes(2, [&](testing::RankContext& context) {
+    auto& step = reinterpret_cast<std::atomic<uint32_t>&>(*mine_->front().data());
+    std::byte* const bytes = theirs_->resolve({0, piece.place()}, 4 * kPage);
+    if (context.rank == 1) {
+      while (step.load() != 1) context.system.yield();
+      std::fill_n(bytes, 4 * kPage, std::byte{5});
+      step.store(2);
+      return;
+    }
+    const auto revoke = [&](size_t page, size_t num_pages) {
+      const Place place{.piece = piece.place().piece, .offset = page * kPage};
+      mine_->revoke(place, num_pages * kPage, "a test").value_or_throw();
+    };
+    revoke(1, 1);
+    piece.bytes()[kPage] = std::byte{1};
+    revoke(1, 1);
+    revoke(3, 1);
+    piece.bytes()[3 * kPage] = std::byte{3};
+    revoke(0, 4);
+    step.store(1);
+    while (step.load() != 2) context.system.yield();
+    const std::vector<std::byte> expected = {std::byte{0}, std::byte{1}, std::byte{0},
+                                             std::byte{3}};
+    for (size_t page = 0; page < 4; ++page) {
+      testing::require(bytes[page * kPage] == expected[page], "the page has its content");
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST_F(HostMemoryTest, APieceKeepsTheMemoryAndGivesItsPagesBack) {
   const testing::Resources before = testing::count_resources();
   {
