@@ -12,8 +12,10 @@ constexpr Duration kHandshakeTime = std::chrono::seconds(1);
 // Out of descriptors, most likely: the connection stays in the queue and would be reported again at
 // once.
 constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
-// Of one listener, before the handshakes are looked at again.
+// Of one listener, before the handshakes are looked at again: where accepted connections take the
+// room of others, only few, so that those have time to prove themselves.
 constexpr size_t kMaxAcceptsPerTurn = 64;
+constexpr size_t kMaxReplacementsPerTurn = 8;
 
 }  // namespace
 
@@ -42,28 +44,40 @@ void Callers::stop_accepting() {
 }
 
 void Callers::accept(os::Listener& listener) {
-  for (size_t i = 0; i < kMaxAcceptsPerTurn; ++i) {
+  bool has_made_room = false;
+  for (size_t num_left = kMaxAcceptsPerTurn; num_left > 0; --num_left) {
     auto accepted = listener.try_accept();
     if (!accepted.ok()) {
       failure_ = accepted.error().message();
-      accept_after_ = system_.now() + kAcceptPause;
-      drop_one();
-      return;
+      // Whoever waits in the queue gets the descriptor of one that has not proved itself, if it is
+      // descriptors that are short.
+      if (has_made_room || !drop_one()) {
+        accept_after_ = system_.now() + kAcceptPause;
+        return;
+      }
+      has_made_room = true;
+      num_left = std::min(num_left, kMaxReplacementsPerTurn);
+      continue;
     }
+    has_made_room = false;
     if (*accepted == nullptr) return;
-    if (callers_.size() == max_callers_) drop_one();
+    if (callers_.size() == max_callers_ && drop_one()) {
+      num_left = std::min(num_left, kMaxReplacementsPerTurn);
+    }
     callers_.push_back({Handshake::answer(system_, std::move(accepted).value(), identity_),
                         system_.deadline_in(kHandshakeTime)});
   }
 }
 
-// The oldest, of those that have not even said hello if there are any.
-void Callers::drop_one() {
+// The oldest, of those that have not even said hello if there are any. False if there is none.
+bool Callers::drop_one() {
   auto dropped = std::find_if(callers_.begin(), callers_.end(), [](const Caller& caller) {
     return !caller.handshake.wants_answer();
   });
   if (dropped == callers_.end()) dropped = callers_.begin();
-  if (dropped != callers_.end()) callers_.erase(dropped);
+  if (dropped == callers_.end()) return false;
+  callers_.erase(dropped);
+  return true;
 }
 
 void Callers::step(std::vector<Handshake>& done) {

@@ -47,7 +47,7 @@ class Callers {
 
   void accept(os::Listener& listener);
   bool may_accept() const { return is_accepting_ && system_.now() >= accept_after_; }
-  void drop_one();
+  bool drop_one();
   void step(std::vector<Handshake>& done);
 
   os::System& system_;

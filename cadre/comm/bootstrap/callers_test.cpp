@@ -29,18 +29,23 @@ class CountedSocket final : public testing::SilentSocket {
   int& num_open_;
 };
 
-// At which strangers wait at every moment; or which is out of descriptors.
+// At which strangers wait at every moment; out of descriptors when `max_open` of them are open, or
+// at once.
 class CrowdedListener final : public os::Listener {
  public:
   Result<std::unique_ptr<os::Socket>> try_accept() override {
     ++num_attempts;
-    if (is_exhausted) return Error(ErrorCode::kUnavailable, "accept: Too many open files");
+    if (is_exhausted || num_open >= max_open)
+      return Error(ErrorCode::kUnavailable, "accept: Too many open files");
+    ++num_accepted;
     return std::unique_ptr<os::Socket>(std::make_unique<CountedSocket>(num_open));
   }
   os::Address address() const override { return {}; }
 
   int num_open = 0;
+  int max_open = 1 << 20;
   int num_attempts = 0;
+  int num_accepted = 0;
   bool is_exhausted = false;
 };
 
@@ -107,6 +112,34 @@ TEST(Callers, WithoutDescriptorsAcceptingPauses) {
     (void)callers.advance();
     EXPECT_GT(listener.num_open, 0);
     EXPECT_EQ(callers.accept_failure(), "");
+  });
+}
+
+// A rank may be behind many of them in the queue.
+TEST(Callers, OutOfDescriptorsStrangersMakeRoomForEachOtherWithoutAPause) {
+  in_virtual_time([](os::System& system) {
+    CrowdedListener listener;
+    listener.max_open = 4;
+    Callers callers(system, kIdentityOfRank0, {&listener}, 1);
+    for (int turn = 0; turn < 20; ++turn) {
+      (void)callers.advance();
+      EXPECT_LE(listener.num_open, 4);
+    }
+    EXPECT_GE(listener.num_accepted, 40);
+    EXPECT_LE(listener.num_accepted, 4 + 20 * 8);
+  });
+}
+
+// A lack that the end of a connection does not mend costs one of them at a time.
+TEST(Callers, AFailureOfAcceptThatLastsDropsFewAndPauses) {
+  in_virtual_time([](os::System& system) {
+    CrowdedListener listener;
+    listener.max_open = 4;
+    Callers callers(system, kIdentityOfRank0, {&listener}, 1);
+    (void)callers.advance();
+    listener.is_exhausted = true;
+    for (int turn = 0; turn < 20; ++turn) (void)callers.advance();
+    EXPECT_EQ(listener.num_open, 3);
   });
 }
 
