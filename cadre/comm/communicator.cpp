@@ -5,7 +5,9 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/base/quiet_log.h"
 #include "cadre/comm/calls/checks.h"
+#include "cadre/comm/calls/group_destruction.h"
 #include "cadre/comm/communicator_impl.h"
 #include "cadre/comm/messages/message_space.h"
 
@@ -69,6 +71,14 @@ auto with_operation(std::span<Collective> collectives, const Communicator& group
   return use_with(all);
 }
 
+// What the log of the program throws must not end a thread or a destructor of the group.
+CommunicatorOptions with_quiet_log(CommunicatorOptions options) {
+  if (options.log != nullptr && dynamic_cast<QuietLog*>(options.log.get()) == nullptr) {
+    options.log = std::make_shared<QuietLog>(std::move(options.log));
+  }
+  return options;
+}
+
 // More than any machine has; sums with it do not wrap.
 constexpr size_t kMaxSymmetricBytes = size_t{1} << 56;
 
@@ -83,14 +93,15 @@ std::unique_ptr<Communicator> Communicator::connect(os::System& system,
     refuse_call(format("connect: a membership of {} ranks needs a store", membership.world_size));
   }
   try {
-    auto fabric = Fabric::connect(system, membership, options, deadline).value_or_throw();
+    const CommunicatorOptions quiet = with_quiet_log(options);
+    auto fabric = Fabric::connect(system, membership, quiet, deadline).value_or_throw();
     std::vector<int> all(static_cast<size_t>(membership.world_size));
     std::iota(all.begin(), all.end(), 0);
     GroupMembers members{std::move(all), membership.rank, membership};
     members.membership.group = connection_name(membership.group, id_of(options));
     GroupIdentity identity =
         GroupIdentity::of_connection(id_of(options), fabric->connection_number());
-    CommunicatorOptions own = options;
+    CommunicatorOptions own = quiet;
     own.flight_record_path = fabric->flight_files().path_for_first(identity, options.name);
     auto impl =
         std::make_unique<Impl>(std::move(fabric), own, std::move(identity), std::move(members));
@@ -110,7 +121,13 @@ Communicator::Communicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) 
 // A child's copy cannot be taken apart: its locks and connections may be in any state, and its
 // threads are not there. It goes with the child.
 Communicator::~Communicator() {
-  if (impl_->fork_guard->is_in_child()) static_cast<void>(impl_.release());
+  if (impl_->fork_guard->is_in_child()) {
+    static_cast<void>(impl_.release());
+    return;
+  }
+  if (!ProgressQueue::is_any_on_this_thread()) return;
+  const auto kept = impl_->options.log;
+  destroy_in_other_thread([impl = impl_.release()] { std::unique_ptr<Impl>{impl}.reset(); }, kept);
 }
 
 Rank Communicator::rank() const {
@@ -271,6 +288,20 @@ void Communicator::fail_together(const Communicator& other) {
 
 void Communicator::close(Deadline deadline) {
   Impl& impl = impl_->checked();
+  if (impl.is_on_own_thread()) {
+    throw refusal_of(*this, "close",
+                     "it was called by a callback, or by the deleter of a keep_alive, which the "
+                     "group would wait for; close the group in a thread of the program");
+  }
+  // Marked before the look at the other group: of callbacks that close each other's groups one is
+  // refused, and none waits for the other.
+  const ProgressQueue::AwaitsOther awaits_other;
+  if (ProgressQueue::is_any_on_this_thread() && impl.awaits_other()) {
+    throw refusal_of(*this, "close",
+                     "it was called by a callback of another group while a callback of this one "
+                     "closes a group, so that both might wait for each other; close the group in a "
+                     "thread of the program");
+  }
   if (!impl.close(deadline)) return;
   if (const auto late = impl.fabric->late_errors()->take()) throw *late;
 }

@@ -54,6 +54,10 @@ class CADRE_EXPORT Communicator {
   static std::unique_ptr<Communicator> connect(os::System& system, const Membership& membership,
                                                const CommunicatorOptions& options,
                                                Deadline deadline);
+  // Aborts what is pending and leaves, as close() says. In a callback of a group, or in the deleter
+  // of a keep_alive, it returns at once, and another thread ends the group soon after, so the
+  // System must live a moment longer; handles made by init_process_group() and of subgroups keep
+  // theirs. Throws nothing.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -253,6 +257,8 @@ class CADRE_EXPORT Communicator {
   // such ranks of one host at least the one that closes later throws. Two ranks of different hosts
   // that close their last groups at the same moment may both miss the mismatch, as may ranks that
   // clean up after a failure. A destructor only logs it.
+  // In a callback of this group, or in the deleter of a keep_alive, it throws kInvalidArgument and
+  // does nothing; so it does in a callback of another group while one of this group closes a group.
   void close(Deadline deadline);
 
   // The last operations of this rank; to_json() makes it readable.

@@ -61,6 +61,7 @@ Communicator::Impl::Impl(std::shared_ptr<Fabric> fabric_in, const CommunicatorOp
       world_size(static_cast<int>(members.ranks.size())),
       fork_guard(std::make_shared<const ForkGuard>(options.name, rank, own_address().pid,
                                                    fabric->fork_mark())),
+      one_sided_access(std::make_shared<OneSidedAccess>(options.log)),
       recorder(make_recorder()),
       monitor(make_monitor()) {
   fabric->join_group();
@@ -110,6 +111,7 @@ std::shared_ptr<Monitor> Communicator::Impl::make_monitor() const {
                      links->note_left(identity.stream(kCollectivePurpose), left);
                      links->note_left(identity.stream(kMessagePurpose), left);
                    },
+                   [access = one_sided_access](const Error& failure) { access->end(failure); },
                    fabric->late_errors(),
                    recorder->has_file() ? options.flight_record_path : std::string(), options.log},
       fabric->status_page(), fabric->status_cells().take(identity.key(), options.name));
@@ -180,7 +182,8 @@ void Communicator::Impl::open(std::optional<GroupPieces> pieces,
       SignalWaits::Parts{system, *monitor, *recorder, fabric->is_crowded()});
   heap = std::make_unique<SymmetricHeap>(SymmetricHeap::Parts{
       system, rank, world_size, engine.get(), has_memory ? fabric->host_memory() : nullptr,
-      has_memory ? fabric->slots_of(members.ranks) : std::vector<int>(), signal_waits, fork_guard});
+      has_memory ? fabric->slots_of(members.ranks) : std::vector<int>(), signal_waits, fork_guard,
+      one_sided_access});
   runner = std::make_unique<CollectiveRunner>(CollectiveRunner::Parts{
       system, *monitor, *recorder, engine.get(), capabilities, heap.get(), options.timeout});
   if (message_transport != nullptr) {
@@ -279,9 +282,38 @@ void Communicator::Impl::build_chosen_engine() {
                .value_or_throw();
 }
 
+Communicator::Impl::~Impl() {
+  // Each step again on its own, for one that an exception cuts short: no thread may outlive what it
+  // works on.
+  attempt([this] { end(); });
+  if (queue == nullptr) return;
+  attempt([this] { stop_threads(); });
+  attempt([this] { release(system.deadline_in(kGoodbyeTime)); });
+  attempt([this] {
+    if (engine != nullptr && runner->has_abandoned()) leave_engine_to_process();
+  });
+}
+
+// Of the destructor, which must not throw; what fails for lack of memory or threads is logged.
+void Communicator::Impl::attempt(const std::function<void()>& step) const noexcept {
+  try {
+    step();
+  } catch (const std::exception& thrown) {
+    try {
+      if (options.log == nullptr) return;
+      options.log->write(LogLevel::kError, "comm",
+                         format("group={} ended only in part: {}", options.name, thrown.what()));
+    } catch (...) {
+      // No memory for the line either.
+    }
+  } catch (...) {
+    // Of a plug-in's engine.
+  }
+}
+
 // A destructor must not wait for other ranks, so pending operations are aborted. If an exception
 // unwinds the stack, it reports the cause, and this failure is not logged.
-Communicator::Impl::~Impl() {
+void Communicator::Impl::end() {
   if (!is_closed_ && has_pending()) {
     const bool is_unwinding = std::uncaught_exceptions() > num_exceptions_;
     monitor->fail({.code = ErrorCode::kAborted,
@@ -298,10 +330,16 @@ Communicator::Impl::~Impl() {
     return;
   }
   static_cast<void>(close(system.deadline_in(kGoodbyeTime)));
-  // Once more, for a close() that an exception cut short: no thread may outlive what it works on.
-  stop_threads();
-  release(system.deadline_in(kGoodbyeTime));
-  if (engine != nullptr && runner->has_abandoned()) leave_engine_to_process();
+}
+
+bool Communicator::Impl::is_on_own_thread() const {
+  return (queue != nullptr && queue->is_on_this_thread()) ||
+         (messages != nullptr && messages->is_on_this_thread());
+}
+
+bool Communicator::Impl::awaits_other() const {
+  return (queue != nullptr && queue->awaits_other()) ||
+         (messages != nullptr && messages->awaits_other());
 }
 
 // The library behind it still works on memory of operations, and a thread of it may look at the
@@ -406,6 +444,10 @@ void Communicator::Impl::release(Deadline deadline) {
 
 Communicator::Impl& CommunicatorParts::impl_of(const Communicator& group) {
   return group.impl_->checked();
+}
+
+bool CommunicatorParts::must_end_elsewhere(const Communicator& group) {
+  return !group.impl_->fork_guard->is_in_child() && ProgressQueue::is_any_on_this_thread();
 }
 
 bool may_use_memory_after_failure(const Communicator& group) {

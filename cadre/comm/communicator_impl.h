@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,6 +24,7 @@
 #include "cadre/comm/messages/message_queue.h"
 #include "cadre/comm/messages/signal_waits.h"
 #include "cadre/comm/queue/operation_queue.h"
+#include "cadre/comm/symmetric/one_sided_access.h"
 #include "cadre/comm/symmetric/symmetric_heap.h"
 #include "cadre/transport/transport.h"
 
@@ -83,6 +85,11 @@ class Communicator::Impl {
   // group was closed before.
   bool close(Deadline deadline);
   void abort(const std::string& reason);
+  // Whether the calling thread runs code of the program from within the group, so that it would
+  // wait for itself in close().
+  bool is_on_own_thread() const;
+  // Whether a thread for which that is true waits for the end of another group.
+  bool awaits_other() const;
 
   std::shared_ptr<Fabric> fabric;  // shared by the groups of this process
   os::System& system;
@@ -95,6 +102,8 @@ class Communicator::Impl {
 
   // Shared with Works and symmetric buffers, which may outlive the group.
   const std::shared_ptr<const ForkGuard> fork_guard;
+  // Shared with symmetric buffers, and with the monitor, which ends it when the group fails.
+  const std::shared_ptr<OneSidedAccess> one_sided_access;
 
   // Declared before the parts that use them.
   std::unique_ptr<FlightRecorder> recorder;
@@ -125,6 +134,8 @@ class Communicator::Impl {
   std::string_view transport_name() const;
   void log_start() const;
   bool has_pending() const;
+  void end();
+  void attempt(const std::function<void()>& step) const noexcept;
   bool is_idle() const;
   // Whether nothing is left at the deadline.
   bool drain(Deadline deadline);
@@ -140,6 +151,8 @@ class Communicator::Impl {
 // What comm's own units need of a Communicator.
 struct CommunicatorParts {
   static Communicator::Impl& impl_of(const Communicator& group);
+  // As must_end_elsewhere() of calls/group_destruction.h.
+  static bool must_end_elsewhere(const Communicator& group);
 };
 
 }  // namespace cadre

@@ -27,7 +27,8 @@ struct CollectiveOptions {
   // operations may have to end before.
   std::optional<Deadline> deadline;
   // Released when the operation is done, by the thread that ends it and without a lock held. What
-  // its deleter does may use the group, but must not wait for it.
+  // its deleter does may use the group, but must not wait for it. It may destroy the last handle of
+  // the group, which then ends in another thread soon after (Communicator::~Communicator).
   std::shared_ptr<const void> keep_alive;
   // The call that the program made, where the operation is only a part of it or has another name:
   // "split", "all_gather_into_tensor_async". Errors of the operation name it. Static text.
@@ -52,7 +53,7 @@ class CADRE_EXPORT [[nodiscard]] Work {
     virtual Deadline deadline_in(Duration timeout) const = 0;
   };
 
-  // REQUIRES: state != nullptr.
+  // A null state is that of a handle that was moved from: every method throws kInvalidArgument.
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
   // Returns when the operation has ended and its callbacks have returned; throws the error of the
@@ -62,29 +63,36 @@ class CADRE_EXPORT [[nodiscard]] Work {
   // callback that waits, only the operation is awaited. An operation on a device stream is not
   // awaited by the host: it returns when what the caller enqueues next on the stream that the
   // operation was issued with runs after the operation.
-  void wait(Deadline deadline) const { state_->wait(deadline); }
+  void wait(Deadline deadline) const { state().wait(deadline); }
   // The same, `timeout` from now.
-  void wait(Duration timeout) const { wait(state_->deadline_in(timeout)); }
+  void wait(Duration timeout) const { wait(state().deadline_in(timeout)); }
   // Until the operation's own deadline.
-  void wait() const { state_->wait(std::nullopt); }
+  void wait() const { state().wait(std::nullopt); }
   // Whether the operation has ended, on its device too.
-  bool is_completed() const { return state_->is_completed(); }
+  bool is_completed() const { return state().is_completed(); }
   // A point of time `timeout` from now on the clock of the operation's group: for several waits
   // that share a timeout.
-  Deadline deadline_in(Duration timeout) const { return state_->deadline_in(timeout); }
+  Deadline deadline_in(Duration timeout) const { return state().deadline_in(timeout); }
   // The operation's error, if it failed; nullopt while it runs or when it is well.
-  std::optional<Error> error() const { return state_->error(); }
+  std::optional<Error> error() const { return state().error(); }
   // Calls `callback` once: in this thread, if the operation has ended, else in a thread of the
   // group that runs callbacks only ("cadre-callbacks"), one after the other in the order in which
   // their operations end; messages have such a thread beside that of the collectives. It may issue
   // operations and wait for them; the group makes progress meanwhile, and the next callbacks wait
-  // for its return. It must not close or destroy the group, nor outlive what it refers to. What it
-  // throws is logged and thrown by wait(), and the group stays usable; called in this thread, it
-  // leaves on_completed(). Throws kUnavailable, and will not call `callback`, when the thread
-  // cannot be started.
-  void on_completed(Callback callback) const { state_->on_completed(std::move(callback)); }
+  // for its return. It cannot close the group, which throws kInvalidArgument there. If it destroys
+  // the last handle of a group, that ends in another thread soon after. It must not outlive what
+  // it refers to. What it throws is logged and thrown by wait(), and the group stays usable; called
+  // in this thread, it leaves on_completed(). Throws kUnavailable, and will not call `callback`,
+  // when the thread cannot be started.
+  void on_completed(Callback callback) const { state().on_completed(std::move(callback)); }
 
  private:
+  State& state() const {
+    if (state_ == nullptr) refuse();
+    return *state_;
+  }
+  [[noreturn]] static void refuse();
+
   std::shared_ptr<State> state_;
 };
 

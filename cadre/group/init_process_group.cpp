@@ -5,6 +5,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/comm/calls/group_destruction.h"
 #include "cadre/comm/connect.h"
 #include "cadre/group/process_group.h"
 #include "cadre/os/system.h"
@@ -33,13 +34,12 @@ void check_positive(std::string_view field, Duration timeout) {
 ProcessGroup init_process_group(const InitOptions& options) {
   check_positive("timeout", options.timeout);
   check_positive("connect_timeout", options.connect_timeout);
-  // Shared: the handle's copies own the job together.
-  const auto job = std::make_shared<Job>();
+  auto job = std::make_unique<Job>();
   job->system = os::make_native_system();
   job->communicator = connect_from_environment(
       *job->system, {.timeout = options.timeout, .transport = options.transport},
       job->system->deadline_in(options.connect_timeout));
-  return ProcessGroup(std::shared_ptr<Communicator>(job, job->communicator.get()));
+  return ProcessGroup(share_group(std::move(job)));  // the handle's copies own the job together
 }
 
 }  // namespace cadre

@@ -18,7 +18,9 @@ Bytes try_map(SymmetricBuffer& buffer, int world_size) {
   if (world_size == 1) return buffer.local();
   if (!buffer.shares_memory()) return {};
   try {
-    return buffer.contiguous();
+    const ConstBytes all = buffer.view();
+    // The owner of a part writes to it through the view, too.
+    return {const_cast<std::byte*>(all.data()), all.size()};
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnavailable) throw;
     return {};  // addresses or mappings are short
@@ -53,18 +55,42 @@ std::optional<MappedParts> MappedParts::allocate(const ProcessGroup& group, int6
   return parts;
 }
 
+const MappedParts& MappedParts::checked(std::string_view call) const {
+  if (buffer_ != nullptr) return *this;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("{}: these MappedParts were moved from and have no memory; use those that they "
+             "were moved to",
+             call));
+}
+
+const at::Tensor& MappedParts::whole() const {
+  if (const auto failure = checked("MappedParts::whole").group_.error()) throw *failure;
+  return whole_;
+}
+
+const at::Tensor& MappedParts::whole_after_failure() const {
+  return checked("MappedParts::whole_after_failure").whole_;
+}
+
+const at::Tensor& MappedParts::own() const {
+  return checked("MappedParts::own").own_;
+}
+
 Deadline MappedParts::deadline() const {
   const Communicator& communicator = group_.communicator();
   return communicator.system().deadline_in(communicator.options().timeout);
 }
 
 void MappedParts::signal_peers(uint32_t slot) const {
+  checked("MappedParts::signal_peers");
   for (int rank = 0; rank < group_.world_size(); ++rank) {
     if (rank != group_.rank()) buffer_->signal(rank, slot);
   }
 }
 
 void MappedParts::wait_for_peers(uint32_t slot) const {
+  checked("MappedParts::wait_for_peers");
   const Deadline until = deadline();
   for (int rank = 0; rank < group_.world_size(); ++rank) {
     if (rank != group_.rank()) buffer_->wait_signal(rank, slot, until);
@@ -74,12 +100,13 @@ void MappedParts::wait_for_peers(uint32_t slot) const {
 // Waits for a signal that this rank has just sent to itself: returns at once, or throws if the
 // group has failed.
 void MappedParts::check_group(uint32_t slot) const {
+  checked("MappedParts::check_group");
   buffer_->signal(group_.rank(), slot);
   buffer_->wait_signal(group_.rank(), slot, deadline());
 }
 
 std::vector<Rank> MappedParts::lost_ranks() const {
-  return group_.communicator().lost_ranks();
+  return checked("MappedParts::lost_ranks").group_.communicator().lost_ranks();
 }
 
 }  // namespace cadre

@@ -3,7 +3,9 @@
 //
 // Threads: one at a time. Blocking: allocate(), a collective, and wait_for_peers(), until the
 // group's deadline. Lifetime: shares the group; the tensors keep their memory, also after the group
-// and this are gone. Errors: those of the group.
+// and this are gone. Errors: those of the group; kInvalidArgument after this was moved from. After
+// a failure of the group the tensors stay valid, but what they hold is undefined except for this
+// rank's own part, to which its owner alone writes.
 // When a part may be read and when its owner may write is agreed by operations or by signals. Only
 // the owner writes. Source: symmetric memory of NVSHMEM and torch.distributed._symmetric_memory.
 #pragma once
@@ -14,6 +16,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -36,10 +39,13 @@ class CADRE_EXPORT MappedParts {
   static std::optional<MappedParts> allocate(const ProcessGroup& group, int64_t numel,
                                              at::ScalarType dtype);
 
-  // (world_size * numel), the parts in rank order.
-  const at::Tensor& whole() const { return whole_; }
+  // (world_size * numel), the parts in rank order. Throws the failure of the group, if it has
+  // failed.
+  const at::Tensor& whole() const;
+  // The same also in a failed group, to look at what a lost rank has written last.
+  const at::Tensor& whole_after_failure() const;
   // (numel), the part of this rank; it has a storage of its own.
-  const at::Tensor& own() const { return own_; }
+  const at::Tensor& own() const;
 
   // Signals all other ranks. slot: below SymmetricBuffer::kNumSignals. Never blocks.
   void signal_peers(uint32_t slot) const;
@@ -57,6 +63,8 @@ class CADRE_EXPORT MappedParts {
   MappedParts(const ProcessGroup& group, std::shared_ptr<SymmetricBuffer> buffer)
       : group_(group), buffer_(std::move(buffer)) {}
   Deadline deadline() const;
+  // Refuses `call` after this was moved from.
+  const MappedParts& checked(std::string_view call) const;
 
   ProcessGroup group_;
   std::shared_ptr<SymmetricBuffer> buffer_;  // shared with the tensors

@@ -10,6 +10,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -206,6 +207,47 @@ TEST(ProcessGroupErrors, ARefusedArgumentLeavesTheGroupUsableOnAllRanks) {
     group.all_reduce(tensor);
     require(tensor[0].item<int>() == 2, "sum");
     require(!group.error(), "no failure");
+  });
+}
+
+void require_all_gather_refused(const ProcessGroup& group) {
+  require_refused(
+      group, "all_gather", [&](const auto& g) { g.all_gather({row()}, row()); }, "tensors");
+}
+
+std::string fields_of_all_gather(const ProcessGroup& group, Duration timeout) {
+  const std::vector<Tensor> parts = {row(), row(), row()};
+  return testing::failed_fields_of([&] { group.all_gather(parts, row(), {.timeout = timeout}); });
+}
+
+// A rank that refuses a call and does not repeat it is named to those that wait for it.
+TEST(ProcessGroupErrors, ARankThatRefusesAndCallsNothingIsTheCulpritOfTheOthersTimeouts) {
+  expect_on_ranks(3, [](const ProcessGroup& group) {
+    if (group.rank() == 1) {
+      require_all_gather_refused(group);
+      const auto limit = std::chrono::steady_clock::now() + testing::kRankTimeout;
+      while (!group.error() && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
+      require(group.error() && group.error()->message().find("all_gather #1") != std::string::npos,
+              "the failure of the others");
+      return;
+    }
+    const std::string fields = fields_of_all_gather(group, std::chrono::milliseconds(100));
+    require(fields.starts_with("kTimeout culprit=1 ") || fields.starts_with("kAborted culprit=1 "),
+            fields);
+    require(fields.find("operation=all_gather#1") != std::string::npos, fields);
+  });
+}
+
+TEST(ProcessGroupErrors, ARankThatRefusesAndCallsAnotherOperationIsTheCulpritOfAMismatch) {
+  expect_on_ranks(3, [](const ProcessGroup& group) {
+    if (group.rank() == 1) {
+      require_all_gather_refused(group);
+      const std::string fields = testing::failed_fields_of([&] { group.barrier(); });
+      require(fields.starts_with("kInvalidArgument culprit="), fields);
+      return;
+    }
+    const std::string fields = fields_of_all_gather(group, testing::kRankTimeout);
+    require(fields == "kInvalidArgument culprit=1 operation=all_gather#1", fields);
   });
 }
 

@@ -2,6 +2,7 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/comm/calls/group_destruction.h"
 #include "cadre/comm/groups/split.h"
 #include "cadre/group/operands/operands.h"
 #include "cadre/group/process_group.h"
@@ -15,10 +16,10 @@ std::optional<ProcessGroup> ProcessGroup::child(std::unique_ptr<Communicator> co
   if (!communicator) return std::nullopt;
   struct Family {
     std::shared_ptr<Communicator> parent;
-    std::unique_ptr<Communicator> child;
+    std::unique_ptr<Communicator> communicator;
   };
-  const auto family = std::make_shared<Family>(Family{communicator_, std::move(communicator)});
-  return ProcessGroup(std::shared_ptr<Communicator>(family, family->child.get()));
+  return ProcessGroup(
+      share_group(std::make_unique<Family>(Family{communicator_, std::move(communicator)})));
 }
 
 std::vector<int> ProcessGroup::global_ranks() const {

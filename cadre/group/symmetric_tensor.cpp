@@ -23,19 +23,34 @@ SymmetricTensor SymmetricTensor::allocate(const ProcessGroup& group, int64_t num
   return {group, std::move(buffer), std::move(local)};
 }
 
+SymmetricBuffer& SymmetricTensor::buffer(std::string_view call) const {
+  if (buffer_ != nullptr) return *buffer_;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("SymmetricTensor::{}: this tensor was moved from and has no memory; use the one "
+             "that it was moved to, or copy it instead",
+             call));
+}
+
+const at::Tensor& SymmetricTensor::local() const {
+  buffer("local");
+  return local_;
+}
+
 at::Tensor SymmetricTensor::peer(Rank rank) const {
+  const Bytes theirs = buffer("peer").writable_peer(rank);
   if (rank == group_.rank()) return local_;
-  return tensor_on(buffer_, buffer_->writable_peer(rank).first(local_.nbytes()),
-                   local_.scalar_type());
+  return tensor_on(buffer_, theirs.first(local_.nbytes()), local_.scalar_type());
 }
 
 void SymmetricTensor::signal(Rank rank, uint32_t slot) const {
-  buffer_->signal(rank, slot);
+  buffer("signal").signal(rank, slot);
 }
 
 void SymmetricTensor::wait_signal(Rank rank, uint32_t slot, std::optional<Duration> timeout) const {
+  SymmetricBuffer& memory = buffer("wait_signal");
   const Communicator& communicator = group_.communicator();
-  buffer_->wait_signal(
+  memory.wait_signal(
       rank, slot,
       deadline_of(communicator, "wait_signal", timeout.value_or(communicator.options().timeout)));
 }

@@ -3,12 +3,13 @@
 //
 // Threads: as ProcessGroup. Blocking: allocate(), a collective, and wait_signal(). Lifetime: a
 // value over shared state; its tensors keep the memory, also after the group is closed. Errors:
-// those of the group; kInvalidArgument for another rank where shares_memory() is false; after a
-// failure a rank may take its memory back, and what would reach it throws kAborted and names that
-// rank. What a peer's tensor holds, and when, is agreed by operations or by signals: what was
-// written before signal() is seen after wait_signal(). Source: SymmetricBuffer, of which it is the
-// form for tensors; torch.distributed._symmetric_memory.
-// Guide: docs/guide/groups-and-messages.md.
+// those of the group; kInvalidArgument for another rank where shares_memory() is false, and after
+// this was moved from. After the first failure of the group peer(), signal() and wait_signal()
+// throw it. local() then keeps its content, as SymmetricBuffer says; the tensors of peers that were
+// taken before stay valid, but what they hold is undefined. What a peer's tensor holds, and when,
+// is agreed by operations or by signals: what was written before signal() is seen after
+// wait_signal(). Source: SymmetricBuffer, of which it is the form for tensors;
+// torch.distributed._symmetric_memory. Guide: docs/guide/groups-and-messages.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,6 +17,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string_view>
 #include <utility>
 
 #include "cadre/base/deadline.h"
@@ -32,9 +34,9 @@ class CADRE_EXPORT SymmetricTensor {
   static SymmetricTensor allocate(const ProcessGroup& group, int64_t numel, at::ScalarType dtype);
 
   // (numel), this rank's.
-  const at::Tensor& local() const { return local_; }
+  const at::Tensor& local() const;
   // Whether the tensors of the other ranks are within reach: not over TCP, nor in a world of one.
-  bool shares_memory() const { return buffer_->shares_memory(); }
+  bool shares_memory() const { return buffer("shares_memory").shares_memory(); }
   // (numel), that of a rank, which may be this one.
   at::Tensor peer(Rank rank) const;
   // Counts a signal to a rank. slot: below SymmetricBuffer::kNumSignals. Never blocks.
@@ -46,6 +48,8 @@ class CADRE_EXPORT SymmetricTensor {
  private:
   SymmetricTensor(ProcessGroup group, std::shared_ptr<SymmetricBuffer> buffer, at::Tensor local)
       : group_(std::move(group)), buffer_(std::move(buffer)), local_(std::move(local)) {}
+  // Refuses `call` after this was moved from.
+  SymmetricBuffer& buffer(std::string_view call) const;
 
   ProcessGroup group_;
   std::shared_ptr<SymmetricBuffer> buffer_;  // shared with the tensors

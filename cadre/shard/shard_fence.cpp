@@ -64,7 +64,7 @@ std::string ShardFence::names() const {
 }
 
 uint64_t ShardFence::version_of(Rank rank) const {
-  auto* const words = static_cast<uint64_t*>(versions_->whole().mutable_data_ptr());
+  auto* const words = static_cast<uint64_t*>(versions_->whole_after_failure().mutable_data_ptr());
   return std::atomic_ref(words[rank.value * kWordsOfPage]).load(std::memory_order_acquire);
 }
 

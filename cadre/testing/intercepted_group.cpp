@@ -45,7 +45,7 @@ void intercept(Communicator& group, std::shared_ptr<FakeCalls> calls) {
       impl.system, impl.rank, impl.world_size, impl.engine.get(),
       has_memory ? impl.fabric->host_memory() : nullptr,
       has_memory ? impl.fabric->slots_of(impl.members.ranks) : std::vector<int>(),
-      impl.signal_waits, impl.fork_guard});
+      impl.signal_waits, impl.fork_guard, impl.one_sided_access});
   impl.runner = std::make_unique<CollectiveRunner>(
       CollectiveRunner::Parts{impl.system, *impl.monitor, *impl.recorder, impl.engine.get(),
                               impl.capabilities, impl.heap.get(), impl.options.timeout});

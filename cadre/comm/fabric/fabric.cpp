@@ -113,6 +113,7 @@ Status Fabric::connect_ranks(const Membership& membership, const CommunicatorOpt
 
 void Fabric::start_plane(FabricConnections connections, const Membership& membership,
                          const CommunicatorOptions& options) {
+  log_ = options.log;
   links_ = std::make_shared<TcpLinks>(
       system_, TcpLinksOptions{rank_.value, layout_->num_ranks(), is_crowded_},
       [this](int peer, Deadline deadline) { return plane_->dial_data(peer, deadline); });
@@ -161,7 +162,19 @@ void Fabric::close(Deadline deadline) {
   if (plane_ != nullptr) plane_->close(deadline);
   cells_.reset();
   page_ = StatusPage();
+  if (host_memory_ != nullptr) withdraw_memory();
   host_memory_.reset();
+}
+
+// Tensors of this process may outlive the fabric, as private memory, while a peer that is not done
+// with its groups still writes to them.
+void Fabric::withdraw_memory() {
+  const Status withdrawn = host_memory_->withdraw_all("this process has left the job");
+  if (withdrawn.ok() || log_ == nullptr) return;
+  log_->write(LogLevel::kError, "comm",
+              format("peers may still write into symmetric memory of this rank, do not use its "
+                     "content: {}",
+                     withdrawn.error().message()));
 }
 
 int Fabric::status_slot_of(int rank) const {

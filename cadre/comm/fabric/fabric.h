@@ -105,6 +105,7 @@ class Fabric {
                        Deadline deadline);
   void stand_alone();
   void close(Deadline deadline);
+  void withdraw_memory();
   void start_plane(FabricConnections connections, const Membership& membership,
                    const CommunicatorOptions& options);
   std::vector<std::unique_ptr<os::Pollable>> watch_processes(LogSink* log) const;
@@ -118,6 +119,7 @@ class Fabric {
   std::shared_ptr<HostMemory> host_memory_;  // shared with pieces that outlive the fabric
   const std::shared_ptr<LateErrors> late_errors_ = std::make_shared<LateErrors>();
   std::string obstacle_;
+  std::shared_ptr<LogSink> log_;  // shared with the groups; null: dropped
   bool is_crowded_ = false;
   StatusPage page_;
   std::unique_ptr<StatusCells> cells_;

@@ -191,6 +191,7 @@ void Monitor::publish(const Failure& failure, VisitedGroups& visited) {
 }
 
 void Monitor::end_waits(ExplainedFailure explained) {
+  if (setup_.on_failed) setup_.on_failed(explained.error);
   {
     const std::lock_guard lock(mutex_);
     arbiter_.publish(std::move(explained));
@@ -372,10 +373,6 @@ void Monitor::await(const std::function<bool(TimePoint now)>& is_met, Deadline d
     if (deadline.has_passed(now)) return;
     waiter->park(deadline);
   }
-}
-
-void Monitor::wake_observers() {
-  for (os::Waiter* observer : observers_) observer->unpark();
 }
 
 void Monitor::on_rank_lost(const LossReport& loss) {

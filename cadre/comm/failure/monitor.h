@@ -51,6 +51,9 @@ struct MonitorSetup {
   // Called when a rank of the fabric has left the group; may be null. Shares ownership of what it
   // uses.
   std::function<void(int rank)> on_left = nullptr;
+  // Called with the first failure of the group before any call throws it; may be null. Throws
+  // nothing, and shares ownership of what it uses.
+  std::function<void(const Error& failure)> on_failed = nullptr;
   // Receives errors that are found after close(). Shared with the fabric.
   std::shared_ptr<LateErrors> late_errors = std::make_shared<LateErrors>();
   std::string record_path;
@@ -196,7 +199,9 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   void detach_if_over();
   // `is_met` is called under the lock.
   void await(const std::function<bool(TimePoint now)>& is_met, Deadline deadline);
-  void wake_observers();
+  void wake_observers() {
+    for (os::Waiter* observer : observers_) observer->unpark();
+  }
   LogSink& log() const { return setup_.log != nullptr ? *setup_.log : null_log_sink(); }
 
   os::System& system_;

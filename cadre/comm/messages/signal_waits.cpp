@@ -70,6 +70,12 @@ void SignalWaits::wait(const Goal& goal, Deadline deadline) {
   status.value_or_throw();
 }
 
+void SignalWaits::await_failure() {
+  const Entry entry(num_waiting_);
+  if (is_closed_.load(std::memory_order_acquire)) return;
+  parts_.monitor.await_failure(-1, parts_.system.deadline_in(Monitor::kVerdictTime));
+}
+
 Status SignalWaits::run(const Goal& goal, Deadline deadline) {
   const int spins = parts_.is_crowded ? 0 : parts_.system.spin_limit();
   for (int i = 0; i < spins; ++i) {

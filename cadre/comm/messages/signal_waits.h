@@ -40,6 +40,8 @@ class SignalWaits {
   explicit SignalWaits(const Parts& parts) : parts_(parts) {}
 
   void wait(const Goal& goal, Deadline deadline);
+  // Until the failure of the group that a peer has found is known here, for half a second at most.
+  void await_failure();
 
   bool is_idle() const { return num_waiting_.load(std::memory_order_acquire) == 0; }
   // New waits throw `reason` from now on.

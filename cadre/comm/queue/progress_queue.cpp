@@ -27,6 +27,9 @@ class RunningCallback {
   RunningCallback& operator=(const RunningCallback&) = delete;
 };
 
+// The innermost mark of this thread, as ProgressQueue::OnThread; its type is not visible here.
+thread_local const void* innermost_mark = nullptr;
+
 std::exception_ptr exception_of(const Work::Callback& callback, const std::optional<Error>& error) {
   const RunningCallback running;
   try {
@@ -149,6 +152,38 @@ bool ProgressQueue::register_callback(IssuedOperation& operation, Work::Callback
   return true;
 }
 
+ProgressQueue::OnThread::OnThread(const ProgressQueue& queue) noexcept
+    : queue_(queue), outer_(static_cast<const OnThread*>(innermost_mark)) {
+  innermost_mark = this;
+}
+
+ProgressQueue::OnThread::~OnThread() {
+  innermost_mark = outer_;
+}
+
+bool ProgressQueue::is_on_this_thread() const {
+  for (auto* mark = static_cast<const OnThread*>(innermost_mark); mark; mark = mark->outer_) {
+    if (&mark->queue_ == this) return true;
+  }
+  return false;
+}
+
+bool ProgressQueue::is_any_on_this_thread() {
+  return innermost_mark != nullptr;
+}
+
+ProgressQueue::AwaitsOther::AwaitsOther() noexcept {
+  for (auto* mark = static_cast<const OnThread*>(innermost_mark); mark; mark = mark->outer_) {
+    mark->queue_.num_awaiting_other_.fetch_add(1, std::memory_order_seq_cst);
+  }
+}
+
+ProgressQueue::AwaitsOther::~AwaitsOther() {
+  for (auto* mark = static_cast<const OnThread*>(innermost_mark); mark; mark = mark->outer_) {
+    mark->queue_.num_awaiting_other_.fetch_sub(1, std::memory_order_seq_cst);
+  }
+}
+
 uint64_t ProgressQueue::num_issued() const {
   std::lock_guard lock(mutex_);
   return num_issued_;
@@ -249,6 +284,7 @@ void ProgressQueue::enqueue_alone(IssuedOperation& operation, uint64_t number,
 // The engine may end the operation before this function has noted that it is enqueued.
 void ProgressQueue::enqueue(IssuedOperation& oldest, const Completion& completion) {
   completion.on_done([this, kept = oldest.shared_from_this()](const Status& status) {
+    const OnThread on_thread(*this);
     end(*kept, status);
     run_callbacks_after_close();
   });
@@ -290,6 +326,7 @@ bool ProgressQueue::run_next_callback() {
     next.splice(next.begin(), calls_, calls_.begin());
     ++num_calling_;
   }
+  const OnThread on_thread(*this);
   const auto operation = next.front().operation;  // keeps this queue
   const std::exception_ptr thrown = exception_of(next.front().callback, operation->error());
   next.clear();

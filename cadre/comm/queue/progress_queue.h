@@ -143,6 +143,21 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   bool is_idle() const;
   // Whether an operation has not ended.
   bool has_pending() const;
+  // Whether the calling thread is one that close() waits for, or that uses what close() gives free:
+  // it runs code of the program from within this queue (a callback, a deleter, an engine).
+  bool is_on_this_thread() const;
+  // The same of any queue: what the thread waits for may wait for its end.
+  static bool is_any_on_this_thread();
+  // Whether a thread for which is_on_this_thread() is true waits for the end of another group.
+  bool awaits_other() const { return num_awaiting_other_.load(std::memory_order_seq_cst) > 0; }
+  // Marks the queues of the calling thread as long as it waits for the end of another group.
+  class AwaitsOther {
+   public:
+    AwaitsOther() noexcept;
+    ~AwaitsOther();
+    AwaitsOther(const AwaitsOther&) = delete;
+    AwaitsOther& operator=(const AwaitsOther&) = delete;
+  };
   // New operations throw `reason` from now on.
   void refuse(const Error& reason);
   // Until the queue is idle (true) or the deadline has passed. Does not take the role: what is left
@@ -166,18 +181,34 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
         thread_(system, std::move(thread_name)),
         callback_thread_(system, "cadre-callbacks") {}
 
+  // Marks a thread as long as it runs code of the queue that may call code of the program.
+  class OnThread {
+   public:
+    explicit OnThread(const ProgressQueue& queue) noexcept;
+    ~OnThread();
+    OnThread(const OnThread&) = delete;
+    OnThread& operator=(const OnThread&) = delete;
+
+   private:
+    friend class ProgressQueue;
+
+    const ProgressQueue& queue_;
+    const OnThread* const outer_;  // of the same thread
+  };
+
   // Gives the role back when the holder is done, also when an exception leaves what it runs, so
   // that no later call waits for a role that nobody holds.
   class HeldRole {
    public:
     // REQUIRES: the calling thread has taken the role.
-    explicit HeldRole(ProgressQueue& queue) : queue_(queue) {}
+    explicit HeldRole(ProgressQueue& queue) : queue_(queue), on_thread_(queue) {}
     ~HeldRole() { queue_.release_role(); }
     HeldRole(const HeldRole&) = delete;
     HeldRole& operator=(const HeldRole&) = delete;
 
    private:
     ProgressQueue& queue_;
+    const OnThread on_thread_;
   };
 
   // Numbers the operations in this order. Either all are posted, or it throws. kCaller: the calling
@@ -248,6 +279,7 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   std::optional<Error> refusal_;
   std::list<IssuedOperation::Call> calls_;  // callbacks of what has ended
   size_t num_calling_ = 0;
+  mutable std::atomic<int> num_awaiting_other_{0};
   size_t num_registered_ = 0;  // callbacks of what has not ended
   bool is_callback_thread_ending_ = false;
   std::vector<os::Waiter*> waiting_;

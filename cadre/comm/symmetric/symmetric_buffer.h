@@ -4,15 +4,18 @@
 //
 // Threads: any. Blocking: wait_signal(), until its deadline. Lifetime: as long as the last handle,
 // also after the group is gone. Groups split off on the host use it in place, too; for groups that
-// were connected after rejoin() it is plain memory. Errors: cadre::Error. After a failure of the
-// group the memory may hold anything; a rank may take it back from its peers then, and what would
-// reach it throws kAborted and names that rank.
+// were connected after rejoin() it is plain memory.
+// Errors: cadre::Error. After the first failure of the group, rejoin() included, all methods but
+// local() and shares_memory() throw that failure. local() keeps what this rank and its peers had
+// written to it before, and nothing that a peer writes later shows in it, even if the peer was
+// stopped meanwhile and writes through a pointer that it had before. Pointers and views of the
+// pieces of peers stay valid, but their content is undefined. Before this rank has learned of a
+// failure, calls that concern a rank which has throw kAborted and name that rank.
 // What a peer's piece holds, and when, is agreed by operations or by signals: what was written
 // before signal() is seen after wait_signal().
 #pragma once
 
 #include <cstdint>
-#include <span>
 
 #include "cadre/base/deadline.h"
 #include "cadre/base/export.h"
@@ -31,11 +34,14 @@ class CADRE_EXPORT SymmetricBuffer {
   // kInvalidArgument.
   virtual bool shares_memory() const = 0;
   // The piece of a rank, which may be this one.
-  virtual std::span<const std::byte> peer(Rank rank) const = 0;
+  virtual ConstBytes peer(Rank rank) const = 0;
   virtual Bytes writable_peer(Rank rank) const = 0;
   // One view of all pieces in rank order, each padded to whole pages of 4096 bytes. Made by the
-  // first call; valid as long as the buffer. REQUIRES: shares_memory(), or it throws.
+  // first call; valid as long as the buffer. REQUIRES: shares_memory(), or it throws. After a
+  // failure this rank's part of the view may differ from local().
   virtual Bytes contiguous() = 0;
+  // The same view for a rank that writes at most to its own part of it.
+  virtual ConstBytes view() = 0;
   // Counts a signal to a rank, which may be this one. Never blocks.
   virtual void signal(Rank peer, uint32_t slot) = 0;
   // Waits for one signal from that rank that no earlier wait has taken. Throws as an operation of

@@ -40,6 +40,7 @@ struct BufferParts {
   std::vector<SlotPlace> places = {};  // of the pieces, if the memory is shared
   std::weak_ptr<SignalWaits> waits;
   std::shared_ptr<const ForkGuard> fork_guard;
+  std::shared_ptr<OneSidedAccess> access;
 };
 
 // What the ranks exchange, by an engine that may end it later.
@@ -48,18 +49,22 @@ struct PlaceExchange {
   std::vector<Place> places;
 };
 
-class HeapBuffer final : public SymmetricBuffer {
+class HeapBuffer final : public SymmetricBuffer, public OneSidedAccess::Memory {
  public:
   explicit HeapBuffer(BufferParts parts) : parts_(std::move(parts)), taken_(num_words()) {}
   ~HeapBuffer() override;
 
   Bytes local() const override { return data_of(parts_.rank); }
   bool shares_memory() const override { return parts_.memory != nullptr; }
-  ConstBytes peer(Rank rank) const override { return writable_peer(rank); }
+  ConstBytes peer(Rank rank) const override;
   Bytes writable_peer(Rank rank) const override;
   Bytes contiguous() override;
+  ConstBytes view() override { return map_all("view"); }
   void signal(Rank peer, uint32_t slot) override;
   void wait_signal(Rank from, uint32_t slot, Deadline deadline) override;
+
+  // The signals stay shared: a wait for them ends with the failure.
+  Status withdraw(std::string_view reason) override;
 
  private:
   size_t num_words() const { return parts_.pieces.size() * kNumSignals; }
@@ -68,7 +73,17 @@ class HeapBuffer final : public SymmetricBuffer {
   os::WaitWord& word(Rank from, Rank to, uint32_t slot) const;
   void check(std::string_view call, Rank peer) const;
   // Refuses memory that its rank has taken back: the others see old pages of it, or it sees them.
+  // Also what a peer may have used again that takes this rank for lost.
   void check_not_revoked(std::string_view call, Rank rank) const;
+  // Whether it was taken back because the group has failed for this or the other rank.
+  bool is_withdrawn(Rank rank) const;
+  bool is_in_group(Rank rank) const {
+    return rank >= 0 && rank < static_cast<int>(parts_.pieces.size());
+  }
+  // Before the program gets a pointer through which it may write to the piece of a peer.
+  void announce_writer(std::string_view call, Rank rank) const;
+  [[noreturn]] void refuse_revoked(std::string_view call, Rank rank) const;
+  Bytes map_all(std::string_view call);
   void check_slot(std::string_view call, uint32_t slot) const;
   [[noreturn]] void refuse_reach(std::string_view call) const;
 
@@ -104,6 +119,7 @@ os::WaitWord& HeapBuffer::word(Rank from, Rank to, uint32_t slot) const {
 
 void HeapBuffer::check(std::string_view call, Rank peer) const {
   parts_.fork_guard->check();
+  parts_.access->check();
   check_rank(call, "the peer", peer, static_cast<int>(parts_.pieces.size()));
   if (parts_.pieces[static_cast<size_t>(peer.value)] == nullptr) refuse_reach(call);
   check_not_revoked(call, peer);
@@ -112,11 +128,35 @@ void HeapBuffer::check(std::string_view call, Rank peer) const {
 void HeapBuffer::check_not_revoked(std::string_view call, Rank rank) const {
   if (parts_.memory == nullptr) return;
   const SlotPlace& at = parts_.places[static_cast<size_t>(rank.value)];
-  if (!parts_.memory->is_revoked(at.slot, at.place.piece)) return;
+  if (parts_.memory->is_revoked(at.slot, at.place.piece) || is_withdrawn(rank)) {
+    refuse_revoked(call, rank);
+  }
+  if (rank == parts_.rank || !parts_.memory->has_lost_holds()) return;
   throw Error(ErrorCode::kAborted,
-              format("{}: rank {} took this symmetric memory back from its peers when an operation "
-                     "on it failed, so its pages are no longer shared; look at the first failure "
-                     "and allocate new memory",
+              format("{}: peers have reported rank {} as lost and may have used their symmetric "
+                     "memory again; look at the first failure",
+                     call, parts_.rank))
+      .with_culprit(parts_.rank);
+}
+
+bool HeapBuffer::is_withdrawn(Rank rank) const {
+  if (parts_.memory == nullptr) return false;
+  const SlotPlace& at = parts_.places[static_cast<size_t>(rank.value)];
+  return parts_.memory->is_withdrawn(at.slot, at.place.piece);
+}
+
+void HeapBuffer::announce_writer(std::string_view call, Rank rank) const {
+  if (parts_.memory == nullptr || rank == parts_.rank) return;
+  const SlotPlace& at = parts_.places[static_cast<size_t>(rank.value)];
+  // It was withdrawn, or this rank was reported as lost, since the check before.
+  if (!parts_.memory->announce_writer(at.slot, at.place.piece)) check_not_revoked(call, rank);
+}
+
+void HeapBuffer::refuse_revoked(std::string_view call, Rank rank) const {
+  throw Error(ErrorCode::kAborted,
+              format("{}: rank {} took this symmetric memory back from its peers after a failure, "
+                     "so its pages are no longer shared; look at the first failure and allocate "
+                     "new memory",
                      call, rank))
       .with_culprit(rank.value);
 }
@@ -134,16 +174,31 @@ void HeapBuffer::refuse_reach(std::string_view call) const {
              call, parts_.rank));
 }
 
-Bytes HeapBuffer::writable_peer(Rank rank) const {
+ConstBytes HeapBuffer::peer(Rank rank) const {
   check("peer", rank);
   return data_of(rank);
 }
 
+Bytes HeapBuffer::writable_peer(Rank rank) const {
+  check("writable_peer", rank);
+  announce_writer("writable_peer", rank);
+  return data_of(rank);
+}
+
 Bytes HeapBuffer::contiguous() {
-  parts_.fork_guard->check();
-  if (parts_.memory == nullptr) refuse_reach("contiguous");
+  const Bytes all = map_all("contiguous");
   for (size_t rank = 0; rank < parts_.places.size(); ++rank) {
-    check_not_revoked("contiguous", static_cast<int>(rank));
+    announce_writer("contiguous", static_cast<int>(rank));
+  }
+  return all;
+}
+
+Bytes HeapBuffer::map_all(std::string_view call) {
+  parts_.fork_guard->check();
+  parts_.access->check();
+  if (parts_.memory == nullptr) refuse_reach(call);
+  for (size_t rank = 0; rank < parts_.places.size(); ++rank) {
+    check_not_revoked(call, static_cast<int>(rank));
   }
   const std::lock_guard lock(mutex_);
   if (view_ == nullptr) {
@@ -157,6 +212,13 @@ Bytes HeapBuffer::contiguous() {
   return view_->bytes();
 }
 
+Status HeapBuffer::withdraw(std::string_view reason) {
+  if (parts_.memory == nullptr || parts_.fork_guard->is_in_child()) return {};
+  Place data = parts_.places[static_cast<size_t>(parts_.rank.value)].place;
+  data.offset += signal_bytes(static_cast<int>(parts_.pieces.size()));
+  return parts_.memory->withdraw(data, parts_.num_bytes, reason);
+}
+
 // Adds instead of System::publish, which stores: threads of one rank may signal at once.
 void HeapBuffer::signal(Rank peer, uint32_t slot) {
   check("signal", peer);
@@ -168,16 +230,22 @@ void HeapBuffer::signal(Rank peer, uint32_t slot) {
 }
 
 void HeapBuffer::wait_signal(Rank from, uint32_t slot, Deadline deadline) {
+  parts_.fork_guard->check();
+  const auto waits = parts_.waits.lock();
+  // A peer that has heard of a failure first has withdrawn its memory: this rank is to throw the
+  // failure, too.
+  if (waits != nullptr && is_in_group(from) && is_withdrawn(from)) waits->await_failure();
   check("wait_signal", from);
   check_slot("wait_signal", slot);
-  const auto waits = parts_.waits.lock();
   if (waits == nullptr) {
     refuse_call("wait_signal: the group of this buffer is gone; wait before it is destroyed");
   }
   const size_t index = static_cast<size_t>(from.value) * kNumSignals + slot;
   const uint32_t value = taken_[index].fetch_add(1, std::memory_order_relaxed) + 1;
   waits->wait({word(from, parts_.rank, slot), value, from, slot}, deadline);
-  // The signal says that memory may be read: not if it was taken back since.
+  // The signal says that memory may be read: not if it was taken back since, on either side.
+  if (is_withdrawn(from)) waits->await_failure();
+  parts_.access->check();
   check_not_revoked("wait_signal", from);
   check_not_revoked("wait_signal", parts_.rank);
 }
@@ -200,6 +268,7 @@ Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate(const OpContext
   made.pieces[static_cast<size_t>(parts_.rank.value)] = made.pages.data()->bytes;
   made.waits = parts_.waits;
   made.fork_guard = parts_.fork_guard;
+  made.access = parts_.access;
   return std::shared_ptr<SymmetricBuffer>(std::make_shared<HeapBuffer>(std::move(made)));
 }
 
@@ -232,7 +301,10 @@ Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate_shared(const Op
   made.memory = parts_.memory;
   made.waits = parts_.waits;
   made.fork_guard = parts_.fork_guard;
-  return std::shared_ptr<SymmetricBuffer>(std::make_shared<HeapBuffer>(std::move(made)));
+  made.access = parts_.access;
+  auto buffer = std::make_shared<HeapBuffer>(std::move(made));
+  parts_.access->add(buffer);
+  return std::shared_ptr<SymmetricBuffer>(std::move(buffer));
 }
 
 }  // namespace cadre

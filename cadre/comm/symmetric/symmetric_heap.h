@@ -18,6 +18,7 @@
 #include "cadre/collective/backend.h"
 #include "cadre/comm/fork_guard.h"
 #include "cadre/comm/messages/signal_waits.h"
+#include "cadre/comm/symmetric/one_sided_access.h"
 #include "cadre/comm/symmetric/symmetric_buffer.h"
 #include "cadre/memory/host_memory.h"
 #include "cadre/os/system.h"
@@ -35,6 +36,7 @@ class SymmetricHeap {
     std::vector<int> slots;                       // in the memory, by rank
     std::shared_ptr<SignalWaits> waits;           // shared with the buffers, weakly
     std::shared_ptr<const ForkGuard> fork_guard;  // shared with the group and the buffers
+    std::shared_ptr<OneSidedAccess> access;       // shared with the group and the buffers
   };
   // Waits for what the engine was given, and keeps the memory until the engine has ended it.
   using Await = std::function<Status(const Completion&, std::shared_ptr<const void> memory)>;

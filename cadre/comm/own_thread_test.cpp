@@ -1,0 +1,187 @@
+// A group of which the last handle goes in a thread that the group would have to join, a group that
+// is closed there, and a log whose lines throw in threads and destructors of the group.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <functional>
+#include <future>
+#include <latch>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "cadre/comm/communicator.h"
+#include "cadre/comm/groups/split.h"
+#include "cadre/store/hash_store.h"
+#include "cadre/testing/leftovers.h"
+#include "cadre/testing/ranks.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::seconds;
+using testing::failure_of;
+using testing::RankContext;
+using testing::require;
+
+using Handle = std::shared_ptr<Communicator>;
+
+// Lets the last handle go; the memory of operations lives as long as the test.
+using LetGo = std::function<void(Handle)>;
+
+// The groups of two ranks end in threads of their own, and nothing is left of them.
+void expect_ended(const LetGo& let_go, const CommunicatorOptions& options = {}) {
+  const testing::Resources before = testing::count_resources();
+  const auto system = os::make_native_system();
+  {
+    const auto store = std::make_shared<HashStore>(*system);
+    const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
+      const Membership membership{context.rank, 2, 1, store, "token"};
+      let_go(Communicator::connect(*system, membership, options, system->deadline_in(seconds(20))));
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+  const Deadline limit = system->deadline_in(seconds(20));
+  while (!testing::leftovers_since(before).empty() && !limit.has_passed(system->now())) {
+  }
+  EXPECT_EQ(testing::leftovers_since(before), "");
+}
+
+TEST(OwnThread, TheDeleterOfAKeepAliveMayDestroyTheGroup) {
+  expect_ended([](Handle group) {
+    Communicator& issuer = *group;
+    const auto kept = std::make_shared<Handle>(std::move(group));
+    static_cast<void>(issuer.barrier_async({.keep_alive = kept}));
+  });
+}
+
+TEST(OwnThread, ACallerThatWaitsMayDestroyTheGroup) {
+  expect_ended([](Handle group) {
+    Communicator& issuer = *group;
+    auto kept = std::make_shared<Handle>(std::move(group));
+    const Work work = issuer.barrier_async({.keep_alive = std::move(kept)});
+    work.wait();
+  });
+}
+
+TEST(OwnThread, ACallbackMayDestroyTheGroup) {
+  expect_ended([](Handle group) {
+    const Work work = group->barrier_async();
+    std::promise<void> called;
+    work.on_completed([kept = std::move(group), &called](const auto&) mutable {
+      kept.reset();
+      called.set_value();
+    });
+    called.get_future().wait();
+  });
+}
+
+TEST(OwnThread, TheOwnerOfAMessageMayDestroyTheGroup) {
+  expect_ended([](Handle group) {
+    Communicator& issuer = *group;
+    const int peer = 1 - issuer.rank().value;
+    const CollectiveOptions options{.keep_alive = std::make_shared<Handle>(std::move(group))};
+    static_cast<void>(issuer.rank() == 0 ? issuer.send_async({}, DType::kInt64, peer, 0, options)
+                                         : issuer.recv_async({}, DType::kInt64, peer, 0, options));
+  });
+}
+
+TEST(OwnThread, ACallbackCannotCloseTheGroup) {
+  expect_ended([](const Handle& group) {
+    std::promise<std::string> said;
+    const Work work = group->barrier_async();
+    work.on_completed([&](const auto&) {
+      said.set_value(failure_of([&] { group->close(group->system().deadline_in(seconds(1))); }));
+    });
+    const std::string failure = said.get_future().get();
+    // Called here, if the operation had ended before.
+    require(failure.empty() || failure.find("close on group \"world\"") != std::string::npos,
+            failure);
+    require(failure.empty() || failure.starts_with("kInvalidArgument"), failure);
+    work.wait();
+    group->close(group->system().deadline_in(seconds(20)));
+  });
+}
+
+// Runs `act` with one group in a callback of the other, and the reverse, at the same time.
+void act_crosswise(const Handle& world, const std::function<void(Handle)>& act) {
+  const Deadline limit = world->system().deadline_in(seconds(20));
+  const int peer = 1 - world->rank().value;
+  std::array<int64_t, 2> received{};
+  std::array<std::promise<void>, 2> called;
+  std::latch both_run(2);
+  std::array<Handle, 2> groups;
+  for (Handle& group : groups) group = split(*world, {.color = 0}, limit);
+  for (size_t i = 0; i < 2; ++i) {
+    const Work work = groups[i]->recv_async(
+        std::as_writable_bytes(std::span(received).subspan(i, 1)), DType::kInt64, peer, 0);
+    work.on_completed([&, i, other = groups[1 - i]](const auto&) mutable {
+      both_run.arrive_and_wait();
+      act(std::move(other));
+      called[i].set_value();
+    });
+  }
+  world->barrier();  // on both ranks the callbacks are registered before a message is there
+  const std::array<int64_t, 1> sent{};
+  for (Handle& group : groups) {
+    group->send(std::as_bytes(std::span(sent)), DType::kInt64, peer, 0);
+    group.reset();
+  }
+  for (auto& call : called) call.get_future().wait();
+}
+
+TEST(OwnThread, CallbacksOfTwoGroupsMayDestroyEachOthersGroup) {
+  expect_ended([](const Handle& world) {
+    act_crosswise(world, [](Handle other) { other.reset(); });
+    world->barrier();
+  });
+}
+
+TEST(OwnThread, OfCallbacksThatCloseEachOthersGroupOneIsRefused) {
+  expect_ended([](const Handle& world) {
+    std::mutex mutex;
+    std::string failures;
+    act_crosswise(world, [&](const Handle& other) {
+      const std::string failure =
+          failure_of([&] { other->close(other->system().deadline_in(seconds(20))); });
+      const std::lock_guard lock(mutex);
+      failures += failure;
+    });
+    require(failures.find("kInvalidArgument: close on group") == 0, failures);
+    require(failures.find("a callback of another group") != std::string::npos, failures);
+    world->barrier();
+  });
+}
+
+class ThrowingLog final : public LogSink {
+ public:
+  void write(LogLevel, std::string_view, std::string_view) override {
+    throw std::runtime_error("the disk of the log is full");
+  }
+};
+
+// The ranks end after different collectives, which the destructors log, and the plane's threads.
+TEST(OwnThread, ALogThatThrowsEndsNoProcess) {
+  expect_ended(
+      [](const Handle& group) {
+        group->barrier();
+        std::array<int64_t, 1> sent{};
+        std::array<int64_t, 1> received{};
+        group->broadcast(std::as_writable_bytes(std::span(sent)), DType::kInt64, group->rank());
+        // A small broadcast ends on its root alone. The messages return when both have called it:
+        // they are numbered apart from collectives.
+        const int peer = 1 - group->rank().value;
+        const Work sending =
+            group->send_async(std::as_bytes(std::span(sent)), DType::kInt64, peer, 0);
+        group->recv(std::as_writable_bytes(std::span(received)), DType::kInt64, peer, 0);
+        sending.wait();
+      },
+      {.transport = TransportChoice::kTcp, .log = std::make_shared<ThrowingLog>()});
+}
+
+}  // namespace
+}  // namespace cadre
