@@ -19,8 +19,8 @@ constexpr Duration kOptionalRetryPause = std::chrono::seconds(10);
 }  // namespace
 
 DialTurn DialSchedule::plan(const ChannelInterest& interest, bool has_connection, TimePoint now) {
-  const bool is_wanted =
-      interest.want_send || (interest.want_recv && is_higher_ && !interest.is_optional);
+  const bool opens_to_receive = has_lost_opening_ || (is_higher_ && !interest.is_optional);
+  const bool is_wanted = interest.want_send || (interest.want_recv && opens_to_receive);
   if (!is_wanted || is_dialing_) return {};
   if (!wanted_since_) wanted_since_ = now;
   TimePoint at = std::max(interest.is_optional ? optional_retry_at_ : retry_at_, now);

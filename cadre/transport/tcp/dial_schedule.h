@@ -30,12 +30,17 @@ class DialSchedule {
   // the one that opens it, until end(). `has_connection`: the peer has opened one, which has not
   // shown its first frame.
   DialTurn plan(const ChannelInterest& interest, bool has_connection, TimePoint now);
+  // A connection that the peer has opened has ended before its first frame. The peer may have given
+  // it up, or it was cut with what the peer had sent. So from now on this process opens one also to
+  // receive: the peer then looks at its own end.
+  void note_lost_opening() { has_lost_opening_ = true; }
   enum class Ending : uint8_t { kConnected, kLate, kRefused };
   void end(Ending ending, TimePoint now);
 
  private:
   const bool is_higher_;
   bool is_dialing_ = false;
+  bool has_lost_opening_ = false;
   int num_late_ = 0;                       // attempts that took too long
   std::optional<TimePoint> wanted_since_;  // a connection, at first
   TimePoint retry_at_{};

@@ -74,6 +74,7 @@ void PeerLink::send_on(std::shared_ptr<Connection> connection) {
 
 void PeerLink::add(std::unique_ptr<os::Socket> socket, ConnectionEnd end) {
   const std::lock_guard lock(mutex_);
+  if (end == ConnectionEnd::kAccepted) look_for_end();
   if (send_error_ || recv_error_) return;
   const auto connection = std::make_shared<Connection>(std::move(socket), end, meter_);
   connections_.push_back(connection);
@@ -108,6 +109,21 @@ void PeerLink::look_for_first_frame() {
     if (const auto received = receive_any(*connection, nullptr); !received.ok()) {
       end(*connection, received.error());
     }
+  }
+}
+
+// The peer opens one more connection if it has lost what was sent on one: nobody may be waiting for
+// the peer here, and then nobody has noticed the end of that connection.
+void PeerLink::look_for_end() {
+  const Connections connections = connections_;  // some may end
+  for (const auto& connection : connections) receive_what_is_there(*connection);
+}
+
+void PeerLink::receive_what_is_there(Connection& connection) {
+  while (!connection.has_ended) {
+    const auto received = receive_any(connection, nullptr);
+    if (!received.ok()) end(connection, received.error());
+    if (!received.ok() || *received == 0) return;
   }
 }
 
@@ -256,6 +272,7 @@ void PeerLink::end(Connection& connection, const Error& error) {
   const bool was_given_up =
       connection.end == ConnectionEnd::kAccepted && !connection.has_received && !is_corrupt;
   if (was_given_up) {
+    dials_.note_lost_opening();
     for (const auto& [id, stream] : streams_) end_if_unconnected(*stream);
     return notify_all();
   }
@@ -292,11 +309,7 @@ size_t PeerLink::drain() {
   for (const auto& connection : connections) {
     flush(*connection);
     if (connection->cannot_send) continue;
-    while (!connection->has_ended) {
-      const auto received = receive_any(*connection, nullptr);
-      if (!received.ok()) end(*connection, received.error());
-      if (!received.ok() || *received == 0) break;
-    }
+    receive_what_is_there(*connection);
     if (connection->has_ended) continue;
     num_unsent += connection->socket->num_unsent() + (connection->writer.is_flushed() ? 0 : 1);
   }

@@ -10,7 +10,8 @@
 // One connection is enough. There are two when both processes opened one at the same time: each end
 // reads from both, and sends on the one that was usable first, always the same, so that a stream
 // keeps its order. An accepted connection is used for sending once a frame has come on it, because
-// until then the other end may have given up opening it.
+// until then the other end may have given up opening it. If it ends before, this end opens one, and
+// the other end, which looks at its connections when one more comes, ends them all if one was cut.
 #pragma once
 
 #include <map>
@@ -144,6 +145,8 @@ class PeerLink {
 
   std::shared_ptr<Stream>& find_or_add(StreamId id);
   void look_for_first_frame();
+  void look_for_end();
+  void receive_what_is_there(Connection& connection);
   void send_on(std::shared_ptr<Connection> connection);
   void end_if_unconnected(Stream& stream);
   bool can_send(const Stream& stream) const;

@@ -12,7 +12,9 @@
 //
 // Opening: a rank that waits to send opens a connection if there is none. Of two that want one at
 // the same time the higher rank opens it at once, also to receive, and the lower one only after 20
-// ms without one, so that one connection is usual. If both have opened one, both are used.
+// ms without one, so that one connection is usual. If both have opened one, both are used. After a
+// connection of the peer that ended before its first frame the lower rank, too, opens one to
+// receive.
 #pragma once
 
 #include <functional>

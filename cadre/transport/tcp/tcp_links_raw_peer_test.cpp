@@ -295,5 +295,44 @@ TEST_F(RawPeerTest, TheEndOfOneOfTwoConnectionsLosesNothingOfTheOther) {
   EXPECT_EQ(error_of(1)->code(), ErrorCode::kPeerLost);
 }
 
+// The end that a peer has lost with all that it sent on it looks to this one like one that was
+// given up. A connection that this end opens shows which it was.
+TEST_F(RawPeerTest, ThePeerIsAskedWhetherItHasLostAConnection) {
+  int num_dialed = 0;
+  links_ = std::make_shared<TcpLinks>(
+      *system_, TcpLinksOptions{.rank = 0, .num_ranks = 3},
+      [&](int, Deadline deadline) -> Result<std::unique_ptr<os::Socket>> {
+        ++num_dialed;
+        auto dialed = system_->connect(listener_->address(), deadline);
+        std::unique_ptr<os::Socket> other_end;  // which the peer closes
+        while (other_end == nullptr) other_end = listener_->try_accept().value_or_throw();
+        return dialed;
+      });
+  transport_ = links_->open(kStream, {0, 1, 2}, 0, interrupt_);
+  idle_ = links_->open({99, kMessagePurpose}, {0, 1, 2}, 0, interrupt_);
+  connect(1).reset();
+  receive_nothing();
+  const auto error = error_of(1);
+  ASSERT_TRUE(error.has_value());
+  EXPECT_EQ(error->code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(num_dialed, 1);
+}
+
+// Nobody waits for this peer here, so nobody has noticed the end.
+TEST_F(RawPeerTest, OneMoreConnectionOfAPeerShowsTheEndOfTheOneBefore) {
+  auto lost = connect(1);
+  put(*lost, LinkFrame{});
+  receive_nothing();
+  const auto bytes = pattern(3, 1);
+  send_all(*transport_, 1, bytes);
+  lost.reset();
+  const auto asking = connect(1);
+  os::PollItem item{.target = asking.get(), .want_read = true};
+  ASSERT_TRUE(system_->poll(std::span(&item, 1), soon()));
+  std::array<std::byte, 8> rest;
+  EXPECT_FALSE(asking->try_recv(rest).ok()) << "the peer learns of it";
+  EXPECT_EQ(error_of(1)->code(), ErrorCode::kPeerLost);
+}
+
 }  // namespace
 }  // namespace cadre
