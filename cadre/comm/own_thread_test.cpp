@@ -17,6 +17,7 @@
 #include "cadre/comm/communicator.h"
 #include "cadre/comm/groups/split.h"
 #include "cadre/store/hash_store.h"
+#include "cadre/store/prefix_store.h"
 #include "cadre/testing/leftovers.h"
 #include "cadre/testing/ranks.h"
 
@@ -33,16 +34,21 @@ using Handle = std::shared_ptr<Communicator>;
 // Lets the last handle go; the memory of operations lives as long as the test.
 using LetGo = std::function<void(Handle)>;
 
+// Each rank has a store of its own, which goes with its group.
+Handle connect(os::System& system, Rank rank, const std::shared_ptr<Store>& store,
+               const CommunicatorOptions& options) {
+  const Membership membership{rank, 2, 1, std::make_shared<PrefixStore>("job", store), "token"};
+  return Communicator::connect(system, membership, options, system.deadline_in(seconds(20)));
+}
+
 // The groups of two ranks end in threads of their own, and nothing is left of them.
 void expect_ended(const LetGo& let_go, const CommunicatorOptions& options = {}) {
   const testing::Resources before = testing::count_resources();
   const auto system = os::make_native_system();
   {
     const auto store = std::make_shared<HashStore>(*system);
-    const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
-      const Membership membership{context.rank, 2, 1, store, "token"};
-      let_go(Communicator::connect(*system, membership, options, system->deadline_in(seconds(20))));
-    });
+    const auto result = testing::run_ranks_as_threads(
+        2, [&](RankContext& context) { let_go(connect(*system, context.rank, store, options)); });
     EXPECT_TRUE(result.ok()) << result.failures();
   }
   const Deadline limit = system->deadline_in(seconds(20));
@@ -59,25 +65,58 @@ TEST(OwnThread, TheDeleterOfAKeepAliveMayDestroyTheGroup) {
   });
 }
 
+// Destroys the group in a thread of its own, which goes on before the group ends.
+void reset_last(Handle last) {
+  const std::weak_ptr<Store> store = last->membership().store;
+  last.reset();
+  require(!store.expired(), "the group ends after what it runs in this thread");
+}
+
+void nap(const Communicator& group) {
+  os::System& system = group.system();
+  system.make_waiter()->park(system.deadline_in(std::chrono::milliseconds(20)));
+}
+
+// Rank 1 comes late, so that rank 0 most likely moves the operation itself while it waits.
 TEST(OwnThread, ACallerThatWaitsMayDestroyTheGroup) {
   expect_ended([](Handle group) {
     Communicator& issuer = *group;
-    auto kept = std::make_shared<Handle>(std::move(group));
+    if (issuer.rank() == 1) nap(issuer);
+    std::string failure;
+    std::shared_ptr<void> kept(nullptr, [&failure, last = std::move(group)](void*) mutable {
+      failure = failure_of([&] { reset_last(std::move(last)); });
+    });
     const Work work = issuer.barrier_async({.keep_alive = std::move(kept)});
     work.wait();
+    require(failure.empty(), failure);
   });
 }
 
-TEST(OwnThread, ACallbackMayDestroyTheGroup) {
-  expect_ended([](Handle group) {
-    const Work work = group->barrier_async();
-    std::promise<void> called;
-    work.on_completed([kept = std::move(group), &called](const auto&) mutable {
-      kept.reset();
-      called.set_value();
-    });
-    called.get_future().wait();
+// Runs `act` on rank 0 in the thread for callbacks: rank 1 enters the operation when the callback
+// is registered and what registered it no longer uses the group.
+void act_in_callback(Handle group, const std::function<void(Handle)>& act) {
+  std::array<int64_t, 1> word{};
+  Communicator& issuer = *group;
+  if (issuer.rank() == 1) {
+    issuer.recv(std::as_writable_bytes(std::span(word)), DType::kInt64, 0, 0);
+    issuer.barrier();
+    return;
+  }
+  std::promise<void> may_act;
+  std::promise<std::string> failure;
+  const Work work = issuer.barrier_async();
+  work.on_completed([&, kept = std::move(group)](const auto&) mutable {
+    may_act.get_future().wait();
+    failure.set_value(failure_of([&] { act(std::move(kept)); }));
   });
+  issuer.send(std::as_bytes(std::span(word)), DType::kInt64, 1, 0);
+  may_act.set_value();
+  const std::string text = failure.get_future().get();
+  require(text.empty(), text);
+}
+
+TEST(OwnThread, ACallbackMayDestroyTheGroup) {
+  expect_ended([](Handle group) { act_in_callback(std::move(group), reset_last); });
 }
 
 TEST(OwnThread, TheOwnerOfAMessageMayDestroyTheGroup) {
@@ -92,17 +131,13 @@ TEST(OwnThread, TheOwnerOfAMessageMayDestroyTheGroup) {
 
 TEST(OwnThread, ACallbackCannotCloseTheGroup) {
   expect_ended([](const Handle& group) {
-    std::promise<std::string> said;
-    const Work work = group->barrier_async();
-    work.on_completed([&](const auto&) {
-      said.set_value(failure_of([&] { group->close(group->system().deadline_in(seconds(1))); }));
+    act_in_callback(group, [](const Handle& same) {
+      const std::string failure =
+          failure_of([&] { same->close(same->system().deadline_in(seconds(1))); });
+      require(failure.starts_with("kInvalidArgument: close on group \"world\"") &&
+                  failure.find("which the group would wait for") != std::string::npos,
+              failure);
     });
-    const std::string failure = said.get_future().get();
-    // Called here, if the operation had ended before.
-    require(failure.empty() || failure.find("close on group \"world\"") != std::string::npos,
-            failure);
-    require(failure.empty() || failure.starts_with("kInvalidArgument"), failure);
-    work.wait();
     group->close(group->system().deadline_in(seconds(20)));
   });
 }
@@ -113,14 +148,14 @@ void act_crosswise(const Handle& world, const std::function<void(Handle)>& act) 
   const int peer = 1 - world->rank().value;
   std::array<int64_t, 2> received{};
   std::array<std::promise<void>, 2> called;
-  std::latch both_run(2);
+  std::latch may_act(3);  // both callbacks run, and the messages are sent
   std::array<Handle, 2> groups;
   for (Handle& group : groups) group = split(*world, {.color = 0}, limit);
   for (size_t i = 0; i < 2; ++i) {
     const Work work = groups[i]->recv_async(
         std::as_writable_bytes(std::span(received).subspan(i, 1)), DType::kInt64, peer, 0);
     work.on_completed([&, i, other = groups[1 - i]](const auto&) mutable {
-      both_run.arrive_and_wait();
+      may_act.arrive_and_wait();
       act(std::move(other));
       called[i].set_value();
     });
@@ -131,6 +166,7 @@ void act_crosswise(const Handle& world, const std::function<void(Handle)>& act) 
     group->send(std::as_bytes(std::span(sent)), DType::kInt64, peer, 0);
     group.reset();
   }
+  may_act.count_down();
   for (auto& call : called) call.get_future().wait();
 }
 

@@ -16,6 +16,8 @@ constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
 // room of others, only few, so that those have time to prove themselves.
 constexpr size_t kMaxAcceptsPerTurn = 64;
 constexpr size_t kMaxReplacementsPerTurn = 8;
+// Descriptors that callers leave to the process once it had none.
+constexpr size_t kRoom = 16;
 
 }  // namespace
 
@@ -49,9 +51,7 @@ void Callers::accept(os::Listener& listener) {
     auto accepted = listener.try_accept();
     if (!accepted.ok()) {
       failure_ = accepted.error().message();
-      // Whoever waits in the queue gets the descriptor of one that has not proved itself, if it is
-      // descriptors that are short.
-      if (has_made_room || !drop_one()) {
+      if (has_made_room || !make_room()) {
         accept_after_ = system_.now() + kAcceptPause;
         return;
       }
@@ -67,6 +67,15 @@ void Callers::accept(os::Listener& listener) {
     callers_.push_back({Handshake::answer(system_, std::move(accepted).value(), identity_),
                         system_.deadline_in(kHandshakeTime)});
   }
+}
+
+// Descriptors are short, most likely. Callers take each other's from now on, and leave some to the
+// rest of the process, which opens a segment and connections meanwhile.
+bool Callers::make_room() {
+  const size_t num_dropped = std::min(kRoom, (callers_.size() + 1) / 2);
+  for (size_t i = 0; i < num_dropped; ++i) drop_one();
+  max_callers_ = std::max<size_t>(callers_.size(), 1);
+  return num_dropped > 0;
 }
 
 // The oldest, of those that have not even said hello if there are any. False if there is none.

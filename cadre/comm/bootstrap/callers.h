@@ -4,8 +4,9 @@
 // Threads: one. Blocking: never. Lifetime: borrows the System, the identity and the listeners.
 // Errors: none; an error of accept is kept for the report that no rank came.
 // Strangers cost a bounded number of descriptors and a bounded time of each turn: a connection that
-// has not proved itself within 1 s is dropped, the oldest one sooner where there are too many. A
-// rank whose connection was dropped so calls again.
+// has not proved itself within 1 s is dropped, the oldest one sooner where there are too many. Once
+// descriptors are short, fewer are held, so that the rest of the process has some. A rank whose
+// connection was dropped so calls again.
 #pragma once
 
 #include <memory>
@@ -47,13 +48,14 @@ class Callers {
 
   void accept(os::Listener& listener);
   bool may_accept() const { return is_accepting_ && system_.now() >= accept_after_; }
+  bool make_room();
   bool drop_one();
   void step(std::vector<Handshake>& done);
 
   os::System& system_;
   const LinkIdentity& identity_;
   const std::vector<os::Listener*> listeners_;
-  const size_t max_callers_;
+  size_t max_callers_;           // fewer once descriptors were short
   std::vector<Caller> callers_;  // in the order in which they came
   bool is_accepting_ = true;
   TimePoint accept_after_{};

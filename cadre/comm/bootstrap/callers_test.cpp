@@ -115,31 +115,32 @@ TEST(Callers, WithoutDescriptorsAcceptingPauses) {
   });
 }
 
-// A rank may be behind many of them in the queue.
+// A rank may be behind many of them in the queue, and the process needs descriptors meanwhile.
 TEST(Callers, OutOfDescriptorsStrangersMakeRoomForEachOtherWithoutAPause) {
   in_virtual_time([](os::System& system) {
     CrowdedListener listener;
-    listener.max_open = 4;
+    listener.max_open = 40;
     Callers callers(system, kIdentityOfRank0, {&listener}, 1);
     for (int turn = 0; turn < 20; ++turn) {
       (void)callers.advance();
-      EXPECT_LE(listener.num_open, 4);
+      EXPECT_GT(listener.num_open, 0);
+      EXPECT_LE(listener.num_open, listener.max_open - 16);
     }
-    EXPECT_GE(listener.num_accepted, 40);
-    EXPECT_LE(listener.num_accepted, 4 + 20 * 8);
+    EXPECT_GE(listener.num_accepted, 100);
+    EXPECT_LE(listener.num_accepted, 40 + 20 * 8);
   });
 }
 
-// A lack that the end of a connection does not mend costs one of them at a time.
-TEST(Callers, AFailureOfAcceptThatLastsDropsFewAndPauses) {
+// A lack that the end of connections does not mend.
+TEST(Callers, AFailureOfAcceptThatLastsDropsSomeAndPauses) {
   in_virtual_time([](os::System& system) {
     CrowdedListener listener;
-    listener.max_open = 4;
     Callers callers(system, kIdentityOfRank0, {&listener}, 1);
     (void)callers.advance();
+    const int num_before = listener.num_open;
     listener.is_exhausted = true;
     for (int turn = 0; turn < 20; ++turn) (void)callers.advance();
-    EXPECT_EQ(listener.num_open, 3);
+    EXPECT_EQ(listener.num_open, num_before - 16);
   });
 }
 

@@ -3,13 +3,19 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <new>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "cadre/comm/communicator.h"
+#include "cadre/store/hash_store.h"
 #include "cadre/testing/ranks.h"
 
 namespace cadre {
@@ -84,6 +90,37 @@ TEST(OneSidedAccess, MemoryOfAFailedGroupIsWithdrawnWhenItIsAdded) {
   const auto late = std::make_shared<WithdrawnMemory>();
   access.add(late);
   EXPECT_EQ(late->reason(), "rank 2 is late");
+}
+
+// Two ranks of one process, each with a mapping of its own, as two processes have. Rank 1 writes
+// through a pointer that it had before the failure, while rank 0 has not closed the group.
+TEST(OneSidedAccess, NothingThatAPeerWritesAfterAFailureShowsInLocal) {
+  const auto common = os::make_native_system();
+  const auto store = std::make_shared<HashStore>(*common);
+  std::latch has_failed(2);
+  std::latch has_written(2);
+  const auto result = testing::run_ranks_as_threads(2, [&](testing::RankContext& context) {
+    const auto system = os::make_native_system();
+    const Deadline limit = system->deadline_in(std::chrono::seconds(20));
+    const auto group =
+        Communicator::connect(*system, {context.rank, 2, 1, store, "token"}, {}, limit);
+    const auto buffer = group->allocate_symmetric(20000);
+    const Bytes of_zero = buffer->writable_peer(0);
+    if (context.rank == 1) std::ranges::fill(of_zero, std::byte{5});
+    // That of rank 1 may be aborted: rank 0 goes on when both have entered it.
+    static_cast<void>(failure_of([&] { group->barrier(); }));
+    if (context.rank == 0) {
+      group->abort("a test");
+      static_cast<void>(failure_of([&] { group->barrier(); }));
+    }
+    has_failed.arrive_and_wait();
+    if (context.rank == 1) std::ranges::fill(of_zero, std::byte{0xEE});
+    has_written.arrive_and_wait();
+    const bool is_kept =
+        std::ranges::all_of(buffer->local(), [](std::byte value) { return value == std::byte{5}; });
+    testing::require(is_kept || context.rank == 1, "what rank 1 wrote before, and nothing later");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 }  // namespace
