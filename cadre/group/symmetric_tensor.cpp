@@ -37,6 +37,10 @@ const at::Tensor& SymmetricTensor::local() const {
   return local_;
 }
 
+bool SymmetricTensor::shares_memory() const {
+  return buffer("shares_memory").shares_memory();
+}
+
 at::Tensor SymmetricTensor::peer(Rank rank) const {
   const Bytes theirs = buffer("peer").writable_peer(rank);
   if (rank == group_.rank()) return local_;

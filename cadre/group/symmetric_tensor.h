@@ -36,7 +36,7 @@ class CADRE_EXPORT SymmetricTensor {
   // (numel), this rank's.
   const at::Tensor& local() const;
   // Whether the tensors of the other ranks are within reach: not over TCP, nor in a world of one.
-  bool shares_memory() const { return buffer("shares_memory").shares_memory(); }
+  bool shares_memory() const;
   // (numel), that of a rank, which may be this one.
   at::Tensor peer(Rank rank) const;
   // Counts a signal to a rank. slot: below SymmetricBuffer::kNumSignals. Never blocks.

@@ -148,6 +148,7 @@ void memory(const World& w) {
     mapped->wait_for_peers(0);
     mapped->check_group(1);
     require(mapped->whole().sum().item<double>() == w.sum * numel, "map_parts");
+    require(mapped->whole_after_failure().is_same(mapped->whole()), "whole_after_failure");
     require(mapped->lost_ranks().empty(), "lost_ranks");
   }
   const auto symmetric = cadre::SymmetricTensor::allocate(w.group, 3, at::kFloat);
