@@ -40,15 +40,19 @@ ShardedGradients::ShardedGradients(std::vector<NamedTensor> parameters,
                {.on_cleared =
                     [this](size_t parameter) { slots_[parameter].leaf.mutable_grad().reset(); },
                 .on_arrival = [this](size_t parameter) { begin_arrival(parameter); }}),
-      unreduced_(
-          parameters_, where(),
-          {.leaf = [this](size_t parameter) { return slots_[parameter].leaf; },
-           .memory =
-               [this](size_t parameter) {
-                 leave_held_memory(slots_[parameter]);
-                 return slots_[parameter].gradient;
-               },
-           .is_refused = [this](size_t parameter) { return refused_.is_refused(parameter); }}) {
+      unreduced_(parameters_, where(),
+                 {.leaf = [this](size_t parameter) { return slots_[parameter].leaf; },
+                  .memory =
+                      [this](size_t parameter) {
+                        leave_held_memory(slots_[parameter]);
+                        return slots_[parameter].gradient;
+                      },
+                  .is_refused = [this](size_t parameter) { return refused_.is_refused(parameter); },
+                  .refuses_changed_values = options_.refuses_changed_values,
+                  .on_cleared =
+                      [this] {
+                        if (options_.on_cleared) options_.on_cleared();
+                      }}) {
   first_late_unit_ = units.size() - std::min(options_.num_late_units, units.size());
   make_buckets(units);
   num_late_buckets_ = static_cast<size_t>(std::ranges::count_if(

@@ -6,7 +6,8 @@
 // launch_next() waits for the reduction before the last one, whose memory it uses again.
 // Lifetime: shares the flat parameters. The gradients of shards stay when it is gone.
 // Errors: kInvalidArgument for a layout of other buckets, and, out of a backward, for gradients of
-// shards that the program has changed in place while this rank has gradients that are not reduced.
+// shards that the program has changed in place, and if Options says so for shards whose values it
+// has changed, while this rank has gradients that are not reduced.
 //
 // One bucket per FlatParameters with a trained parameter. When its turn comes, its gradients are
 // copied into one of two buffers, weighted and in the dtype of the reduction, and dropped; a
@@ -77,6 +78,11 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
     std::function<void(size_t unit)> on_unit_taken = {};
     // A pass begins.
     std::function<void()> on_pass = {};
+    // Whether it is an error, as of replicated gradients, that the program changes the values of a
+    // shard, as a step does, while gradients are not reduced.
+    bool refuses_changed_values = false;
+    // The program has cleared gradients that were accumulated and not reduced yet.
+    std::function<void()> on_cleared = {};
     // This rank has left the pass and issues the reductions that the others wait for: it is about
     // to issue the one of this number, or, with the number of buckets, has issued all.
     std::function<void(size_t launch)> on_abandoned_launch = {};

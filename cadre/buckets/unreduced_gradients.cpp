@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/wrap/parameter_watch.h"
 #include "cadre/wrap/tensor_version.h"
 
 namespace cadre {
@@ -45,6 +46,7 @@ void UnreducedGradients::keep(size_t parameter) {
   } else if (!local.is_kept && has_only_zeros(gradient)) {
     gradient.fill_(-0.0);
   }
+  if (!local.is_kept && shards_.refuses_changed_values) local.values = values_of(parameter);
   local.shown = gradient.unsafeGetTensorImpl();
   local.version = wrap::version_of(gradient);
   local.is_kept = true;
@@ -82,6 +84,7 @@ UnreducedGradients::Shown UnreducedGradients::shown(size_t parameter) const {
 }
 
 void UnreducedGradients::review(size_t parameter) {
+  if (changed_ == parameter) change_.reset();
   const at::Tensor& gradient = parameters_[parameter].tensor.grad();
   Local& local = locals_[parameter];
   if (!local.is_kept) {
@@ -97,29 +100,46 @@ void UnreducedGradients::review(size_t parameter) {
   if (!gradient.defined()) {  // by zero_grad() of the module, which means the shard's, too
     shards_.leaf(parameter).mutable_grad().reset();
     local = Local{};
+    shards_.on_cleared();
     return;
   }
   switch (shown(parameter)) {
     case Shown::kUnchanged:
-      return;
+      if (!shards_.refuses_changed_values || values_of(parameter) == local.values) return;
+      return set_changed(
+          parameter, "this rank's shard",
+          "was written, by the step of an optimizer for example, while a gradient of a backward() "
+          "under no_sync() waited, which the shard's does not contain yet: an optimizer has seen "
+          "zeros instead. Step, and load values, after the gradients were reduced (by a backward() "
+          "without no_sync(), or by reduce_gradients()) or cleared");
     case Shown::kCleared:
       drop(parameter);
-      return;
+      return shards_.on_cleared();
     case Shown::kChanged:
-      break;
+      return set_changed(
+          parameter, "the gradient of this rank's shard",
+          "was changed in place after a backward() under no_sync(), whose "
+          "gradients it does not contain yet, so the change would not reach these. Scale or clip "
+          "gradients after they were reduced (by a backward() without no_sync(), or by "
+          "reduce_gradients())");
   }
-  change_ = Error(
-      ErrorCode::kInvalidArgument,
-      format("{}: the gradient of this rank's shard of \"{}\" was changed in place after a "
-             "backward() under no_sync(), whose gradients it does not contain yet, so the change "
-             "would not reach these. Scale or clip gradients after they were reduced (by a "
-             "backward() without no_sync(), or by reduce_gradients()); clear the gradients to go "
-             "on",
-             place_, parameters_[parameter].name));
+}
+
+void UnreducedGradients::set_changed(size_t parameter, const std::string& what,
+                                     const std::string& problem) {
+  change_ = Error(ErrorCode::kInvalidArgument,
+                  format("{}: {} of \"{}\" {}; clear the gradients to go on", place_, what,
+                         parameters_[parameter].name, problem));
+  changed_ = parameter;
+}
+
+UnreducedGradients::Values UnreducedGradients::values_of(size_t parameter) const {
+  const wrap::WriteWatch watch({{.name = {}, .tensor = shards_.leaf(parameter)}});
+  return {.version = watch.num_writes(), .sample = watch.samples()};
 }
 
 void UnreducedGradients::review_all(std::optional<size_t> except) {
-  change_.reset();
+  if (except != changed_) change_.reset();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (except != i) review(i);
   }
