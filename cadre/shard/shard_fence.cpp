@@ -47,6 +47,7 @@ void ShardFence::add(FlatParameters& unit) {
   // The owners have written the first values.
   if (unit.is_mapped()) meet(std::nullopt);
   units_.push_back(&unit);
+  had_units_ = true;
 }
 
 void ShardFence::remove(const FlatParameters& unit) {
@@ -102,6 +103,13 @@ void ShardFence::begin_update() {
     throw Error(
         ErrorCode::kInvalidArgument,
         format("{}: an update was begun inside of another one; end that one first", where()));
+  }
+  if (units_.empty() && had_units_) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("{}: the parameters whose shards it would write are gone, with their "
+                       "wrapper, so nobody would read them; keep the wrapper as long as its "
+                       "optimizer steps",
+                       where()));
   }
   if (!versions_) {
     withdraw();

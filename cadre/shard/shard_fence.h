@@ -3,7 +3,8 @@
 //
 // Threads: as FlatParameters. Blocking: begin_update(), and a use of parameters after an update,
 // until the group's deadline. Lifetime: does not own the FlatParameters, which may go in any order.
-// Errors: those of the group, and kInvalidArgument for an update inside of an update. kCorruption:
+// Errors: those of the group, and kInvalidArgument for an update inside of an update, and for one
+// whose FlatParameters are all gone. kCorruption:
 // a rank was lost, or its step threw, while it wrote its shards, so that they may be half written.
 // From then on the parameters stay guarded; resume from the last snapshot.
 // Source: the fence and the access epochs of MPI's one-sided communication, and sequence locks.
@@ -73,6 +74,7 @@ class CADRE_EXPORT ShardFence {
   std::string names() const;
 
   std::vector<FlatParameters*> units_;
+  bool had_units_ = false;
   std::optional<wrap::LocatedGroup> group_;  // none without mapped units
   // A page for each rank, which begins with its version.
   std::optional<MappedParts> versions_;
