@@ -73,9 +73,10 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters, wrap::Locate
     wrap::mark_as_shard(values_.back(),
                         {.parameter = parameters_[i].name, .owner = options_.name, .rank = rank});
   }
+  shard_watch_ = std::make_unique<wrap::WriteWatch>(named_values());
   if (options_.keep_full) {
     state_ = State::kFull;
-    filled_version_ = version_of_shard();
+    filled_ = state_of_shard();
   } else {
     guard(kSharded);
   }
@@ -174,27 +175,6 @@ void FlatParameters::take_over_parameters() {
   }
 }
 
-std::vector<ParameterShard> FlatParameters::parameter_shards(const DeviceMesh& mesh,
-                                                             const std::string& flat_axis) const {
-  // Null if this object is not owned by a shared_ptr.
-  const auto self = std::const_pointer_cast<FlatParameters>(weak_from_this().lock());
-  std::vector<ParameterShard> shards;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    shards.push_back(on_joint_mesh({.name = parameters_[i].name,
-                                    .sizes = parameters_[i].tensor.sizes().vec(),
-                                    .mesh = mesh,
-                                    .placements = {mesh.axes().size(), Replicate()},
-                                    .flat_axis = flat_axis,
-                                    .range = layout_.range(i, group_.rank().value),
-                                    .values = values_[i],
-                                    .parameter = parameters_[i].tensor,
-                                    .fence = options_.keep_full ? nullptr : options_.fence,
-                                    .flat = self},
-                                   divisions_[i].get()));
-  }
-  return shards;
-}
-
 // Otherwise a gather would write to memory that the parameter no longer uses, or an optimizer to
 // memory that no gather reads.
 void FlatParameters::check_in_place() const {
@@ -206,11 +186,11 @@ void FlatParameters::check_in_place() const {
         parameter.storage_offset() == layout_.offset(i) && parameter.numel() == layout_.numel(i)) {
       continue;
     }
-    refuse(format("{}, rank {}", options_.name, group_.rank()),
-           format("\"{}\" has been given other memory since it was sharded, by set_data(), by "
-                  "to() of its module or by another wrapper or optimizer. Change it before it is "
-                  "sharded, and shard it once",
-                  parameters_[i].name));
+    refuse_use(
+        format("\"{}\" has been given other memory since it was sharded, by set_data(), by "
+               "to() of its module or by another wrapper or optimizer. Change it before it is "
+               "sharded, and shard it once",
+               parameters_[i].name));
   }
 }
 
@@ -223,21 +203,65 @@ void FlatParameters::check_shards_in_place() const {
         values.numel() == layout_.range(i, rank).size() && values.scalar_type() == dtype_) {
       continue;
     }
-    refuse(format("{}, rank {}", options_.name, rank),
-           format("this rank's shard of \"{}\" has been given other memory, by set_data() for "
-                  "example, which no gather reads: forward() would go on with the values of "
-                  "before. Copy values into the shard instead, on all ranks: "
-                  "shard.values.copy_(values), under torch::NoGradGuard and, where shards are "
-                  "mapped, inside of a cadre::ShardUpdate",
-                  parameters_[i].name));
+    refuse_use(
+        format("this rank's shard of \"{}\" has been given other memory, by set_data() for "
+               "example, which no gather reads: forward() would go on with the values of "
+               "before. Copy values into the shard instead, on all ranks: "
+               "shard.values.copy_(values), under torch::NoGradGuard and, where shards are "
+               "mapped, inside of a cadre::ShardUpdate",
+               parameters_[i].name));
   }
+}
+
+std::vector<NamedTensor> FlatParameters::named_values() const {
+  std::vector<NamedTensor> named;
+  for (size_t i = 0; i < values_.size(); ++i) named.push_back({parameters_[i].name, values_[i]});
+  return named;
 }
 
 uint32_t FlatParameters::version_of_shard() const {
   if (is_mapped()) return static_cast<uint32_t>(options_.fence->num_updates());
-  uint32_t version = shard_._version();
-  for (const at::Tensor& values : values_) version += values._version();
-  return version;
+  return shard_._version() + shard_watch_->num_writes();
+}
+
+// No samples of mapped shards, which are written in updates only, and of shards that are the
+// parameters, which the program may write at any time. Those that a step gathers are compared then.
+FlatParameters::ShardState FlatParameters::state_of_shard() const {
+  const bool has_samples = !is_mapped() && (options_.keep_full || !shares_memory());
+  return {.version = version_of_shard(), .samples = has_samples ? shard_watch_->samples() : 0};
+}
+
+bool FlatParameters::is_outdated() const {
+  if (state_ == State::kSharded) return false;
+  const ShardState& known = state_ == State::kGathering ? gathered_ : *filled_;
+  // The program may write to parameters that are the shard itself.
+  if (shares_memory()) return known.version != version_of_shard();
+  return known != state_of_shard();
+}
+
+// Where the parameters are the shards themselves, or stay whole, what the program writes remains.
+void FlatParameters::check_unwritten() const {
+  if (options_.keep_full || shares_memory()) return;
+  const std::vector<size_t> written = written_->written();
+  if (written.empty()) return;
+  const std::string where =
+      format("{}, rank {}: the program has written to ", options_.name, group_.rank());
+  if (is_mapped()) {
+    throw Error(ErrorCode::kCorruption,
+                where +
+                    "parameters while they were mapped. All ranks read and write the same "
+                    "memory, so the values are not those that one rank would get. Write to the "
+                    "shards inside a cadre::ShardUpdate, hold summon_full_params() and write "
+                    "back, or choose ShardForm::kGathered; go on from the last snapshot");
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              where + format("\"{}\" while the parameters were gathered, as a forward() does that "
+                             "changes a weight (an Embedding with max_norm, a weight that is "
+                             "normalized in place). The change is lost, because the owners of the "
+                             "shards do not have it. Let forward() compute a new tensor from the "
+                             "weight, or change weights between two steps: in the shards, or in "
+                             "summon_full_params() with write_back()",
+                             parameters_[written[0]].name));
 }
 
 at::Tensor FlatParameters::gather_input() {
@@ -252,15 +276,20 @@ void FlatParameters::refuse_use(const std::string& problem) const {
 }
 
 void FlatParameters::unshard_async() {
-  if (state_ == State::kGathering) return;
+  if (state_ == State::kGathering) {
+    if (!is_outdated()) return;
+    mark_stale();  // what arrives are values of before
+  }
   check_shards_in_place();
-  // The program has written to the shards between two steps.
-  if (is_unsharded() && options_.keep_full && filled_version_ != version_of_shard()) mark_stale();
+  // The program has written to the shards between two steps. Only versions tell: what samples show
+  // may be written to the parameters, of which the shard is a part, and that some ranks may see.
+  const bool is_written = is_unsharded() && filled_->version != version_of_shard();
+  if (is_written && options_.keep_full) mark_stale();
   if (is_unsharded()) {
     // The parameters are the shard itself, which the program may write.
-    if (shares_memory() && filled_version_ != version_of_shard()) {
+    if (shares_memory() && is_written) {
       bump_versions();
-      filled_version_ = version_of_shard();
+      filled_ = state_of_shard();
     }
     return;
   }
@@ -268,7 +297,7 @@ void FlatParameters::unshard_async() {
     refuse_use("the parameters are used during an update of the shards; end it before");
   }
   check_in_place();
-  gathered_version_ = state_ == State::kOnGroup ? *filled_version_ : version_of_shard();
+  gathered_ = state_ == State::kOnGroup ? *filled_ : state_of_shard();
   if (is_mapped()) {
     wait_ = [this] { options_.fence->wait_for_owners(); };
   } else {
@@ -325,8 +354,8 @@ void FlatParameters::finish_gather() {
   if (part_.defined()) options_.pool->give_back(std::exchange(part_, at::Tensor()));
   state_ = State::kFull;
   is_stale_ = false;
-  if (filled_version_.value_or(gathered_version_) != gathered_version_) bump_versions();
-  filled_version_ = gathered_version_;
+  if (filled_.value_or(gathered_) != gathered_) bump_versions();
+  filled_ = gathered_;
   written_->begin();
 }
 
@@ -334,31 +363,6 @@ void FlatParameters::bump_versions() {
   for (const NamedTensor& parameter : parameters_) {
     parameter.tensor.unsafeGetTensorImpl()->bump_version();
   }
-}
-
-// Where the parameters are the shards themselves, or stay whole, what the program writes remains.
-void FlatParameters::check_unwritten() const {
-  if (options_.keep_full || shares_memory()) return;
-  const std::vector<size_t> written = written_->written();
-  if (written.empty()) return;
-  const std::string where =
-      format("{}, rank {}: the program has written to ", options_.name, group_.rank());
-  if (is_mapped()) {
-    throw Error(ErrorCode::kCorruption,
-                where +
-                    "parameters while they were mapped. All ranks read and write the same "
-                    "memory, so the values are not those that one rank would get. Write to the "
-                    "shards inside a cadre::ShardUpdate, hold summon_full_params() and write "
-                    "back, or choose ShardForm::kGathered; go on from the last snapshot");
-  }
-  throw Error(ErrorCode::kInvalidArgument,
-              where + format("\"{}\" while the parameters were gathered, as a forward() does that "
-                             "changes a weight (an Embedding with max_norm, a weight that is "
-                             "normalized in place). The change is lost, because the owners of the "
-                             "shards do not have it. Let forward() compute a new tensor from the "
-                             "weight, or change weights between two steps: in the shards, or in "
-                             "summon_full_params() with write_back()",
-                             parameters_[written[0]].name));
 }
 
 void FlatParameters::guard_writes() {
@@ -423,11 +427,6 @@ void FlatParameters::mark_stale() {
   if (is_to_check) check_unwritten();
 }
 
-bool FlatParameters::is_outdated() const {
-  if (state_ == State::kSharded) return false;
-  return (state_ == State::kGathering ? gathered_version_ : filled_version_) != version_of_shard();
-}
-
 // The values may have been written without a change of autograd's version counters.
 void gather_changed(std::span<const std::shared_ptr<FlatParameters>> changed) {
   for (const auto& flat : changed) {
@@ -487,7 +486,8 @@ void FlatParameters::take_from_parameters() {
   flat_.clear_guard();
   written_->begin();
   // A mapped shard has its new version at the end of the update.
-  filled_version_ = version_of_shard() + (is_mapped() ? 1 : 0);
+  filled_ = state_of_shard();
+  if (is_mapped()) ++filled_->version;
 }
 
 void FlatParameters::guard(const std::string& reason) {

@@ -98,7 +98,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   bool is_mapped() const { return parts_.has_value(); }
   const std::shared_ptr<ShardFence>& fence() const { return options_.fence; }
   // (shard_numel), the values that this rank owns, in the original dtype of the parameters.
-  // Changed only while no gather runs.
+  // What is written while a gather runs reaches the ranks with the next unshard_async().
   const at::Tensor& shard() const { return shard_; }
   // The part of a parameter that is in the shard, (range(parameter, rank).size()): a leaf that
   // shares the shard's memory and requires grad if the parameter does.
@@ -114,7 +114,8 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // Whether unshard_async() would start nothing, because it has.
   bool is_gathering() const { return state_ == State::kGathering; }
   // Starts to fill the buffer from the shards of all ranks, unless it is full and current or on its
-  // way. Touching a parameter throws until wait_unsharded().
+  // way. Where the shards were written while a gather runs, that is waited for, and another one
+  // started. Touching a parameter throws until wait_unsharded().
   void unshard_async();
   void wait_unsharded();
   // Frees the buffer, unless it is a mapping. Waits first for a gather that runs.
@@ -126,6 +127,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // The shards have changed, or will before the next unshard_async(), which fills the buffer again.
   void mark_stale();
   // Whether this rank's shard has changed since the gather whose values are there, or on their way.
+  // A write through at::Tensor::data() is seen by a rank that has elements of it only.
   bool is_outdated() const;
   // Until they are resharded, the parameters are a copy of this rank alone, and the program may
   // write to them. They must be unsharded.
@@ -164,7 +166,17 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   void bump_versions();
   void end_private();
   void guard(const std::string& reason);
+  // Of this rank's shard: how often it was written, and a digest of one element of each parameter's
+  // part, which all but certainly changes where an optimizer writes through at::Tensor::data().
+  struct ShardState {
+    uint32_t version = 0;
+    uint64_t samples = 0;
+
+    bool operator==(const ShardState&) const = default;
+  };
   uint32_t version_of_shard() const;
+  ShardState state_of_shard() const;
+  std::vector<NamedTensor> named_values() const;
   void check_shards_in_place() const;
   // Refuses what the program has written to the parameters since they were unsharded.
   void check_unwritten() const;
@@ -194,12 +206,12 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   std::vector<at::Tensor> values_;
   // By parameter, of those that were divided before.
   std::vector<std::shared_ptr<const ParameterDivision>> divisions_;
-  std::function<void()> wait_;     // of the gather that runs
-  uint32_t gathered_version_ = 0;  // of the shard, when that began
-  // Of the shard with which the parameters were filled last.
-  std::optional<uint32_t> filled_version_;
-  std::unique_ptr<wrap::WriteWatch> written_;  // since the parameters became full
-  bool is_private_ = false;                    // the program may write to them
+  std::function<void()> wait_;        // of the gather that runs
+  ShardState gathered_;               // of the shard, when that began
+  std::optional<ShardState> filled_;  // of the shard with which the parameters were filled last
+  std::unique_ptr<wrap::WriteWatch> shard_watch_;  // of values_
+  std::unique_ptr<wrap::WriteWatch> written_;      // since the parameters became full
+  bool is_private_ = false;                        // the program may write to them
 };
 
 // The program has changed values() of these, on all ranks, between two steps: whole parameters that

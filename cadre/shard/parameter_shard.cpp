@@ -5,6 +5,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/shard/flat_parameters.h"
 #include "cadre/wrap/shard_mark.h"
 
 namespace cadre {
@@ -137,6 +138,27 @@ ParameterShard on_joint_mesh(ParameterShard record, const ParameterDivision* div
   record.mesh = mesh;
   record.placements = std::move(placements);
   return record;
+}
+
+std::vector<ParameterShard> FlatParameters::parameter_shards(const DeviceMesh& mesh,
+                                                             const std::string& flat_axis) const {
+  // Null if this object is not owned by a shared_ptr.
+  const auto self = std::const_pointer_cast<FlatParameters>(weak_from_this().lock());
+  std::vector<ParameterShard> shards;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    shards.push_back(on_joint_mesh({.name = parameters_[i].name,
+                                    .sizes = parameters_[i].tensor.sizes().vec(),
+                                    .mesh = mesh,
+                                    .placements = {mesh.axes().size(), Replicate()},
+                                    .flat_axis = flat_axis,
+                                    .range = layout_.range(i, group_.rank().value),
+                                    .values = values_[i],
+                                    .parameter = parameters_[i].tensor,
+                                    .fence = options_.keep_full ? nullptr : options_.fence,
+                                    .flat = self},
+                                   divisions_[i].get()));
+  }
+  return shards;
 }
 
 DeviceMesh mesh_of_wrapper(const ProcessGroup& group, const std::string& axis,
