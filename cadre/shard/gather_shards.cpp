@@ -5,6 +5,15 @@
 #include <ATen/ops/zeros_like.h>
 
 namespace cadre::shard {
+namespace {
+
+bool has_memory_of(const at::Tensor& values, const at::Tensor& other) {
+  return values.storage().unsafeGetStorageImpl() == other.storage().unsafeGetStorageImpl() &&
+         values.storage_offset() == other.storage_offset() && values.sizes() == other.sizes() &&
+         values.strides() == other.strides() && values.scalar_type() == other.scalar_type();
+}
+
+}  // namespace
 
 at::Tensor gather_whole(const ParameterShard& shard, const at::Tensor& part) {
   const at::NoGradGuard no_grad;
@@ -51,6 +60,18 @@ std::vector<NamedTensor> gather_gradients(std::span<const ParameterShard> shards
     gradient.tensor = gather_whole(shard, own.defined() ? own : at::zeros_like(shard.values));
   }
   return gradients;
+}
+
+at::Tensor whole_values(const at::Tensor& parameter) {
+  return parameter.is_contiguous() ? parameter.detach().view({-1}) : parameter.detach();
+}
+
+void follow_memory(std::span<const ParameterShard> shards) {
+  for (const ParameterShard& shard : shards) {
+    if (shard.flat) continue;
+    const at::Tensor current = whole_values(shard.parameter);
+    if (!has_memory_of(shard.values, current)) shard.values.set_data(current);
+  }
 }
 
 }  // namespace cadre::shard

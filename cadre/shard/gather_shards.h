@@ -1,8 +1,9 @@
-// Whole tensors from what each rank owns of them, for reading: without the wrapper, and without a
-// change to its state.
+// Whole tensors: from what each rank owns of them, for reading, without the wrapper and without a
+// change to its state; and the values of parameters that every rank has whole, in place.
 //
-// Threads: one. Blocking: collective along the axes that divide the parameter. Lifetime: keeps
-// nothing. Errors: those of the group.
+// Threads: one. Blocking: what gathers is collective along the axes that divide the parameter.
+// Lifetime: keeps nothing; whole_values() shares the parameter's memory. Errors: those of the
+// group.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,5 +27,14 @@ CADRE_EXPORT at::Tensor gather_whole(const ParameterShard& shard, const at::Tens
 CADRE_EXPORT std::vector<NamedTensor> gather_values(std::span<const ParameterShard> shards);
 CADRE_EXPORT std::vector<NamedTensor> gather_gradients(std::span<const ParameterShard> shards,
                                                        const ProcessGroup& world);
+
+// A view, of one dimension where the parameter is contiguous: a copy, which reshape() would make of
+// a channels-last weight, would be saved and loaded in place of the parameter.
+CADRE_EXPORT at::Tensor whole_values(const at::Tensor& parameter);
+
+// Of those records that are of no FlatParameters: gives `values` the memory that the parameter has
+// now, if set_data() has replaced it. The tensors stay the same objects, by which optimizers find
+// their states.
+CADRE_EXPORT void follow_memory(std::span<const ParameterShard> shards);
 
 }  // namespace cadre::shard

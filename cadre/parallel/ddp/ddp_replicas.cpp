@@ -16,6 +16,7 @@
 #include "cadre/group/agreement.h"
 #include "cadre/mesh/device_mesh.h"
 #include "cadre/reduction/agreement/trailer.h"
+#include "cadre/shard/gather_shards.h"
 #include "cadre/shard/shardable.h"
 #include "cadre/wrap/named_tensors.h"
 
@@ -90,12 +91,6 @@ FlatParametersList make_flat_parameters(const std::vector<NamedTensor>& trained,
   return flat_parameters;
 }
 
-// A view: a copy, which reshape() would make of a channels-last weight, would be saved and loaded
-// in place of the parameter.
-at::Tensor values_of(const at::Tensor& whole) {
-  return whole.is_contiguous() ? whole.detach().view({-1}) : whole.detach();
-}
-
 // By parameter of the module, also of those that are not trained: every rank has these whole.
 std::vector<ParameterShard> shards_of(const torch::nn::Module& module,
                                       const FlatParametersList& flat_parameters,
@@ -121,7 +116,7 @@ std::vector<ParameterShard> shards_of(const torch::nn::Module& module,
                                     .placements = {Replicate()},
                                     .flat_axis = std::nullopt,
                                     .range = {.begin = 0, .end = parameter.tensor.numel()},
-                                    .values = values_of(parameter.tensor),
+                                    .values = shard::whole_values(parameter.tensor),
                                     .parameter = parameter.tensor},
                                    division_of(parameter).get()));
   }
@@ -132,12 +127,8 @@ std::vector<ParameterShard> shards_of(const torch::nn::Module& module,
 
 std::vector<ParameterShard> DdpReplicas::parameter_shards() const {
   if (!shards.empty()) {
-    std::vector<ParameterShard> current = shards;
-    for (ParameterShard& shard : current) {
-      // The memory that the parameter has now: a snapshot is loaded into it.
-      if (!shard.flat) shard.values = values_of(shard.parameter);
-    }
-    return current;
+    shard::follow_memory(shards);
+    return shards;
   }
   throw Error(ErrorCode::kInvalidArgument,
               format("{}: parameter_shards() needs the option gradients = "
@@ -185,7 +176,8 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
               .trailer_numel = reduction::kTrailerNumel,
               .wrapper = kWrapper,
               .remedy = "With GradientPlacement::kSharded make a cadre::ZeroRedundancyOptimizer "
-                        "from the wrapper"});
+                        "from the wrapper",
+              .refuses_changed_values = true});
     };
     // Values that an optimizer has changed are being gathered, or will be from here.
     core_options.before_forward = [flat_parameters] {

@@ -12,6 +12,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/parallel/zero/optimizer_options.h"
+#include "cadre/shard/gather_shards.h"
 
 namespace cadre::parallel {
 namespace {
@@ -130,7 +131,10 @@ at::Tensor ZeroCore::outer_of(const at::Tensor& parameter) const {
 }
 
 std::vector<ParameterShard> ZeroCore::parameter_shards() const {
-  if (stage_ == ZeroStage::kShardedGradients) return shards_;
+  if (stage_ == ZeroStage::kShardedGradients) {
+    shard::follow_memory(shards_);
+    return shards_;
+  }
   std::vector<ParameterShard> shards;
   for (const auto& flat : buckets_) {
     for (ParameterShard& shard : flat->parameter_shards(*mesh_, mesh_->axes()[0].name)) {

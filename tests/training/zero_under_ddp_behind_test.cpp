@@ -1,0 +1,141 @@
+// A divided optimizer around DistributedDataParallel, where the program changes memory, values or
+// gradients behind the back of both.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/optim/optimizers.h"
+#include "cadre/parallel/ddp/ddp_sharded_test.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+
+namespace cadre {
+namespace {
+
+using namespace testing;  // NOLINT: the helpers of these tests
+using ::testing::HasSubstr;
+
+ParameterShard record_of_frozen(const std::vector<ParameterShard>& shards) {
+  for (const ParameterShard& shard : shards) {
+    if (shard.name == "frozen.weight") return shard;
+  }
+  throw Error(ErrorCode::kInternal, "no record");
+}
+
+// Of the wrapper and of the optimizer, which was made before the memory was replaced. An optimizer
+// finds its state of a parameter by the tensor.
+TEST(ZeroUnderDdp, RecordsOfFrozenParametersStayTheSameTensor) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    const auto net = std::make_shared<Zoo>();
+    Wrapped model{net, group, options_of(GradientPlacement::kSharded)};
+    const ZeroRedundancyOptimizer<SGD> zero(model, torch::optim::SGDOptions(0.1));
+    const Tensor first = record_of_frozen(model.parameter_shards()).values;
+    require(record_of_frozen(model.parameter_shards()).values.is_same(first), "one tensor");
+    for (const double value : {7.0, 9.0}) {
+      net->frozen->weight.set_data(torch::full({11, 11}, value, torch::kDouble));
+      for (const Tensor& values : {record_of_frozen(zero.parameter_shards()).values,
+                                   record_of_frozen(model.parameter_shards()).values}) {
+        require(values.is_same(first), "the same tensor");
+        require(values.numel() == 121, "of the size of the parameter");
+        require(values.const_data_ptr() == net->frozen->weight.const_data_ptr(), "its memory");
+      }
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// What is on its way are the values of before.
+TEST(ZeroUnderDdp, ValuesThatAreCopiedIntoShardsDuringAGatherAreUsed) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    const auto net = std::make_shared<Zoo>();
+    Wrapped model{net, group, options_of(GradientPlacement::kSharded)};
+    ZeroRedundancyOptimizer<SGD> zero(model, torch::optim::SGDOptions(0.1));
+    const Copy copy{.model = model, .net = *net, .rank = group.rank(), .world_size = 2};
+    copy.backward(4, 0);
+    zero.step();
+    const Tensor sum = torch::zeros({1});
+    group.all_reduce(sum);  // the gathers before it have ended on both ranks
+    const torch::NoGradGuard no_grad;
+    for (const ParameterShard& shard : model.parameter_shards()) {
+      if (shard.flat) shard.values.fill_(0.25);
+    }
+    model(copy.rows(2, 1), std::pair(true, true));
+    for (const NamedTensor& parameter : distinct_parameters(*net)) {
+      if (!parameter.tensor.requires_grad()) continue;
+      require(parameter.tensor.eq(0.25).all().item<bool>(), parameter.name);
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+template <typename Optimizer>
+std::string failure_through_a_forward_before_the_step(const ProcessGroup& group,
+                                                      GradientPlacement placement) {
+  const auto net = std::make_shared<Zoo>();
+  Wrapped model{net, group, options_of(placement)};
+  ZeroRedundancyOptimizer<Optimizer> zero(model, torch::optim::SGDOptions(0.1));
+  const Copy copy{.model = model, .net = *net, .rank = group.rank(), .world_size = 2};
+  const Tensor first = model(copy.rows(4, 0), std::pair(true, true)).mean();
+  const Tensor second = model(copy.rows(4, 1), std::pair(true, true)).mean();
+  first.backward();
+  zero.step();
+  zero.wait();
+  zero.zero_grad();
+  return failure_of([&] { second.backward(); });
+}
+
+// torch::optim::SGD writes through at::Tensor::data(), which moves no version counter.
+TEST(ZeroUnderDdp, ABackwardThroughAForwardBeforeAStepIsRefused) {
+  for (const auto placement : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group) {
+      for (const std::string& failure :
+           {failure_through_a_forward_before_the_step<SGD>(group, placement),
+            failure_through_a_forward_before_the_step<torch::optim::SGD>(group, placement)}) {
+        EXPECT_THAT(failure, HasSubstr("modified by an inplace operation"));
+      }
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
+// The optimizer has seen zeros instead of the gradients.
+TEST(ZeroUnderDdp, AStepWhileGradientsWaitIsRefusedOnAllRanks) {
+  const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
+    const auto net = std::make_shared<Zoo>();
+    Wrapped model{net, group, options_of(GradientPlacement::kSharded)};
+    ZeroRedundancyOptimizer<AdamW> zero(model, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
+    const Copy copy{.model = model, .net = *net, .rank = group.rank(), .world_size = 2};
+    {
+      const reduction::NoSync guard = model.no_sync();
+      copy.backward(4, 0);
+    }
+    zero.step();
+    output = failure_of([&] { copy.backward(4, 1); });
+    zero.zero_grad();
+    copy.backward(4, 2);
+    zero.step();
+    {
+      const reduction::NoSync guard = model.no_sync();
+      zero.zero_grad();
+      copy.backward(4, 3);
+    }
+    zero.zero_grad();  // no gradient waits, so values may come
+    const torch::NoGradGuard no_grad;
+    for (const ParameterShard& shard : model.parameter_shards()) {
+      if (shard.flat) shard.values.mul_(0.5);
+    }
+    const torch::AutoGradMode with_grad(true);
+    copy.backward(4, 4);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, HasSubstr("while a gradient of a backward() under no_sync() waited"));
+  }
+}
+
+}  // namespace
+}  // namespace cadre
