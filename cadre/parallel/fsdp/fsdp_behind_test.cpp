@@ -358,5 +358,86 @@ TEST(FsdpBehind, WhatWasMovedFromOrIsNullSaysSo) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Momentum goes on without the batch. torch::optim::SGD writes through at::Tensor::data().
+TEST(FsdpBehind, AStepWithoutTheBatchIsSeenByUnitsThatWereKeptWhole) {
+  on_two_ranks([](const ProcessGroup& group) {
+    const auto net = std::make_shared<Stack>();
+    Stack plain;
+    FullyShardedDataParallelOptions options = units_of_stack();
+    options.reshard = options.reshard_root = Reshard::kAfterReduction;
+    FullyShardedDataParallel model{net, group, options};
+    const torch::optim::SGDOptions momentum = torch::optim::SGDOptions(0.05).momentum(0.9);
+    torch::optim::SGD sgd(model.parameters(), momentum);
+    torch::optim::SGD plain_sgd(plain.parameters(), momentum);
+    model(stack_rows(0)).pow(2).mean().backward();
+    plain.forward(stack_rows(0)).pow(2).mean().backward();
+    {
+      sgd.step();
+      plain_sgd.step();
+      sgd.zero_grad();
+      const reduction::NoSync guard = model.no_sync();
+      model(stack_rows(1)).sum().backward();
+    }
+    for (torch::optim::SGD* optimizer : {&sgd, &plain_sgd}) {
+      optimizer->zero_grad(false);
+      optimizer->step();
+    }
+    const torch::NoGradGuard no_grad;
+    EXPECT_TRUE(torch::allclose(model(stack_rows(2)), plain.forward(stack_rows(2)), 1e-12, 1e-14));
+  });
+}
+
+// What is still to be gathered lies in parts on the groups.
+TEST(FsdpBehind, AnExceptionOfOneRankEndsTheStepWhereUnitsAreKeptOntoGroups) {
+  for (const int prefetched : {0, 1}) {
+    const auto result = run_groups(4, [prefetched](const ProcessGroup& group) {
+      const auto net = std::make_shared<Stack>();
+      Stack plain;
+      FullyShardedDataParallelOptions options = units_of_stack();
+      options.num_prefetched = prefetched;
+      options.reshard = options.reshard_root = Reshard::kOntoGroup;
+      options.reshard_group_size = 2;
+      FullyShardedDataParallel model{net, group, options};
+      const auto step = [&] { model(stack_rows(group.rank())).pow(2).mean().backward(); };
+      for (int k = 0; k < 3; ++k) {
+        model.zero_grad();
+        step();
+      }
+      for (int k = 0; k < 2; ++k) {
+        const bool fails = group.rank() == 1;
+        if (fails) net->in_backward = [] { throw std::runtime_error("user"); };
+        EXPECT_THAT(failure_of(step), HasSubstr(fails ? "user" : "kAborted"));
+        net->in_backward = nullptr;
+        model.zero_grad();
+        plain.zero_grad();
+        step();
+        std::vector<Tensor> outputs;
+        for (int rank = 0; rank < 4; ++rank) outputs.push_back(plain.forward(stack_rows(rank)));
+        torch::cat(outputs).pow(2).mean().backward();
+        const Snapshot gradients = assembled_gradients(model, group);
+        for (size_t i = 0; i < gradients.size(); ++i) {
+          EXPECT_TRUE(torch::allclose(gradients[i], plain.parameters()[i].grad(), 1e-12, 1e-14));
+        }
+      }
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
+TEST(FsdpBehind, AnOptimizerWhoseWrapperIsGoneSaysSo) {
+  for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
+    on_two_ranks([form](const ProcessGroup& group) {
+      FullyShardedDataParallelOptions options = units_of_stack();
+      options.form = form;
+      auto model = std::make_unique<FullyShardedDataParallel<Stack>>(std::make_shared<Stack>(),
+                                                                     group, options);
+      ShardedOptimizer<torch::optim::SGD> sgd{*model, torch::optim::SGDOptions(0.1)};
+      (*model)(stack_rows(0)).sum().backward();
+      model.reset();
+      EXPECT_THAT(failure_of([&] { sgd.step(); }), HasSubstr("are gone, with their wrapper"));
+    });
+  }
+}
+
 }  // namespace
 }  // namespace cadre

@@ -420,6 +420,25 @@ TEST(FsdpMisuse, WhatTheConstructorRefuses) {
     EXPECT_THAT(refusal(std::shared_ptr<Chain>(), group), HasSubstr("the module is null"));
     EXPECT_THAT(refusal(std::make_shared<Chain>(), group, {.num_prefetched = 2}),
                 HasSubstr("options.num_prefetched is 2"));
+    const std::vector<std::pair<FullyShardedDataParallelOptions, std::string>> unusable = {
+        {{.reshard_group_size = 1}, "options.reshard_group_size is 1, and no unit is"},
+        {{.precision = {.parameters = torch::kInt}}, "options.precision.parameters is Int"},
+        {{.precision = {.reduce = torch::kLong}}, "options.precision.reduce is Long"},
+        {{.precision = {.outputs = torch::kBool}}, "options.precision.outputs is Bool"},
+        {{.offload = FileOffload{.folder = "/", .num_states = -1}},
+         "options.offload.num_states is -1"}};
+    for (const auto& [options, what] : unusable) {
+      EXPECT_THAT(refusal(std::make_shared<Chain>(), group, options), HasSubstr(what));
+    }
+    const auto unit_options = [&](const FullyShardOptions& options) {
+      const auto chain = std::make_shared<Chain>();
+      fully_shard(chain->units[0], options);
+      return refusal(chain, group);
+    };
+    EXPECT_THAT(unit_options({.reshard_group_size = 1}),
+                HasSubstr("the reshard_group_size of unit \"unit0\" is 1, and its reshard is not"));
+    EXPECT_THAT(unit_options({.precision = ShardPrecision{.parameters = torch::kInt}}),
+                HasSubstr("the precision.parameters of unit \"unit0\" is Int"));
     EXPECT_THAT(
         refusal(std::make_shared<Chain>(), DeviceMesh(group, {{"a", 1}, {"b", 1}, {"c", 1}})),
         HasSubstr("has 3 axes"));

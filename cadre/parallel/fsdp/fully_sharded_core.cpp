@@ -248,6 +248,10 @@ ShardedGradients::Options gradient_options(
               [units] {
                 if (const auto alive = units->lock()) alive->schedule().begin_reduction();
               },
+          .on_cleared =
+              [units] {
+                if (const auto alive = units->lock()) alive->schedule().expect_changes();
+              },
           .on_abandoned_launch =
               [units](size_t launch) {
                 if (const auto alive = units->lock()) alive->schedule().follow_others(launch);
@@ -284,6 +288,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
   materialize_unsharded(*module_, construction.assignment);
   // The storage may outlive this, with a NoSync.
   const auto made = std::make_shared<std::weak_ptr<ShardedUnits>>();
+  const auto gradients = std::make_shared<GradientStorage*>(nullptr);
   const auto make_storage = [&](const std::vector<NamedTensor>& trained,
                                 const wrap::LocatedGroup& all) -> std::unique_ptr<GradientStorage> {
     for (const NamedTensor& parameter : trained) trained_.push_back(parameter.tensor);
@@ -301,10 +306,12 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
     // The first backward visits the units from the last to the first. With another order of
     // reduction the whole gradients of all units would exist at the same time.
     const std::vector<std::shared_ptr<FlatParameters>> reversed(flats_.rbegin(), flats_.rend());
-    return std::make_unique<ShardedGradients>(
+    auto storage = std::make_unique<ShardedGradients>(
         trained, reversed,
         ShardedGradients::Groups{.all = all, .shard = shard_group, .replicate = groups_.replicate},
         gradient_options(options_.precision.reduce, num_root_flats, made));
+    *gradients = storage.get();
+    return storage;
   };
   core_ = std::make_shared<reduction::DataParallelCore>(
       module_, groups_.all,
@@ -315,7 +322,14 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
                                      .broadcast_parameters = false,  // shard_unit() does
                                      .ignored = names_of(construction.assignment.ignored),
                                      .is_idle_alone = false,
-                                     .change_remedy = kChangeRemedy},
+                                     .change_remedy = kChangeRemedy,
+                                     // In an evaluation, too: after gradients were cleared the
+                                     // shards may have changed.
+                                     .before_forward =
+                                         [gradients] {
+                                           if (at::GradMode::is_enabled() || !*gradients) return;
+                                           (*gradients)->forget_cleared(std::nullopt);
+                                         }},
       make_storage);
   std::vector<std::string> names;
   for (const AssignedUnit& unit : construction.assignment.units) names.push_back(unit.name);

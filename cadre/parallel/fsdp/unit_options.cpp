@@ -2,6 +2,10 @@
 
 #include <torch/nn/module.h>
 
+#include <algorithm>
+#include <optional>
+#include <string>
+
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
 #include "cadre/deferred/materialize.h"
@@ -105,8 +109,53 @@ std::vector<AgreedField> fields_of(const UnitAssignment& assignment,
 
 namespace {
 
+void check_precision(const ShardPrecision& precision, const std::string& prefix,
+                     const std::string& suffix) {
+  const auto check = [&](const char* name, std::optional<c10::ScalarType> dtype) {
+    if (!dtype || c10::isFloatingType(*dtype)) return;
+    refuse_model(
+        format("{}precision.{}{} is {}, which is no floating-point dtype; choose one, or "
+               "leave it out",
+               prefix, name, suffix, c10::toString(*dtype)));
+  };
+  check("parameters", precision.parameters);
+  check("reduce", precision.reduce);
+  check("outputs", precision.outputs);
+}
+
+void check_unit_options(const AssignedUnit& unit, const FullyShardedDataParallelOptions& options) {
+  if (unit.unit == nullptr) return;
+  const FullyShardOptions& own = unit.unit->binding().options;
+  if (own.precision) check_precision(*own.precision, "the ", format(" of unit \"{}\"", unit.name));
+  if (!own.reshard_group_size || own.reshard.value_or(options.reshard) == Reshard::kOntoGroup) {
+    return;
+  }
+  refuse_model(
+      format("the reshard_group_size of unit \"{}\" is {}, and its reshard is not "
+             "Reshard::kOntoGroup: choose that, or leave the size out",
+             unit.name, *own.reshard_group_size));
+}
+
+// Of the wrapper.
+void check_group_size(const UnitAssignment& assignment,
+                      const FullyShardedDataParallelOptions& options) {
+  if (!options.reshard_group_size || options.reshard == Reshard::kOntoGroup ||
+      options.reshard_root == Reshard::kOntoGroup) {
+    return;
+  }
+  const auto is_onto_group = [](const AssignedUnit& unit) {
+    return unit.unit != nullptr && unit.unit->binding().options.reshard == Reshard::kOntoGroup;
+  };
+  if (std::ranges::any_of(assignment.units, is_onto_group)) return;
+  refuse_model(
+      format("options.reshard_group_size is {}, and no unit is released onto a group: choose "
+             "Reshard::kOntoGroup, or leave the size out",
+             *options.reshard_group_size));
+}
+
 void check_unit(const AssignedUnit& unit, const FullyShardedDataParallelOptions& options,
                 const wrap::LocatedGroup& shard) {
+  check_unit_options(unit, options);
   const ShardPrecision& precision = precision_of(unit, options);
   if (precision.reduce != options.precision.reduce) {
     refuse_model(
@@ -137,6 +186,7 @@ void check_unit(const AssignedUnit& unit, const FullyShardedDataParallelOptions&
 
 void check_model(const torch::nn::Module& module, const UnitAssignment& assignment,
                  const FullyShardedDataParallelOptions& options, const wrap::LocatedGroup& shard) {
+  check_group_size(assignment, options);
   std::vector<NamedTensor> sharded;
   for (const AssignedUnit& unit : assignment.units) {
     check_unit(unit, options, shard);
@@ -159,6 +209,12 @@ void check_options(const torch::nn::Module* module,
         format("options.num_prefetched is {}; choose 0 or 1: more units ahead cost memory and hide "
                "nothing that one does not",
                options.num_prefetched));
+  }
+  check_precision(options.precision, "options.", "");
+  if (options.offload && options.offload->num_states < 0) {
+    refuse_model(
+        format("options.offload.num_states is {}; it is a number of tensors: choose 0 or more",
+               options.offload->num_states));
   }
   if (!options.offload || options.form != ShardForm::kMapped) return;
   refuse_model(

@@ -90,11 +90,18 @@ void UnitSchedule::fail_forward(size_t unit) noexcept {
 }
 
 void UnitSchedule::abandon() noexcept {
-  phase_ = Phase::kIdle;
+  const bool was_in_backward = std::exchange(phase_, Phase::kIdle) == Phase::kBackward;
+  // So that the next forward drops what is kept below, and gathers the same on all ranks.
+  if (was_in_backward) may_change_ = true;
   keeps_all_ = false;
   close_calls();
   order_.abandon();
-  for (size_t unit = 0; unit < units_.size(); ++unit) release_after_failure(unit);
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
+    const Unit& left = units_[unit];
+    // What follow_others() gathers from.
+    const bool has_part = left.reshard == Reshard::kOntoGroup && !left.memory->is_full();
+    if (!was_in_backward || !has_part) release_after_failure(unit);
+  }
 }
 
 void UnitSchedule::release_after_failure(size_t unit) noexcept {
@@ -143,8 +150,9 @@ void UnitSchedule::follow_others(size_t launch) {
          last_gathers_[gathers_.size()].num_launched <= launch) {
     const Gather& next = last_gathers_[gathers_.size()];
     gathers_.push_back(next);
-    units_[next.unit].memory->release();
-    units_[next.unit].memory->gather();
+    UnitMemory& memory = *units_[next.unit].memory;
+    if (memory.is_full()) memory.release();
+    memory.gather();
     const auto before = std::exchange(followed_, next.unit);
     if (before && *before != next.unit) units_[*before].memory->release();
   }

@@ -16,6 +16,7 @@
 // frozen parameter. What cannot be known to be over is released at the end of the backward.
 // A rank that leaves a backward by an exception goes on to gather what the others still gather in
 // it, in the order of the last backward, so that these end their pass and learn of the exception.
+// What a unit was released onto its group is kept until then, because the others gather from it.
 // A backward that reduces gradients is followed by a step of the optimizer, so what is full after
 // it no longer counts: every later use gathers again, until a backward that only accumulates.
 #pragma once
@@ -128,6 +129,9 @@ class UnitSchedule {
   void follow_others(size_t launch);
   // Gradients were reduced outside of a backward: a step of the optimizer follows.
   void end_reduction();
+  // The program has cleared gradients that backwards without reduction have accumulated: a step
+  // without them may follow, as of a momentum. The same on all ranks.
+  void expect_changes() { may_change_ = true; }
 
   // All units are full from here to dismiss(), and no forward or backward is allowed.
   void summon();
@@ -179,7 +183,7 @@ class UnitSchedule {
   bool is_with_grad_ = false;
   // The program may change the shards before the next forward: by a step, or by loading values.
   // Between backwards without reduction it is expected to leave them, and only a change that
-  // is_outdated() notices gathers again.
+  // is_outdated() notices gathers again, unless it clears what was accumulated.
   bool may_change_ = true;
   uint64_t num_updates_ = 0;  // when the last pass began
   bool awaits_step_ = false;  // gradients were reduced, and they are still there
