@@ -16,7 +16,7 @@
 // frozen parameter. What cannot be known to be over is released at the end of the backward.
 // A rank that leaves a backward by an exception goes on to gather what the others still gather in
 // it, in the order of the last backward, so that these end their pass and learn of the exception.
-// What a unit was released onto its group is kept until then, because the others gather from it.
+// The part of a unit that was released onto its group stays until then: the others gather from it.
 // A backward that reduces gradients is followed by a step of the optimizer, so what is full after
 // it no longer counts: every later use gathers again, until a backward that only accumulates.
 #pragma once
