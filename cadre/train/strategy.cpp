@@ -1,5 +1,7 @@
 #include "cadre/train/strategy.h"
 
+#include <torch/optim/optimizer.h>
+
 #include <utility>
 #include <vector>
 
