@@ -19,8 +19,8 @@
 // takes them. An optimizer sees the shards' gradients only, so these show, parameter by parameter,
 // when the user has cleared them: a shard without a gradient gets one of zeros for that time
 // (unreduced_gradients.h). Full gradients that the program assigns, or that are there when this is
-// made, count as accumulated in the same way. What a backward leaves that ended by an exception
-// does not count.
+// made, count as accumulated in the same way. What a reducing backward leaves that ended by an
+// exception does not count; one without reduction has accumulated what it had computed until then.
 //
 // The memory of a shard's gradient is used again by the next pass after the gradient was set to
 // none, unless the program still holds that gradient.

@@ -2,16 +2,16 @@
 // reduction, and those that the program has assigned. An optimizer sees the gradients of the shards
 // only, so these show whether the program has cleared the others.
 //
-// A gradient is kept from keep() to end(). Meanwhile the gradient of the shard is there: where it
-// was undefined it is a placeholder of zeros, which are negative, as those of a reduced gradient of
-// zeros become, because every sum leaves negative zeros as they are. So a zero_grad() that sets
-// them to zero is told from a change that multiplies them. One that leaves positive zeros, as
-// neg_(), abs_() and add_(0) do, is not told from clearing.
+// A gradient is kept from keep() to end(). During that time the shard always has a gradient. If it
+// had none, it gets a placeholder of negative zeros; a reduced gradient of zeros is turned into
+// negative zeros, too. Adding to -0.0 gives what adding to 0.0 gives, and zero_grad(false) writes
+// positive zeros, so clearing differs from a multiplication. An operation that turns -0.0 into 0.0
+// (neg_(), abs_(), add_(0)) counts as clearing.
 //
-// With refuses_changed_values the values of the shard do not change meanwhile: a step of an
-// optimizer would have seen the zeros instead of the gradient. One that moves no version counter
-// and not the element that is compared, as torch::optim::SGD does on zeros without momentum and
-// weight decay, has done nothing.
+// With refuses_changed_values the values of the shard must not change during that time, because the
+// step of an optimizer would have used the zeros instead of the gradient. Compared are the version
+// counter and one element: a step of torch::optim::SGD that changes neither (no momentum, no weight
+// decay) has changed nothing.
 //
 // Threads: one at a time. Blocking: never. Lifetime: shares the parameters; what the functions of
 // Shards use outlives it. Errors: kInvalidArgument from throw_if_changed().
@@ -60,10 +60,10 @@ class UnreducedGradients {
   // Before a backward adds to it: keeps what the program has assigned, drops what the program has
   // cleared, and what a backward has left that ended by an exception.
   void review(size_t parameter);
-  // Of all but one.
+  // review() of every parameter but this one.
   void review_all(std::optional<size_t> except);
-  // If a review has found a gradient of a shard that the program has changed otherwise, or a shard
-  // that it has written while its gradient was kept.
+  // Throws if a review has found that the program has changed the gradient of a shard without
+  // clearing it, or has written to a shard while its gradient was kept.
   void throw_if_changed();
 
  private:

@@ -294,7 +294,8 @@ Communicator::Impl::~Impl() {
   });
 }
 
-// Of the destructor, which must not throw; what fails for lack of memory or threads is logged.
+// Runs one step of the destructor, which must not throw. What fails for lack of memory or threads
+// is logged.
 void Communicator::Impl::attempt(const std::function<void()>& step) const noexcept {
   try {
     step();
@@ -307,7 +308,7 @@ void Communicator::Impl::attempt(const std::function<void()>& step) const noexce
       // No memory for the line either.
     }
   } catch (...) {
-    // Of a plug-in's engine.
+    // The engine of a plug-in has thrown what is no std::exception.
   }
 }
 

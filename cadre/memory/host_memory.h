@@ -181,7 +181,8 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   bool may_be_written(uint32_t piece) const;  // by a peer that has not released it
   void reclaim();
   std::vector<ByteRange> take_released();
-  // Of an own piece; null if it is destroyed. The address is valid until the piece is put back.
+  // The record of a piece of this rank; null if it is destroyed. The address is valid until the
+  // piece is put back.
   Record* record_of(const Place& place);  // under the lock
   Status make_private(Record& record, const ByteRange& range);
 
@@ -189,8 +190,8 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   const HostMemoryLayout layout_;
   const int slot_;
 
-  // Of the two the first to be locked. Held while pages are made private, because a second mapping
-  // of a page that is private would drop its content.
+  // Locked before mutex_ where both are. Held while pages are made private, because a second
+  // mapping of a page that is private would drop its content.
   std::mutex revocation_mutex_;
   mutable std::mutex mutex_;
   FreeRanges free_;

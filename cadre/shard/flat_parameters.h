@@ -166,8 +166,8 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   void bump_versions();
   void end_private();
   void guard(const std::string& reason);
-  // Of this rank's shard: how often it was written, and a digest of one element of each parameter's
-  // part, which all but certainly changes where an optimizer writes through at::Tensor::data().
+  // How often this rank's shard was written, and a digest of one element of each parameter's part,
+  // which all but certainly changes where an optimizer writes through at::Tensor::data().
   struct ShardState {
     uint32_t version = 0;
     uint64_t samples = 0;

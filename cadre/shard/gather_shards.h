@@ -32,9 +32,9 @@ CADRE_EXPORT std::vector<NamedTensor> gather_gradients(std::span<const Parameter
 // a channels-last weight, would be saved and loaded in place of the parameter.
 CADRE_EXPORT at::Tensor whole_values(const at::Tensor& parameter);
 
-// Of those records that are of no FlatParameters: gives `values` the memory that the parameter has
-// now, if set_data() has replaced it. The tensors stay the same objects, by which optimizers find
-// their states.
+// Gives `values` of each record without FlatParameters the memory that its parameter has now, if
+// set_data() has replaced it. The tensors stay the same objects, by which optimizers find their
+// states.
 CADRE_EXPORT void follow_memory(std::span<const ParameterShard> shards);
 
 }  // namespace cadre::shard

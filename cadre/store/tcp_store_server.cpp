@@ -181,7 +181,8 @@ class TcpStoreServer::Impl {
     return strangers_.size() > most;
   }
 
-  // Of those that have not even greeted, if there are any: a rank of the job greets at once.
+  // Drops the oldest of those that have not even greeted, if there are any, because a rank of the
+  // job greets at once; else the oldest stranger.
   bool drop_oldest_stranger(std::string_view reason) {
     forget_all_accepted();
     if (strangers_.empty()) return false;

@@ -26,8 +26,8 @@ ParameterShard record_of_frozen(const std::vector<ParameterShard>& shards) {
   throw Error(ErrorCode::kInternal, "no record");
 }
 
-// Of the wrapper and of the optimizer, which was made before the memory was replaced. An optimizer
-// finds its state of a parameter by the tensor.
+// The records of the wrapper and of the optimizer, which was made before the memory was replaced.
+// An optimizer finds its state of a parameter by the tensor.
 TEST(ZeroUnderDdp, RecordsOfFrozenParametersStayTheSameTensor) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const auto net = std::make_shared<Zoo>();

@@ -12,8 +12,9 @@ constexpr Duration kHandshakeTime = std::chrono::seconds(1);
 // Out of descriptors, most likely: the connection stays in the queue and would be reported again at
 // once.
 constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
-// Of one listener, before the handshakes are looked at again: where accepted connections take the
-// room of others, only few, so that those have time to prove themselves.
+// How many connections one listener accepts before the handshakes are looked at again. Where an
+// accepted connection takes the place of another one, fewer, so that those have time for their
+// proof.
 constexpr size_t kMaxAcceptsPerTurn = 64;
 constexpr size_t kMaxReplacementsPerTurn = 8;
 // Descriptors that callers leave to the process once it had none.

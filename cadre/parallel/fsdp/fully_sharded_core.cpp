@@ -156,7 +156,7 @@ struct FullyShardedCore::Gathered final : UnitMemory {
   std::vector<std::shared_ptr<FlatParameters>> flats;  // one for each dtype
 
  private:
-  // Of all dtypes, also where one of them throws.
+  // Releases the flat parameters of all dtypes, also where one of them throws.
   template <typename Release>
   void for_each(const Release& release) {
     std::exception_ptr first;

@@ -60,16 +60,12 @@ std::string reshard_text(Reshard reshard) {
   return "kOntoGroup";
 }
 
-std::string bool_text(bool value) {
-  return value ? "true" : "false";
-}
-
 void add_precision(std::vector<AgreedField>& fields, const std::string& of,
                    const ShardPrecision& precision) {
   fields.push_back({of + "precision.parameters", dtype_text(precision.parameters)});
   fields.push_back({of + "precision.reduce", dtype_text(precision.reduce)});
   fields.push_back({of + "precision.outputs", dtype_text(precision.outputs)});
-  fields.push_back({of + "precision.cast_inputs", bool_text(precision.cast_inputs)});
+  fields.push_back({of + "precision.cast_inputs", format("{}", precision.cast_inputs)});
 }
 
 std::string unit_names(const std::vector<AssignedUnit>& units) {
@@ -91,7 +87,7 @@ std::vector<AgreedField> fields_of(const UnitAssignment& assignment,
       {"options.num_prefetched", format("{}", options.num_prefetched)},
       {"options.weighting",
        options.weighting == GradientWeighting::kSamples ? "kSamples" : "kEqual"},
-      {"options.broadcast_buffers", bool_text(options.broadcast_buffers)},
+      {"options.broadcast_buffers", format("{}", options.broadcast_buffers)},
       {"options.offload", options.offload ? "set" : "unset"}};
   std::string ignored;
   for (const NamedTensor& parameter : assignment.ignored) ignored += " " + parameter.name;
@@ -136,7 +132,7 @@ void check_unit_options(const AssignedUnit& unit, const FullyShardedDataParallel
              unit.name, *own.reshard_group_size));
 }
 
-// Of the wrapper.
+// Refuses a size in the wrapper's options that no unit uses.
 void check_group_size(const UnitAssignment& assignment,
                       const FullyShardedDataParallelOptions& options) {
   if (!options.reshard_group_size || options.reshard == Reshard::kOntoGroup ||

@@ -79,20 +79,20 @@ void ZeroCore::check_named() const {
 // What is laid into buffers moves away from what it may share memory with.
 void ZeroCore::check_fresh(std::span<const at::Tensor> parameters) const {
   if (stage_ == ZeroStage::kShardedGradients) return;
-  const std::string what =
-      format("ZeroRedundancyOptimizer of {}, rank {}", optimizer_, group_.rank());
   std::vector<bool> is_moved(named_.size(), false);
   for (const at::Tensor& parameter : parameters) {
     const size_t index = index_of(parameter);
     is_moved[index] = parameter.requires_grad() && !leaves_.contains(key_of(parameter));
   }
+  if (std::ranges::find(is_moved, true) == is_moved.end()) return;  // in nearly every step
   std::vector<NamedTensor> moved;
   std::vector<NamedTensor> kept;
   for (size_t i = 0; i < named_.size(); ++i) {
     if (leaves_.contains(key_of(named_[i].tensor))) continue;
     (is_moved[i] ? moved : kept).push_back(named_[i]);
   }
-  if (moved.empty()) return;
+  const std::string what =
+      format("ZeroRedundancyOptimizer of {}, rank {}", optimizer_, group_.rank());
   for (const NamedTensor& parameter : moved) {
     const at::ScalarType dtype = parameter.tensor.scalar_type();
     shard::check_shardable(what, {parameter}, {.shard = dtype, .compute = dtype});
@@ -178,10 +178,11 @@ void ZeroCore::agree_on_step(const Groups& groups) {
   } catch (...) {
     refusal = std::current_exception();
   }
-  const auto low = static_cast<int64_t>(settings);
-  const auto sampled = static_cast<int64_t>(samples);
-  const at::Tensor bounds =
-      at::tensor({low, ~low, sampled, ~sampled, refusal ? 1L : 0L}, at::kLong);
+  // The maximum of a number and of its complement are complements if the ranks have equal numbers.
+  const auto own_settings = static_cast<int64_t>(settings);
+  const auto own_samples = static_cast<int64_t>(samples);
+  const at::Tensor bounds = at::tensor(
+      {own_settings, ~own_settings, own_samples, ~own_samples, refusal ? 1L : 0L}, at::kLong);
   group_.all_reduce(bounds, ReduceOp::kMax);
   const int64_t* const largest = bounds.const_data_ptr<int64_t>();
   if (largest[4] != 0) {
@@ -197,7 +198,7 @@ void ZeroCore::agree_on_step(const Groups& groups) {
   samples_are_equal_ = largest[2] == ~largest[3];
 }
 
-// Of whole gradients.
+// Some elements of each whole gradient; nothing in stage 2.
 uint64_t ZeroCore::digest_of_samples(const Groups& groups) const {
   Fnv1a digest;
   if (stage_ == ZeroStage::kShardedGradients) return digest.value();
