@@ -48,9 +48,9 @@ equality:  ## every wrapper against one process and the trainer against PyTorch,
 	$(or $(CADRE_TORCH),$(wildcard .venv/bin/python),python3) tests/parity/pipeline_parity_test.py build/bin/cadre build/bin/cadre_pipeline_parity
 	$(if $(DATA),python3 tests/parity/same_loss.py build/bin/cadre $(DATA))
 
-mutants:  ## COUNT=100 changes of the code at random places: lists those that no test notices; SINCE=commit
+mutants:  ## COUNT=100 changes of the code at random places: lists those that no test notices; FOLDERS=, SINCE=commit
 	@tools/setup test
-	tools/mutants --count $(COUNT) $(if $(SEED),--seed $(SEED)) $(if $(SINCE),--since $(SINCE))
+	tools/mutants --count $(COUNT) $(if $(SEED),--seed $(SEED)) $(if $(SINCE),--since $(SINCE)) $(FOLDERS)
 
 compat:  ## TORCH=2.12.1: build against another supported torch and run the tests that meet it
 	@tools/setup test
