@@ -61,6 +61,18 @@ ShardedGradients::ShardedGradients(std::vector<NamedTensor> parameters,
   is_learned_ = options_.layout.has_value();
   allocate();
   unreduced_.review_all(std::nullopt);  // gradients from before
+  for (size_t i = 0; i < slots_.size(); ++i)
+    places_.emplace(slots_[i].leaf.unsafeGetTensorImpl(), i);
+  for (const Bucket& bucket : buckets_) {
+    bucket.flat->set_gradient_check([this, flat = bucket.flat.get()](size_t place) {
+      const auto found = places_.find(flat->values(place).unsafeGetTensorImpl());
+      if (found != places_.end()) unreduced_.check_step(found->second);
+    });
+  }
+}
+
+ShardedGradients::~ShardedGradients() {
+  for (const Bucket& bucket : buckets_) bucket.flat->set_gradient_check(nullptr);
 }
 
 std::string ShardedGradients::where() const {

@@ -41,6 +41,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "cadre/base/export.h"
@@ -92,6 +93,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   ShardedGradients(std::vector<NamedTensor> parameters,
                    std::span<const std::shared_ptr<FlatParameters>> units, Groups groups,
                    Options options);
+  ~ShardedGradients() override;
 
   void learn(std::span<const int64_t> order) override;
   void place(size_t parameter) override;
@@ -176,6 +178,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   bool is_in_pass_ = false;
   RefusedGradients refused_;
   UnreducedGradients unreduced_;
+  std::unordered_map<const void*, size_t> places_;  // the parameter of a leaf
 };
 
 }  // namespace cadre

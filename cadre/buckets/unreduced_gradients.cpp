@@ -133,6 +133,21 @@ void UnreducedGradients::set_changed(size_t parameter, const std::string& what,
   changed_ = parameter;
 }
 
+// What a backward has left that failed is dropped by the next review.
+void UnreducedGradients::check_step(size_t parameter) const {
+  const Local& local = locals_[parameter];
+  if (!parameters_[parameter].tensor.grad().defined() || shards_.is_refused(parameter)) return;
+  if (local.is_kept ? shown(parameter) == Shown::kCleared : local.is_arriving) return;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("{}: a gradient of \"{}\" waits that was not reduced: of a backward() under "
+             "no_sync(), or one that the program has assigned. The gradient of this rank's "
+             "shard does not contain it, so the step would miss it. Run the last backward() "
+             "of the step without no_sync(), or call reduce_gradients(), before step(); or "
+             "clear the gradients",
+             place_, parameters_[parameter].name));
+}
+
 UnreducedGradients::Values UnreducedGradients::values_of(size_t parameter) const {
   const wrap::WriteWatch watch({{.name = {}, .tensor = shards_.leaf(parameter)}});
   return {.version = watch.num_writes(), .sample = watch.samples()};

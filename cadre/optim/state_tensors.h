@@ -5,12 +5,14 @@
 // and `using namespace cadre`, optim::SGD would be ambiguous.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
+#include <cstdint>
 #include <type_traits>
 
 namespace cadre::optim_state {
@@ -41,6 +43,8 @@ using OptionsOf = std::conditional_t<
                                std::conditional_t<std::is_base_of_v<torch::optim::Adagrad, O>,
                                                   torch::optim::AdagradOptions, void>>>>>;
 
+inline constexpr int64_t kStepsOfMark = 1024;  // what a step adds to a mark
+
 // visit(name, tensor) for each tensor that the class has, also an undefined one.
 template <typename State, typename Visit>
 void visit_state_tensors(State& state, Visit visit) {
@@ -55,6 +59,23 @@ void visit_state_tensors(State& state, Visit visit) {
   if constexpr (requires { state.square_avg(); }) visit("square_avg", state.square_avg());
   if constexpr (requires { state.grad_avg(); }) visit("grad_avg", state.grad_avg());
   if constexpr (requires { state.sum(); }) visit("sum", state.sum());
+}
+
+// Which tensors an optimizer's state of a leaf has, and of which step it is, as one number, to
+// compare it between ranks; 0 without a state.
+template <typename O>
+int64_t mark_of_state(const O& optimizer, const at::Tensor& leaf) {
+  const auto found = optimizer.state().find(leaf.unsafeGetTensorImpl());
+  if (found == optimizer.state().end()) return 0;
+  int64_t mark = 1;
+  if constexpr (!std::is_void_v<StateOf<O>>) {
+    const auto& state = static_cast<const StateOf<O>&>(*found->second);
+    visit_state_tensors(state, [&mark](const char*, const at::Tensor& tensor) {
+      mark = 2 * mark + (tensor.defined() ? 1 : 0);
+    });
+    if constexpr (requires { state.step(); }) mark += state.step() * kStepsOfMark;
+  }
+  return mark;
 }
 
 }  // namespace cadre::optim_state

@@ -140,6 +140,14 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // Throws if a parameter, or this rank's shard of it, has been given other memory, by set_data()
   // for example. Gathers do that, too.
   void check_in_place() const;
+  // What must hold of a parameter when an optimizer is about to step its shard: `check` throws
+  // where its gradient does not. Null: nothing. What `check` uses outlives it.
+  void set_gradient_check(std::function<void(size_t parameter)> check) {
+    gradient_check_ = std::move(check);
+  }
+  void check_gradient(size_t parameter) const {
+    if (gradient_check_) gradient_check_(parameter);
+  }
 
  private:
   friend class ShardFence;
@@ -212,6 +220,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   std::unique_ptr<wrap::WriteWatch> shard_watch_;  // of values_
   std::unique_ptr<wrap::WriteWatch> written_;      // since the parameters became full
   bool is_private_ = false;                        // the program may write to them
+  std::function<void(size_t)> gradient_check_;
 };
 
 // The program has changed values() of these, on all ranks, between two steps: whole parameters that

@@ -2,13 +2,17 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/tensor.h>
+#include <torch/optim/optimizer.h>
 
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <unordered_map>
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/optim/optimizer_options.h"
+#include "cadre/optim/step_agreement.h"
 #include "cadre/shard/flat_parameters.h"
 
 namespace cadre {
@@ -95,6 +99,64 @@ void ShardFence::meet(const std::optional<Error>& problem) {
 // After this call this rank does not read the shards of other ranks.
 void ShardFence::withdraw() {
   for (FlatParameters* const unit : units_) unit->mark_stale();
+}
+
+const ProcessGroup* ShardFence::stepping_ranks() const {
+  if (ranks_) return &*ranks_;
+  return units_.empty() ? nullptr : &units_[0]->group().process_group();
+}
+
+void ShardFence::agree_on_step(const Step& step) const {
+  const ProcessGroup* const ranks = stepping_ranks();
+  if (ranks == nullptr || units_.empty()) return;  // begin_update() says what is wrong
+  struct Held {
+    const FlatParameters* unit;
+    size_t parameter;
+  };
+  std::unordered_map<const void*, Held> shards;
+  for (const FlatParameters* const unit : units_) {
+    for (size_t i = 0; i < unit->parameters().size(); ++i) {
+      shards.emplace(unit->values(i).unsafeGetTensorImpl(), Held{unit, i});
+    }
+  }
+  const auto shard_of = [&](const at::Tensor& parameter) -> const Held* {
+    const auto found = shards.find(parameter.unsafeGetTensorImpl());
+    return found == shards.end() ? nullptr : &found->second;
+  };
+  const auto check = [&] {
+    if (failure_) throw *failure_;
+    for (const torch::optim::OptimizerParamGroup& group : step.groups) {
+      for (const at::Tensor& parameter : group.params()) {
+        if (const Held* const shard = shard_of(parameter)) {
+          shard->unit->check_gradient(shard->parameter);
+        }
+      }
+    }
+  };
+  const optim_state::GroupTerms terms{
+      .groups = step.groups,
+      .defaults = nullptr,
+      .name_of =
+          [&](const at::Tensor& parameter) {
+            const Held* const shard = shard_of(parameter);
+            return shard ? shard->unit->parameters()[shard->parameter].name : std::string();
+          },
+      .state_mark_of = step.state_mark_of};
+  const wrap::LocatedGroup located(*ranks,
+                                   {.wrapper = "ShardedOptimizer", .module = step.optimizer});
+  located.enter({"its step {}", step.number});
+  optim_state::agree_on_step(
+      located, {.subject = "cadre::ShardedOptimizer",
+                .check = check,
+                .digest = [&] { return digest_of(terms); },
+                .fields =
+                    [&] {
+                      std::vector<AgreedField> fields;
+                      add_fields_of(terms, fields);
+                      return fields;
+                    },
+                .remedy = "give all ranks the same groups with the same options, load "
+                          "the same state on all of them, and call step() on all or none"});
 }
 
 void ShardFence::begin_update() {

@@ -1,13 +1,13 @@
 // Separates the phases in which ranks read each other's mapped shards from those in which owners
 // write them; part of every FlatParameters of ShardForm::kMapped.
 //
-// Threads: as FlatParameters. Blocking: begin_update(), and a use of parameters after an update,
-// until the group's deadline. Lifetime: does not own the FlatParameters, which may go in any order.
-// Errors: those of the group, and kInvalidArgument for an update inside of an update, and for one
-// whose FlatParameters are all gone. kCorruption:
-// a rank was lost, or its step threw, while it wrote its shards, so that they may be half written.
-// From then on the parameters stay guarded; resume from the last snapshot.
-// Source: the fence and the access epochs of MPI's one-sided communication, and sequence locks.
+// Threads: as FlatParameters. Blocking: agree_on_step(), begin_update(), and a use of parameters
+// after an update, until the group's deadline. Lifetime: does not own the FlatParameters, which may
+// go in any order. Errors: those of the group, and kInvalidArgument for an update inside of an
+// update, and for one whose FlatParameters are all gone. kCorruption: a rank was lost, or its step
+// threw, while it wrote its shards, so that they may be half written. From then on the parameters
+// stay guarded; resume from the last snapshot. Source: the fence and the access epochs of MPI's
+// one-sided communication, and sequence locks.
 //
 //   all ranks read --begin_update()--> owners write --end_update()--> all ranks read
 //
@@ -20,6 +20,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -30,8 +31,13 @@
 #include "cadre/base/export.h"
 #include "cadre/base/types.h"
 #include "cadre/group/mapped_parts.h"
+#include "cadre/group/process_group.h"
 #include "cadre/shard/parameter_shard.h"
 #include "cadre/wrap/located_group.h"
+
+namespace torch::optim {
+class OptimizerParamGroup;
+}
 
 namespace cadre {
 
@@ -40,8 +46,22 @@ class FlatParameters;
 class CADRE_EXPORT ShardFence {
  public:
   ShardFence() = default;
+  // ranks: those that step alike, of several replicas for example; default: those of the units.
+  explicit ShardFence(const ProcessGroup& ranks) : ranks_(ranks) {}
   ShardFence(const ShardFence&) = delete;
   ShardFence& operator=(const ShardFence&) = delete;
+
+  struct Step {
+    std::string optimizer;  // what messages call it
+    int64_t number;         // of the optimizer's steps, from 1
+    const std::vector<torch::optim::OptimizerParamGroup>& groups;
+    std::function<int64_t(const at::Tensor& leaf)> state_mark_of;  // optim_state::mark_of_state()
+  };
+  // Before the update of an optimizer: throws on all ranks, before anything is written, unless the
+  // ranks have the same groups, options and states of the shards and no gradient of one that is
+  // stepped waits for its reduction on any of them. Tensors in the groups that are no shards are
+  // not compared. Collective.
+  void agree_on_step(const Step& step) const;
 
   // Of all FlatParameters that were made with this fence; every rank makes the same calls. Between
   // the two this rank may write its shards, and no parameter may be used. ShardUpdate makes them.
@@ -72,9 +92,11 @@ class CADRE_EXPORT ShardFence {
   void publish_version(uint64_t version);
   std::string where() const;
   std::string names() const;
+  const ProcessGroup* stepping_ranks() const;
 
   std::vector<FlatParameters*> units_;
   bool had_units_ = false;
+  std::optional<ProcessGroup> ranks_;
   std::optional<wrap::LocatedGroup> group_;  // none without mapped units
   // A page for each rank, which begins with its version.
   std::optional<MappedParts> versions_;

@@ -5,8 +5,10 @@
 //   cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, torch::optim::AdamWOptions(3e-4)};
 //
 // Threads: as O. Blocking: step(), until the other ranks step, too. Lifetime: shares the fence.
-// Errors: those of O and of ShardFence; a step that throws leaves mapped shards unusable on all
-// ranks, because some elements may be those of before and some those of after it.
+// Errors: those of O and of ShardFence. step() throws kInvalidArgument on all ranks, before
+// anything is written, where groups, options or the steps of states differ between the ranks, or a
+// gradient of one of them waits for its reduction. A step that throws in O leaves mapped shards
+// unusable on all ranks, because some elements may be those of before and some those of after it.
 // The parameters of O are the shards of units of one fence, ParameterShard::values, and others of
 // the program. O is elementwise: what it does to an element depends on no other one.
 // Source: torch.optim over sharded parameters, as FSDP2 uses it.
@@ -14,16 +16,19 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Type.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
 
 #include <concepts>
+#include <cstdint>
 #include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "cadre/base/error.h"
+#include "cadre/optim/state_tensors.h"
 #include "cadre/shard/shard_fence.h"
 
 namespace cadre {
@@ -77,6 +82,12 @@ class ShardedOptimizer : public O {
                   "was made from a null one; use the object that it was moved to, or make it from "
                   "the wrapped model");
     }
+    fence_->agree_on_step({.optimizer = c10::demangle_type<O>(),
+                           .number = ++num_steps_,
+                           .groups = this->param_groups(),
+                           .state_mark_of = [this](const at::Tensor& leaf) {
+                             return optim_state::mark_of_state<O>(*this, leaf);
+                           }});
     ShardUpdate update(fence_);
     O::step();
     update.finish();
@@ -85,6 +96,7 @@ class ShardedOptimizer : public O {
 
  private:
   std::shared_ptr<ShardFence> fence_;  // shared with the FlatParameters
+  int64_t num_steps_ = 0;
 };
 
 }  // namespace cadre

@@ -17,6 +17,7 @@ namespace cadre {
 namespace {
 
 using namespace testing;  // NOLINT: the helpers of these tests
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 ParameterShard record_of_frozen(const std::vector<ParameterShard>& shards) {
@@ -102,8 +103,41 @@ TEST(ZeroUnderDdp, ABackwardThroughAForwardBeforeAStepIsRefused) {
   }
 }
 
-// The optimizer has seen zeros instead of the gradients.
+void write_shards(const Wrapped& model, double factor) {
+  const torch::NoGradGuard no_grad;
+  for (const ParameterShard& shard : model.parameter_shards()) {
+    if (shard.flat) shard.values.mul_(factor);
+  }
+}
+
+// Also where the gradient of one rank alone waits: the optimizer would see zeros instead of it.
 TEST(ZeroUnderDdp, AStepWhileGradientsWaitIsRefusedOnAllRanks) {
+  for (const int num_waiting : {1, 2}) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+      const auto net = std::make_shared<Zoo>();
+      Wrapped model{net, group, options_of(GradientPlacement::kSharded)};
+      ZeroRedundancyOptimizer<AdamW> zero(model, torch::optim::AdamWOptions(0.01));
+      const Copy copy{.model = model, .net = *net, .rank = group.rank(), .world_size = 2};
+      copy.backward(4, 0);
+      zero.step();
+      zero.zero_grad();
+      if (group.rank() >= 2 - num_waiting) {
+        const reduction::NoSync guard = model.no_sync();
+        copy.backward(4, 1);
+      }
+      output = failure_of([&] { zero.step(); });
+      zero.zero_grad();
+      zero.step();
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+    for (const auto& rank : result.ranks) {
+      EXPECT_THAT(rank.output, AllOf(HasSubstr("waits that was not reduced"),
+                                     HasSubstr("before step(); or clear the gradients")));
+    }
+  }
+}
+
+TEST(ZeroUnderDdp, ValuesThatChangeWhileGradientsWaitAreRefusedOnAllRanks) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
     const auto net = std::make_shared<Zoo>();
     Wrapped model{net, group, options_of(GradientPlacement::kSharded)};
@@ -113,7 +147,7 @@ TEST(ZeroUnderDdp, AStepWhileGradientsWaitIsRefusedOnAllRanks) {
       const reduction::NoSync guard = model.no_sync();
       copy.backward(4, 0);
     }
-    zero.step();
+    write_shards(model, 0.5);
     output = failure_of([&] { copy.backward(4, 1); });
     zero.zero_grad();
     copy.backward(4, 2);
@@ -124,16 +158,30 @@ TEST(ZeroUnderDdp, AStepWhileGradientsWaitIsRefusedOnAllRanks) {
       copy.backward(4, 3);
     }
     zero.zero_grad();  // no gradient waits, so values may come
-    const torch::NoGradGuard no_grad;
-    for (const ParameterShard& shard : model.parameter_shards()) {
-      if (shard.flat) shard.values.mul_(0.5);
-    }
-    const torch::AutoGradMode with_grad(true);
+    write_shards(model, 0.5);
     copy.backward(4, 4);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   for (const auto& rank : result.ranks) {
     EXPECT_THAT(rank.output, HasSubstr("while a gradient of a backward() under no_sync() waited"));
+  }
+}
+
+TEST(ZeroUnderDdp, AStateThatOneRankHasLostIsRefusedOnAllRanks) {
+  const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
+    const auto net = std::make_shared<Zoo>();
+    Wrapped model{net, group, options_of(GradientPlacement::kSharded)};
+    ZeroRedundancyOptimizer<AdamW> zero(model, torch::optim::AdamWOptions(0.01));
+    const Copy copy{.model = model, .net = *net, .rank = group.rank(), .world_size = 2};
+    copy.backward(4, 0);
+    zero.step();
+    if (group.rank() == 1) zero.local_optimizer().state().clear();
+    output = failure_of([&] { zero.step(); });
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, HasSubstr("is that of step 1, with 2 tensors on rank 0 and none on "
+                                       "rank 1; give all ranks the same parameter groups"));
   }
 }
 

@@ -282,7 +282,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
       groups_(std::move(groups)),
       options_(std::move(options)),
       pool_(std::make_shared<shard::FlatBufferPool>()),
-      fence_(std::make_shared<ShardFence>()) {
+      fence_(std::make_shared<ShardFence>(groups_.all)) {
   Construction construction{.assignment = agreed_assignment()};
   std::optional<wrap::LocatedGroup> all_ranks;
   materialize_unsharded(*module_, construction.assignment);

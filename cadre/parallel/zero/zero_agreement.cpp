@@ -1,19 +1,19 @@
 // What the ranks of a ZeroRedundancyOptimizer agree on, and what is refused before anything
 // changes.
-#include <ATen/ops/tensor.h>
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>
-#include <exception>
 #include <string_view>
+#include <unordered_set>
 #include <utility>
 
 #include "cadre/base/error.h"
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 #include "cadre/group/agreement.h"
+#include "cadre/optim/optimizer_options.h"
+#include "cadre/optim/step_agreement.h"
 #include "cadre/parallel/zero/gradient_comparison.h"
-#include "cadre/parallel/zero/optimizer_options.h"
 #include "cadre/parallel/zero/zero_core.h"
 #include "cadre/shard/shardable.h"
 #include "cadre/wrap/replica_check.h"
@@ -23,7 +23,9 @@ namespace {
 
 constexpr const char* kZeroCall = "cadre::ZeroRedundancyOptimizer";
 constexpr std::string_view kEqualGroups =
-    "give all ranks the same parameter groups in the same order, with the same options";
+    "give all ranks the same parameter groups in the same order, with the same options, and load "
+    "the "
+    "same state on all of them";
 constexpr std::string_view kInConstruction = "its construction";
 constexpr std::string_view kInStep = "its step {}";
 
@@ -110,30 +112,31 @@ size_t ZeroCore::index_of(const at::Tensor& parameter) const {
              list_of(parameter.sizes()), std::max(named_.size(), shards_.size())));
 }
 
+optim_state::GroupTerms ZeroCore::terms_of(const Groups& groups,
+                                           const torch::optim::OptimizerOptions* defaults,
+                                           const StateMarkOf& state_mark_of) const {
+  return {.groups = groups,
+          .defaults = defaults,
+          .name_of =
+              [this](const at::Tensor& parameter) {
+                const size_t index = index_of(parameter);
+                return stage_ == ZeroStage::kReplicatedGradients ? named_[index].name
+                                                                 : shards_[index].name;
+              },
+          .state_mark_of = state_mark_of};
+}
+
 // defaults: null where every group has options.
 std::vector<AgreedField> ZeroCore::fields_of(const Groups& groups,
-                                             const torch::optim::OptimizerOptions* defaults) const {
+                                             const torch::optim::OptimizerOptions* defaults,
+                                             const StateMarkOf& state_mark_of) const {
   std::vector<AgreedField> fields = {{"stage", format("{}", static_cast<int>(stage_))},
                                      {"bucket_cap_bytes", format("{}", options_.bucket_cap_bytes)},
                                      {"wait_in_step", !options_.wait_in_step   ? "unset"
                                                       : *options_.wait_in_step ? "true"
                                                                                : "false"}};
-  const auto name_of = [this](const at::Tensor& parameter) {
-    const size_t index = index_of(parameter);
-    return stage_ == ZeroStage::kReplicatedGradients ? named_[index].name : shards_[index].name;
-  };
-  add_fields_of(groups, defaults, name_of, fields);
+  add_fields_of(terms_of(groups, defaults, state_mark_of), fields);
   return fields;
-}
-
-uint64_t ZeroCore::digest_of(const Groups& groups) const {
-  Fnv1a digest;
-  for (const torch::optim::OptimizerParamGroup& group : groups) {
-    digest.add(group.params().size());
-    for (const at::Tensor& parameter : group.params()) digest.add(index_of(parameter));
-    if (group.has_options()) digest.add(text_of(group.options()));
-  }
-  return digest.value();
 }
 
 void ZeroCore::check_on_all(const std::function<void()>& check) const {
@@ -150,9 +153,22 @@ void ZeroCore::check_frozen() const {
   }
 }
 
+// Stage 2: no gradient of a parameter that is stepped waits on this rank.
+void ZeroCore::check_gradients(const Groups& groups) const {
+  std::unordered_set<const void*> stepped;
+  for (const torch::optim::OptimizerParamGroup& group : groups) {
+    for (const at::Tensor& parameter : group.params()) stepped.insert(key_of(leaf_of(parameter)));
+  }
+  for (const auto& flat : buckets_) {
+    for (size_t i = 0; i < flat->parameters().size(); ++i) {
+      if (stepped.contains(key_of(flat->values(i)))) flat->check_gradient(i);
+    }
+  }
+}
+
 void ZeroCore::check_step(const Groups& groups) const {
   for (const auto& flat : buckets_) flat->check_in_place();
-  if (stage_ == ZeroStage::kShardedGradients) return;
+  if (stage_ == ZeroStage::kShardedGradients) return check_gradients(groups);
   check_frozen();
   for (const torch::optim::OptimizerParamGroup& group : groups) {
     check_fresh(group.params());
@@ -166,36 +182,19 @@ void ZeroCore::check_step(const Groups& groups) const {
   }
 }
 
-void ZeroCore::agree_on_step(const Groups& groups) {
+void ZeroCore::agree_on_step(const Groups& groups, const StateMarkOf& state_mark_of) {
   group_.enter({kInStep, ++num_steps_});
-  std::exception_ptr refusal;
-  uint64_t settings = 0;
-  uint64_t samples = 0;
-  try {
-    check_step(groups);
-    settings = digest_of(groups);
-    samples = digest_of_samples(groups);
-  } catch (...) {
-    refusal = std::current_exception();
+  StateMarkOf mark_of;
+  if (state_mark_of) {
+    mark_of = [&](const at::Tensor& parameter) { return state_mark_of(leaf_of(parameter)); };
   }
-  // The maximum of a number and of its complement are complements if the ranks have equal numbers.
-  const auto own_settings = static_cast<int64_t>(settings);
-  const auto own_samples = static_cast<int64_t>(samples);
-  const at::Tensor bounds = at::tensor(
-      {own_settings, ~own_settings, own_samples, ~own_samples, refusal ? 1L : 0L}, at::kLong);
-  group_.all_reduce(bounds, ReduceOp::kMax);
-  const int64_t* const largest = bounds.const_data_ptr<int64_t>();
-  if (largest[4] != 0) {
-    check_on_all([&refusal] {
-      if (refusal) std::rethrow_exception(refusal);
-    });
-  }
-  if (largest[0] != ~largest[1]) {
-    check_equal_on_all_ranks(
-        group_.process_group(), kZeroCall, [&] { return fields_of(groups, nullptr); },
-        kEqualGroups);
-  }
-  samples_are_equal_ = largest[2] == ~largest[3];
+  samples_are_equal_ = optim_state::agree_on_step(
+      group_, {.subject = kZeroCall,
+               .check = [&] { check_step(groups); },
+               .digest = [&] { return digest_of(terms_of(groups, nullptr, mark_of)); },
+               .fields = [&] { return fields_of(groups, nullptr, mark_of); },
+               .remedy = kEqualGroups,
+               .sample = [&] { return digest_of_samples(groups); }});
 }
 
 // Some elements of each whole gradient; nothing in stage 2.

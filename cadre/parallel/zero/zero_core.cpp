@@ -11,7 +11,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
-#include "cadre/parallel/zero/optimizer_options.h"
+#include "cadre/optim/optimizer_options.h"
 #include "cadre/shard/gather_shards.h"
 
 namespace cadre::parallel {
@@ -154,8 +154,8 @@ at::Tensor ZeroCore::gradient_of(const FlatParameters& flat, size_t parameter) c
   return gradient.detach().contiguous().view(-1).narrow(0, range.begin, range.size());
 }
 
-void ZeroCore::begin_step(const Groups& groups) {
-  agree_on_step(groups);
+void ZeroCore::begin_step(const Groups& groups, const StateMarkOf& state_mark_of) {
+  agree_on_step(groups, state_mark_of);
   for (const torch::optim::OptimizerParamGroup& group : groups) adopt(group.params());
   finish_gathers();
   if (stage_ == ZeroStage::kReplicatedGradients) check_reduced();
@@ -285,7 +285,7 @@ void ZeroCore::check_state(const FullParameterState& given, const ExpectedState&
                given.name, given.tensors.size(), num_used));
   }
   if (expected.options == nullptr) return;
-  for (const std::string& field : needed_state_of(*expected.options)) {
+  for (const std::string& field : optim_state::needed_state_of(*expected.options)) {
     if (given.tensors.contains(field)) continue;
     refuse(
         format("the state of \"{}\" has no \"{}\", without which the optimizer would begin anew; "

@@ -35,13 +35,17 @@ class OptimizerParamGroup;
 
 namespace cadre {
 struct AgreedField;
+namespace optim_state {
+struct GroupTerms;
 }
+}  // namespace cadre
 
 namespace cadre::parallel {
 
 class CADRE_EXPORT ZeroCore {
  public:
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+  using StateMarkOf = std::function<int64_t(const at::Tensor& leaf)>;
 
   // What an optimizer is made from.
   struct Settings {
@@ -78,9 +82,10 @@ class CADRE_EXPORT ZeroCore {
 
   // One step: begin_step(), then for each bucket lend_gradients(), the local step, and gather();
   // end_step(), also after an exception. begin_step() refuses, on all ranks, what a rank cannot
-  // step, and groups or options that differ between the ranks; it takes in what was added to the
-  // groups.
-  void begin_step(const Groups& groups);
+  // step, and groups, options or states that differ between the ranks; it takes in what was added
+  // to the groups. state_mark_of: optim_state::mark_of_state() of a leaf; null where the ranks'
+  // states cannot differ.
+  void begin_step(const Groups& groups, const StateMarkOf& state_mark_of = {});
   void lend_gradients(size_t bucket);
   void gather(size_t bucket);
   void end_step();
@@ -110,14 +115,18 @@ class CADRE_EXPORT ZeroCore {
  private:
   void start(const Settings& settings);
   void adopt(std::span<const at::Tensor> parameters);
-  void agree_on_step(const Groups& groups);
+  void agree_on_step(const Groups& groups, const StateMarkOf& state_mark_of);
+  void check_gradients(const Groups& groups) const;
   static const void* key_of(const at::Tensor& tensor);
   void check_named() const;
   void check_fresh(std::span<const at::Tensor> parameters) const;
   size_t index_of(const at::Tensor& parameter) const;
+  optim_state::GroupTerms terms_of(const Groups& groups,
+                                   const torch::optim::OptimizerOptions* defaults,
+                                   const StateMarkOf& state_mark_of) const;
   std::vector<AgreedField> fields_of(const Groups& groups,
-                                     const torch::optim::OptimizerOptions* defaults) const;
-  uint64_t digest_of(const Groups& groups) const;
+                                     const torch::optim::OptimizerOptions* defaults,
+                                     const StateMarkOf& state_mark_of = {}) const;
   uint64_t digest_of_samples(const Groups& groups) const;
   void check_step(const Groups& groups) const;
   void add_buckets(const std::vector<NamedTensor>& parameters);

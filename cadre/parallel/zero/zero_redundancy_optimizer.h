@@ -123,7 +123,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
       const at::AutoGradMode with_grad(true);
       loss = closure();
     }
-    core().begin_step(param_groups());
+    core().begin_step(param_groups(), [this](const at::Tensor& leaf) { return mark_of(leaf); });
     {
       const StepEnd end{*core_};
       follow_groups();
@@ -366,16 +366,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
                                           : static_cast<const State*>(found->second.get());
   }
 
-  // 0 without a state; else it says which tensors there are, and the step.
   int64_t mark_of(const at::Tensor& leaf) const {
-    const State* const state = state_of(leaf);
-    if (state == nullptr) return 0;
-    int64_t mark = 1;
-    optim_state::visit_state_tensors(*state, [&mark](const char*, const at::Tensor& tensor) {
-      mark = 2 * mark + (tensor.defined() ? 1 : 0);
-    });
-    if constexpr (requires { state->step(); }) mark += state->step() * 1024;
-    return mark;
+    return optim_state::mark_of_state(*local_, leaf);
   }
 
   void check_states_alike() const {

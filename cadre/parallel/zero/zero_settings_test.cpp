@@ -185,6 +185,25 @@ TEST(ZeroSettings, OptionsThatDifferInAStepAreRefusedOnAllRanks) {
   }
 }
 
+TEST(ZeroSettings, StatesThatDifferInAStepAreRefusedOnAllRanks) {
+  const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
+    Net net;
+    ZeroRedundancyOptimizer<AdamW> zero(net.named_parameters(), group, options());
+    for (int step = 0; step < 2; ++step) train_step(net, group, zero, step);
+    for (auto& [leaf, state] : zero.local_optimizer().state()) {
+      auto& adam = static_cast<torch::optim::AdamWParamState&>(*state);
+      if (group.rank() == 1) adam.step(adam.step() - 1);
+    }
+    output = failure_of([&] { zero.step(); });
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, AllOf(HasSubstr("is that of step 2, with 2 tensors on rank 0"),
+                                   HasSubstr("that of step 1, with 2 tensors on rank 1"),
+                                   HasSubstr("load the same state on all of them")));
+  }
+}
+
 TEST(ZeroSettings, WhatOneRankCannotStepIsRefusedOnAllRanks) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
     Net net;

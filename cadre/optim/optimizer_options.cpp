@@ -1,4 +1,4 @@
-#include "cadre/parallel/zero/optimizer_options.h"
+#include "cadre/optim/optimizer_options.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/Type.h>
@@ -11,10 +11,13 @@
 
 #include <charconv>
 #include <typeinfo>
+#include <utility>
 
+#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/optim/state_tensors.h"
 
-namespace cadre::parallel {
+namespace cadre::optim_state {
 namespace {
 
 // With all digits: options that differ have different texts.
@@ -39,6 +42,37 @@ std::string text_of_other(const torch::optim::OptimizerOptions& options) {
   } catch (const c10::Error&) {
     return type;  // it has no learning rate
   }
+}
+
+std::string text_of_state_mark(int64_t mark) {
+  if (mark == 0) return "none";
+  int num_tensors = -1;  // the first bit is no tensor's
+  for (int64_t bits = mark % kStepsOfMark; bits != 0; bits /= 2) num_tensors += bits % 2;
+  return format("that of step {}, with {} tensors", mark / kStepsOfMark, num_tensors);
+}
+
+// What the ranks have in common of a group.
+struct CommonGroup {
+  struct Parameter {
+    std::string name;
+    const at::Tensor* tensor;
+  };
+  std::vector<Parameter> parameters;
+  const torch::optim::OptimizerOptions* options;  // null where nothing says them
+};
+
+std::vector<CommonGroup> common_groups(const GroupTerms& terms) {
+  std::vector<CommonGroup> groups;
+  for (const torch::optim::OptimizerParamGroup& group : terms.groups) {
+    CommonGroup common{.parameters = {},
+                       .options = group.has_options() ? &group.options() : terms.defaults};
+    for (const at::Tensor& parameter : group.params()) {
+      std::string name = terms.name_of(parameter);
+      if (!name.empty()) common.parameters.push_back({std::move(name), &parameter});
+    }
+    if (!common.parameters.empty() || group.params().empty()) groups.push_back(std::move(common));
+  }
+  return groups;
 }
 
 }  // namespace
@@ -90,24 +124,39 @@ std::vector<std::string> needed_state_of(const torch::optim::OptimizerOptions& o
   return needed;
 }
 
-void add_fields_of(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                   const torch::optim::OptimizerOptions* defaults,
-                   const std::function<std::string(const at::Tensor&)>& name_of,
-                   std::vector<AgreedField>& fields) {
+void add_fields_of(const GroupTerms& terms, std::vector<AgreedField>& fields) {
+  const std::vector<CommonGroup> groups = common_groups(terms);
   fields.push_back({"the number of parameter groups", format("{}", groups.size())});
   for (size_t g = 0; g < groups.size(); ++g) {
-    const std::vector<at::Tensor>& parameters = groups[g].params();
+    const auto& [parameters, options] = groups[g];
     fields.push_back(
         {format("the number of parameters of group {}", g), format("{}", parameters.size())});
     for (size_t i = 0; i < parameters.size(); ++i) {
       fields.push_back(
-          {format("parameter {} of group {}", i, g), format("\"{}\"", name_of(parameters[i]))});
+          {format("parameter {} of group {}", i, g), format("\"{}\"", parameters[i].name)});
     }
-    const bool has_options = groups[g].has_options();
-    if (!has_options && defaults == nullptr) continue;
-    fields.push_back({format("the options of group {}", g),
-                      format("({})", text_of(has_options ? groups[g].options() : *defaults))});
+    if (options != nullptr) {
+      fields.push_back({format("the options of group {}", g), format("({})", text_of(*options))});
+    }
+    if (!terms.state_mark_of) continue;
+    for (const auto& [name, parameter] : parameters) {
+      fields.push_back({format("the state of \"{}\"", name),
+                        text_of_state_mark(terms.state_mark_of(*parameter))});
+    }
   }
 }
 
-}  // namespace cadre::parallel
+uint64_t digest_of(const GroupTerms& terms) {
+  Fnv1a digest;
+  for (const auto& [parameters, options] : common_groups(terms)) {
+    digest.add(parameters.size());
+    if (options != nullptr) digest.add(text_of(*options));
+    for (const auto& [name, parameter] : parameters) {
+      digest.add(name);
+      if (terms.state_mark_of) digest.add(static_cast<uint64_t>(terms.state_mark_of(*parameter)));
+    }
+  }
+  return digest.value();
+}
+
+}  // namespace cadre::optim_state

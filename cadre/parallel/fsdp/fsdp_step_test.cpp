@@ -1,0 +1,158 @@
+// What the ranks of a ShardedOptimizer compare before each step.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/optim/optimizers.h"
+#include "cadre/parallel/fsdp/fsdp_test_training.h"
+#include "cadre/shard/sharded_optimizer.h"
+#include "cadre/wrap/wrap_test_support.h"
+
+namespace cadre {
+namespace {
+
+using namespace testing;  // NOLINT: the helpers of these tests
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+Tensor rows_of(int rank, int step) {
+  return torch::linspace(-1, 1, 36, kDouble).view({3, 12}) * (1 + rank) + 0.1 * step;
+}
+
+struct Training {
+  using Options = FullyShardedDataParallelOptions;
+
+  explicit Training(const ProcessGroup& of, ShardForm form = ShardForm::kGathered)
+      : group(of),
+        module([] {
+          auto made = std::make_shared<UnitMlp>();
+          made->to(kDouble);
+          set_values(*made);
+          return made;
+        }()),
+        model(module, group, Options{.form = form, .wrap_policy = wrap_by_size(1)}),
+        optimizer(model, torch::optim::AdamWOptions(0.01)) {}
+
+  void backward(int step) { model(rows_of(group.rank(), step)).pow(2).mean().backward(); }
+  void train(int step) {
+    optimizer.zero_grad();
+    backward(step);
+    optimizer.step();
+  }
+  std::vector<Tensor> shards() const {
+    std::vector<Tensor> copies;
+    for (const Tensor& shard : model.parameters()) copies.push_back(shard.detach().clone());
+    return copies;
+  }
+
+  const ProcessGroup& group;
+  std::shared_ptr<UnitMlp> module;
+  FullyShardedDataParallel<UnitMlp> model;
+  ShardedOptimizer<AdamW> optimizer;
+};
+
+// `prepare` makes the ranks differ before the third step, which must throw `expected` on all ranks
+// and change nothing.
+void expect_refused(const std::function<void(Training&)>& prepare,
+                    const std::vector<std::string>& expected) {
+  for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+      Training training(group, form);
+      training.train(0);
+      training.train(1);
+      training.optimizer.zero_grad();
+      training.backward(2);
+      const std::vector<Tensor> before = training.shards();
+      prepare(training);
+      output = failure_of([&] { training.optimizer.step(); });
+      const std::vector<Tensor> after = training.shards();
+      for (size_t i = 0; i < before.size(); ++i) {
+        require(torch::equal(before[i], after[i]), "nothing was written");
+      }
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+    for (const auto& rank : result.ranks) {
+      for (const std::string& part : expected) EXPECT_THAT(rank.output, HasSubstr(part));
+    }
+  }
+}
+
+TEST(FsdpStep, ALearningRateOfOneRankIsRefused) {
+  expect_refused(
+      [](Training& training) {
+        if (training.group.rank() == 1) training.optimizer.param_groups()[0].options().set_lr(0.5);
+      },
+      {"the options of group 0 is (lr 0.01,", "(lr 0.5,", "on rank 1"});
+}
+
+TEST(FsdpStep, AGroupOfOneRankIsRefused) {
+  expect_refused(
+      [](Training& training) {
+        auto& groups = training.optimizer.param_groups();
+        if (training.group.rank() == 1) groups[0].params().pop_back();
+      },
+      {"the number of parameters of group 0 is 6 on rank 0 and 5 on rank 1"});
+}
+
+TEST(FsdpStep, AStateThatOneRankHasLostIsRefused) {
+  expect_refused(
+      [](Training& training) {
+        if (training.group.rank() == 1) training.optimizer.state().clear();
+      },
+      {"is that of step 2, with 2 tensors on rank 0 and none on rank 1"});
+}
+
+TEST(FsdpStep, AGradientOfOneRankThatWaitsIsRefused) {
+  expect_refused(
+      [](Training& training) {
+        {
+          const auto no_sync = training.model.no_sync();
+          training.backward(3);
+        }
+        if (training.group.rank() == 0) training.optimizer.zero_grad();
+      },
+      {"waits that was not reduced", "on rank 1 of 2", "or call reduce_gradients()"});
+}
+
+// A parameter of the program that differs between the ranks is no matter of theirs.
+TEST(FsdpStep, TensorsThatAreNoShardsAreNotCompared) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    Training training(group);
+    const Tensor own = torch::ones({2 + group.rank()}, torch::requires_grad());
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    groups.emplace_back(training.model.parameters());
+    if (group.rank() == 1) groups.emplace_back(std::vector<Tensor>{own});
+    ShardedOptimizer<AdamW> optimizer(training.model, groups, torch::optim::AdamWOptions(0.01));
+    training.backward(0);
+    own.sum().backward();
+    optimizer.step();
+    require((own[0].item<float>() != 1) == (group.rank() == 1), "its optimizer steps it");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Cleared gradients do not wait, and a batch may be dropped.
+TEST(FsdpStep, AStepAfterADroppedBatchIsNoMistake) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    Training training(group);
+    training.train(0);
+    for (const bool to_none : {true, false}) {
+      {
+        const auto no_sync = training.model.no_sync();
+        training.backward(1);
+      }
+      training.optimizer.zero_grad(to_none);
+      training.optimizer.step();
+    }
+    training.train(2);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre
