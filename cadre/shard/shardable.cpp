@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <map>
 #include <string_view>
+#include <unordered_map>
+#include <unordered_set>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
@@ -150,6 +152,36 @@ void check_apart(const std::string& what, std::span<const NamedTensor> moved,
     if (has_memory(named.tensor)) add(named, /*is_moved=*/false);
   }
   for (const auto& [space, occupants] : spaces) check_apart_in_space(what, occupants);
+}
+
+void warn_of_other_holders(LogSink& log, std::string_view component,
+                           std::span<const NamedTensor> moved, std::span<const NamedTensor> kept) {
+  std::unordered_map<const c10::StorageImpl*, std::unordered_set<const c10::TensorImpl*>> known;
+  for (const std::span<const NamedTensor> list : {moved, kept}) {
+    for (const NamedTensor& named : list) {
+      if (!has_memory(named.tensor) || named.tensor.is_meta()) continue;
+      known[named.tensor.storage().unsafeGetStorageImpl()].insert(
+          named.tensor.unsafeGetTensorImpl());
+    }
+  }
+  const NamedTensor* first = nullptr;
+  size_t num_held = 0;
+  for (const NamedTensor& named : moved) {
+    if (!has_memory(named.tensor) || named.tensor.is_meta()) continue;
+    const c10::Storage& storage = named.tensor.storage();
+    if (storage.use_count() <= known[storage.unsafeGetStorageImpl()].size()) continue;
+    ++num_held;
+    if (first == nullptr) first = &named;
+  }
+  if (first == nullptr) return;
+  log.write(
+      LogLevel::kWarning, component,
+      format(
+          "something else holds the memory of parameters that is about to be replaced first=\"{}\" "
+          "parameters={} effect=\"a tensor that was made of the parameter by detach(), a view or a "
+          "slice, or the weight of another module that shares its memory, keeps the values of "
+          "before; make it of the parameter again in each forward()\"",
+          first->name, num_held));
 }
 
 void check_shardable(const std::string& what, const std::vector<NamedTensor>& parameters,

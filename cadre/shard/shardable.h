@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cadre/base/export.h"
+#include "cadre/base/log.h"
 #include "cadre/wrap/named_tensors.h"
 
 namespace cadre::shard {
@@ -35,6 +36,13 @@ CADRE_EXPORT void check_shardable(const std::string& what,
 // meta device are compared by their storages. Without elements in common nothing is shared.
 CADRE_EXPORT void check_apart(const std::string& what, std::span<const NamedTensor> moved,
                               std::span<const NamedTensor> kept = {});
+
+// One warning if something that is in neither list lies in the memory of tensors of `moved`: a
+// member made by detach(), a view, the weight of another module. It keeps the memory of before, and
+// from then on neither follows the other.
+CADRE_EXPORT void warn_of_other_holders(LogSink& log, std::string_view component,
+                                        std::span<const NamedTensor> moved,
+                                        std::span<const NamedTensor> kept);
 
 // Why the memory of a parameter is not there, as the end of a sentence; nullopt if it is there.
 std::optional<std::string_view> reason_without_values(const at::Tensor& parameter);

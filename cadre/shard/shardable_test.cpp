@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/testing/log_lines.h"
 #include "cadre/testing/ranks.h"
 
 namespace cadre::shard {
@@ -15,7 +16,9 @@ namespace {
 
 using cadre::testing::failure_of;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using torch::Tensor;
 
 std::string refusal(const std::vector<NamedTensor>& moved,
@@ -46,6 +49,27 @@ TEST(CheckApart, TellsPartsOfOneStorageFromSharedElements) {
   EXPECT_EQ(refusal({{"a", base.select(1, 0)}, {"b", base.select(1, 1)}}), "");
   EXPECT_EQ(refusal({{"a", base.narrow(0, 0, 0)}, {"b", base}}), "") << "no elements";
   EXPECT_EQ(refusal({{"a", base}}, {{"a", base}, {"none", Tensor()}}), "") << "itself";
+}
+
+std::vector<std::string> warnings(const std::vector<NamedTensor>& moved,
+                                  const std::vector<NamedTensor>& kept = {}) {
+  cadre::testing::LogLines log;
+  warn_of_other_holders(log, "test", moved, kept);
+  return log.get();
+}
+
+TEST(OtherHolders, AreTensorsInTheMemoryThatAreInNoList) {
+  const Tensor alone = torch::zeros({3});
+  Tensor base = torch::zeros({6, 4});
+  const Tensor same = base;  // another handle of one tensor
+  EXPECT_THAT(warnings({{"a", base}, {"b", alone}}), IsEmpty());
+  const Tensor top = base.narrow(0, 0, 3);
+  const Tensor rest = base.narrow(0, 3, 3);
+  EXPECT_THAT(warnings({{"top", top}, {"rest", rest}}, {{"base", base}}), IsEmpty());
+  EXPECT_THAT(warnings({{"top", top}, {"b", alone}, {"rest", rest}}),
+              ElementsAre(AllOf(HasSubstr("test something else holds the memory of parameters"),
+                                HasSubstr("first=\"top\" parameters=2"))));
+  EXPECT_THAT(warnings({{"b", alone}}, {{"top", top}}), IsEmpty()) << "it stays where it is";
 }
 
 TEST(CheckApart, ComparesTensorsOnTheMetaDeviceByTheirStorages) {

@@ -12,12 +12,14 @@
 #include "cadre/optim/optimizers.h"
 #include "cadre/parallel/ddp/ddp_sharded_test.h"
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+#include "cadre/testing/log_lines.h"
 
 namespace cadre {
 namespace {
 
 using namespace testing;  // NOLINT: the helpers of these tests
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 ParameterShard record_of_frozen(const std::vector<ParameterShard>& shards) {
@@ -71,6 +73,31 @@ TEST(ZeroUnderDdp, ValuesThatAreCopiedIntoShardsDuringAGatherAreUsed) {
     }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// A buffer that views a weight is refused in stage 2, where it is known.
+TEST(ZeroUnderDdp, WhatElseHoldsTheMemoryOfAParameterIsLogged) {
+  for (const auto placement : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
+    const bool is_whole = placement == GradientPlacement::kReplicated;
+    const auto log = std::make_shared<LogLines>();
+    const auto result = run_groups(
+        1,
+        [&](const ProcessGroup& group, std::string&) {
+          const auto net = std::make_shared<Zoo>();
+          const NamedTensor trained = distinct_parameters(*net).front();
+          const Tensor member = trained.tensor.detach();
+          if (is_whole) net->register_buffer("view", member);
+          Wrapped model{net, group, options_of(placement)};
+          const ZeroRedundancyOptimizer<SGD> zero(model, torch::optim::SGDOptions(0.1));
+          const ZeroRedundancyOptimizer<SGD> none(torch::nn::Linear(2, 2)->named_parameters(),
+                                                  group, torch::optim::SGDOptions(0.1));
+        },
+        log);
+    EXPECT_TRUE(result.ok()) << result.failures();
+    EXPECT_THAT(log->get(), ElementsAre(AllOf(
+                                HasSubstr(is_whole ? "zero something else" : "ddp something else"),
+                                HasSubstr("parameters=1"))));
+  }
 }
 
 template <typename Optimizer>

@@ -31,8 +31,8 @@ using FlatParametersList = std::vector<std::shared_ptr<FlatParameters>>;
 
 // Throws what making flat buffers of the trained parameters would throw, and for a parameter whose
 // tie by shared memory these buffers would end. Changes nothing.
-void check_shardable_model(const torch::nn::Module& module, Rank rank) {
-  const std::string what = format("{}, rank {}", kWrapper, rank);
+void check_shardable_model(const torch::nn::Module& module, const wrap::LocatedGroup& group) {
+  const std::string what = format("{}, rank {}", kWrapper, group.rank());
   std::vector<NamedTensor> moved;
   std::vector<NamedTensor> kept = distinct_buffers(module);
   for (const NamedTensor& parameter : distinct_parameters(module)) {
@@ -43,6 +43,7 @@ void check_shardable_model(const torch::nn::Module& module, Rank rank) {
     shard::check_shardable(what, {parameter}, {.shard = dtype, .compute = dtype});
   }
   shard::check_apart(what, moved, kept);
+  shard::warn_of_other_holders(group.log_sink(), "ddp", moved, kept);
 }
 
 // A layout of many parameters by its digest.
@@ -152,7 +153,7 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
                                                             : reduction::ParameterValues::kWhole,
                                               .agreed = [&] {
                                                 if (is_sharded)
-                                                  check_shardable_model(*module, group.rank());
+                                                  check_shardable_model(*module, group);
                                                 return agreed_fields(*module, options);
                                               }};
   reduction::MakeGradientStorage make_storage =

@@ -14,6 +14,7 @@
 
 #include "cadre/parallel/fsdp/fsdp_test_training.h"
 #include "cadre/shard/sharded_optimizer.h"
+#include "cadre/testing/log_lines.h"
 #include "cadre/wrap/wrap_test_support.h"
 
 namespace cadre {
@@ -21,7 +22,9 @@ namespace {
 
 using namespace testing;  // NOLINT: the helpers of these tests
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 constexpr int64_t kWide = 4;
 
@@ -98,6 +101,32 @@ TEST(FsdpBehind, ATieByMemoryAcrossUnitsIsRefusedOnAllRanks) {
       EXPECT_THAT(wrap_failure(net, group), HasSubstr("share memory")) << what;
       EXPECT_TRUE(net->forward(stack_rows(0)).defined()) << "the module is as it was";
     });
+  }
+}
+
+// Two modules that are wrapped one by one are not seen together, nor is a member that is no
+// registered tensor.
+TEST(FsdpBehind, WhatElseHoldsTheMemoryOfAParameterIsLogged) {
+  for (const bool is_tied : {false, true}) {
+    const auto log = std::make_shared<LogLines>();
+    const auto result = run_groups(
+        1,
+        [&](const ProcessGroup& group, std::string&) {
+          const auto first = std::make_shared<Stack>();
+          const auto second = std::make_shared<Stack>();
+          if (is_tied) second->first->weight.set_data(first->second->weight.detach());
+          const FullyShardedDataParallel one{first, group, units_of_stack()};
+          const FullyShardedDataParallel other{second, group, units_of_stack()};
+        },
+        log);
+    EXPECT_TRUE(result.ok()) << result.failures();
+    if (is_tied) {
+      EXPECT_THAT(log->get(),
+                  ElementsAre(AllOf(HasSubstr("fsdp something else holds the memory of parameters"),
+                                    HasSubstr("first=\"second.weight\" parameters=1"))));
+    } else {
+      EXPECT_THAT(log->get(), IsEmpty());
+    }
   }
 }
 

@@ -191,6 +191,7 @@ void check_model(const torch::nn::Module& module, const UnitAssignment& assignme
   std::vector<NamedTensor> whole = distinct_buffers(module);
   whole.insert(whole.end(), assignment.ignored.begin(), assignment.ignored.end());
   shard::check_apart(kFullySharded, sharded, whole);
+  shard::warn_of_other_holders(shard.log_sink(), "fsdp", sharded, whole);
   check_materializable(kFullySharded, sharded);
   check_materializable(kFullySharded, whole);
 }

@@ -100,6 +100,7 @@ void ZeroCore::check_fresh(std::span<const at::Tensor> parameters) const {
     shard::check_shardable(what, {parameter}, {.shard = dtype, .compute = dtype});
   }
   shard::check_apart(what, moved, kept);
+  shard::warn_of_other_holders(group_.log_sink(), "zero", moved, kept);
 }
 
 size_t ZeroCore::index_of(const at::Tensor& parameter) const {
