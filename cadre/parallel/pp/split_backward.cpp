@@ -235,6 +235,7 @@ std::vector<at::Tensor> StageGraph::input_pass(const std::vector<at::Tensor>& gr
     wanted.insert(wanted.end(), entry.owner.begin(), entry.owner.end());
   }
   if (wanted.empty()) return state_->take_input_gradients();
+  const PartialBackward with_checkpoints;
   const variable_list captured = Engine::get_default_engine().execute(
       roots, root_gradients, /*keep_graph=*/true, /*create_graph=*/false,
       /*accumulate_grad=*/false, wanted);

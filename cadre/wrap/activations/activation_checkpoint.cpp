@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
 
 #include <mutex>
 #include <utility>
@@ -99,6 +100,8 @@ class KeptValues {
   std::vector<at::Tensor> values_;
 };
 
+thread_local bool expects_checkpoints = false;
+
 // The first forward. Refuses a function that changes its inputs, because the second one gets the
 // same.
 variable_list run_first(const Checkpointed& checkpointed, const variable_list& inputs) {
@@ -156,6 +159,15 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
           "cadre::ActivationCheckpoint: backward with create_graph=true does not go through "
           "a checkpointed module; use the plain module where second derivatives are needed");
     }
+    // The backward of the second forward writes the gradients of all parameters that this uses.
+    if (!expects_checkpoints &&
+        !torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "cadre::ActivationCheckpoint: autograd::grad(), and backward() with a list of "
+                  "inputs, do not go through a checkpointed module, because its parameters would "
+                  "get gradients that were not asked for; use a plain backward(), or the plain "
+                  "module");
+    }
     const auto capsule = context->saved_data["holder"].toCapsule();
     const auto& checkpointed = static_cast<Holder&>(*capsule).checkpointed;
     variable_list inputs = context->get_saved_variables();
@@ -192,6 +204,11 @@ std::vector<at::Tensor> checkpoint(TensorFunction function, const std::vector<at
   return CheckpointFunction::apply(leaf, at::TensorList(inputs),
                                    c10::make_intrusive<Holder>(Checkpointed{
                                        std::move(function), ForwardState{}, std::move(buffers)}));
+}
+
+PartialBackward::PartialBackward() : was_expected_(std::exchange(expects_checkpoints, true)) {}
+PartialBackward::~PartialBackward() {
+  expects_checkpoints = was_expected_;
 }
 
 bool is_checkpoint(const torch::autograd::Node& node) {

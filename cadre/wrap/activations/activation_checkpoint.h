@@ -10,15 +10,17 @@
 // The second forward draws the same random numbers, from the default CPU generator, and sees the
 // same autocast state. It is a backward inside of the backward: a parameter that two checkpointed
 // modules share gets its gradient in two steps, which DistributedDataParallel refuses.
-// autograd::grad() does not go through it (it would compute no gradients of parameters). A buffer
-// that forward() changes in place, as BatchNorm's statistics, changes once. What forward() keeps in
-// a member, for a loss of its own, has no graph: return it instead.
+// autograd::grad(), and backward() with a list of inputs, do not go through it, because they would
+// add to the gradients of parameters that were not asked for. A buffer that forward() changes in
+// place, as BatchNorm's statistics, changes once. What forward() keeps in a member, for a loss of
+// its own, has no graph: return it instead.
 //
 // Threads: as the module. Blocking: as M::forward(). Lifetime: a graph keeps the arguments, and
 // refers to the module, which must live until backward. Errors: those of M::forward(), also out of
 // backward(); kInvalidArgument where it changes an argument in place, which the second forward
-// would get changed; c10::Error where an argument was changed in place in between. Source: T. Chen
-// et al., arXiv:1604.06174; torch.utils.checkpoint with use_reentrant=True.
+// would get changed, and out of autograd::grad(); c10::Error where an argument was changed in place
+// in between. Source: T. Chen et al., arXiv:1604.06174; torch.utils.checkpoint with
+// use_reentrant=True.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -52,6 +54,18 @@ CADRE_EXPORT std::vector<at::Tensor> checkpoint(TensorFunction function,
 // Whether it is the node of a checkpoint(), which computes in its backward, besides the gradients
 // of the inputs, those of all parameters that the function uses.
 CADRE_EXPORT bool is_checkpoint(const torch::autograd::Node& node);
+// In its scope a backward of this thread with a list of inputs may go through checkpoints: the
+// caller knows that they add to the gradients of all their parameters.
+class CADRE_EXPORT PartialBackward {
+ public:
+  PartialBackward();
+  ~PartialBackward();
+  PartialBackward(const PartialBackward&) = delete;
+  PartialBackward& operator=(const PartialBackward&) = delete;
+
+ private:
+  bool was_expected_;
+};
 // Whether there is anything to save: grad is on.
 CADRE_EXPORT bool checkpointing_is_useful();
 

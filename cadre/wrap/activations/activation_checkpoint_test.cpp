@@ -205,6 +205,27 @@ TEST(ActivationCheckpoint, RefusesSecondDerivatives) {
               HasSubstr("create_graph=true does not go through"));
 }
 
+// They would have changed the gradients of the parameters.
+TEST(ActivationCheckpoint, RefusesABackwardOfSomeInputs) {
+  ActivationCheckpoint<DropImpl> module;
+  const Tensor x = input().clone().requires_grad_(true);
+  for (const bool is_backward : {false, true}) {
+    const Tensor y = module.forward(x).sum();
+    EXPECT_THAT(error_of(
+                    [&] {
+                      if (is_backward) {
+                        torch::autograd::backward({y}, {}, /*retain_graph=*/false,
+                                                  /*create_graph=*/false, {x});
+                      } else {
+                        torch::autograd::grad({y}, {x});
+                      }
+                    },
+                    ErrorCode::kInvalidArgument),
+                HasSubstr("do not go through a checkpointed module"));
+    for (const Tensor& parameter : module.parameters()) EXPECT_FALSE(parameter.grad().defined());
+  }
+}
+
 struct ReturnsItsWeight : torch::nn::Module {
   at::Tensor weight = register_parameter("weight", torch::ones({3}));
   std::vector<at::Tensor> forward(at::Tensor x) { return {weight, x * weight}; }
