@@ -240,10 +240,11 @@ bool FlatParameters::is_outdated() const {
 }
 
 // Where the parameters are the shards themselves, or stay whole, what the program writes remains.
-void FlatParameters::check_unwritten() const {
+void FlatParameters::check_unwritten() {
   if (options_.keep_full || shares_memory()) return;
   const std::vector<size_t> written = written_->written();
   if (written.empty()) return;
+  written_->begin();  // it is said once
   const std::string where =
       format("{}, rank {}: the program has written to ", options_.name, group_.rank());
   if (is_mapped()) {

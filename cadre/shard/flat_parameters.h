@@ -140,6 +140,11 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // Throws if a parameter, or this rank's shard of it, has been given other memory, by set_data()
   // for example. Gathers do that, too.
   void check_in_place() const;
+  // Throws if the program has written to the parameters since they were unsharded, once; resharding
+  // does that, too.
+  void check_written() {
+    if (is_unsharded() && !is_private_) check_unwritten();
+  }
   // What must hold of a parameter when an optimizer is about to step its shard: `check` throws
   // where its gradient does not. Null: nothing. What `check` uses outlives it.
   void set_gradient_check(std::function<void(size_t parameter)> check) {
@@ -187,7 +192,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   std::vector<NamedTensor> named_values() const;
   void check_shards_in_place() const;
   // Refuses what the program has written to the parameters since they were unsharded.
-  void check_unwritten() const;
+  void check_unwritten();
   [[noreturn]] void refuse_use(const std::string& problem) const;
   // For the fence: of mapped shards, when an update begins, and when it ends.
   void allow_writes();

@@ -198,6 +198,27 @@ TEST(FsdpBehind, AWeightThatForwardWritesIsRefusedInTheFirstStep) {
   }
 }
 
+// The root is whole until the end of the backward, so the ranks agree before it is reduced.
+TEST(FsdpBehind, AWriteOfOneRankToTheRootEndsTheStepOnAllRanks) {
+  on_two_ranks([](const ProcessGroup& group) {
+    const auto net = std::make_shared<Stack>();
+    FullyShardedDataParallel model{net, group, units_of_stack()};
+    for (int k = 0; k < 3; ++k) model(stack_rows(0)).sum().backward();
+    net->in_backward = [&] {
+      const torch::NoGradGuard no_grad;
+      if (group.rank() == 1) net->head->bias.mul_(0.5);
+    };
+    EXPECT_THAT(
+        failure_of([&] { model(stack_rows(0)).sum().backward(); }),
+        group.rank() == 1
+            ? ::testing::Matcher<std::string>(HasSubstr("the program has written to \"head.bias\""))
+            : ::testing::Matcher<std::string>(AllOf(HasSubstr("kAborted"), HasSubstr("rank 1"))));
+    net->in_backward = nullptr;
+    model.zero_grad();
+    model(stack_rows(0)).sum().backward();
+  });
+}
+
 // Alone a rank writes to its shards themselves, and the result is that of the plain module.
 TEST(FsdpBehind, AWeightThatForwardWritesRemainsInAWorldOfOne) {
   const auto result = run_groups(1, [](const ProcessGroup& group) {
