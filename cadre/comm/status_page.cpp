@@ -160,17 +160,20 @@ std::shared_ptr<const std::string> StatusCells::show_wait(std::string call) {
 
 std::string StatusCells::running_besides(GroupKey group, TimePoint now) const {
   std::lock_guard lock(table_->mutex);
+  std::string failed;
   for (const auto& [cell, name] : table_->names) {
     if (cell->group.load(std::memory_order_relaxed) == group) continue;
     const wire::Activity activity = cell->read(now);
     if (!is_in_operation(activity)) continue;
-    return format("{} of group \"{}\"", describe_operation(activity.number, activity.fingerprint),
-                  name);
+    std::string operation = format(
+        "{} of group \"{}\"", describe_operation(activity.number, activity.fingerprint), name);
+    if (activity.state == wire::ActivityState::kRunning) return operation;
+    if (failed.empty()) failed = operation + ", which has failed";
   }
   for (const auto& wait : table_->waits) {
     if (const auto call = wait.lock()) return *call;
   }
-  return "";
+  return failed;
 }
 
 }  // namespace cadre

@@ -108,7 +108,8 @@ class StatusCells {
   // of its groups.
   std::shared_ptr<const std::string> show_wait(std::string call);
   // What this process runs in another group, for example 'all_reduce #7 of group "tp"', or the call
-  // of show_wait() in which it waits; empty for nothing.
+  // of show_wait() in which it waits; else what has failed in one, which is said: the program may
+  // have gone on since. Empty for nothing.
   std::string running_besides(GroupKey group, TimePoint now) const;
 
  private:
