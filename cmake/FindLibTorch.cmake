@@ -1,16 +1,29 @@
 # Finds libtorch inside a Python wheel without its own CMake package, which would demand a CUDA
 # toolkit for a CUDA wheel. CADRE_TORCH names it (a torch folder, the folder of a virtual environment,
-# or a Python whose torch is used); else it is that of .venv of the source tree, of the torch that an
-# installed Cadre was built with, or of python3. cadre/cli/torch_finder.h has the same rule.
+# or a Python whose torch is used); else it is that of CMAKE_PREFIX_PATH (a torch folder, or its
+# torch.utils.cmake_prefix_path), of .venv of the source tree, of the torch that an installed Cadre was
+# built with, or of python3. cadre/cli/torch_finder.h has the same rule but for CMAKE_PREFIX_PATH.
 # Makes the target LibTorch::LibTorch and sets LibTorch_VERSION, LibTorch_DIR (the torch folder) and
 # LibTorch_PYTHON (the Python that has it; empty when there is none).
 set(CADRE_TORCH "$ENV{CADRE_TORCH}" CACHE STRING
     "A torch folder, the folder of a virtual environment, or the Python whose torch to use")
+if(NOT CADRE_TORCH) # an earlier run has kept that there was none
+  set(CADRE_TORCH "$ENV{CADRE_TORCH}")
+endif()
 
 if(CADRE_TORCH)
   set(candidates "${CADRE_TORCH}")
 else()
-  set(candidates "${CMAKE_SOURCE_DIR}/.venv/bin/python")
+  set(candidates)
+  foreach(prefix IN LISTS CMAKE_PREFIX_PATH)
+    foreach(folder "${prefix}" "${prefix}/../..")
+      if(EXISTS "${folder}/version.py" AND EXISTS "${folder}/lib/libtorch_cpu.so")
+        get_filename_component(folder "${folder}" ABSOLUTE)
+        list(APPEND candidates "${folder}")
+      endif()
+    endforeach()
+  endforeach()
+  list(APPEND candidates "${CMAKE_SOURCE_DIR}/.venv/bin/python")
   if(IS_DIRECTORY "${cadre_installed_torch}")
     list(APPEND candidates "${cadre_installed_torch}")
   endif()

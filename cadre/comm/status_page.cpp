@@ -165,8 +165,8 @@ std::string StatusCells::running_besides(GroupKey group, TimePoint now) const {
     if (cell->group.load(std::memory_order_relaxed) == group) continue;
     const wire::Activity activity = cell->read(now);
     if (!is_in_operation(activity)) continue;
-    std::string operation = format(
-        "{} of group \"{}\"", describe_operation(activity.number, activity.fingerprint), name);
+    std::string operation = format("{} of group \"{}\"",
+                                   describe_operation(activity.number, activity.fingerprint), name);
     if (activity.state == wire::ActivityState::kRunning) return operation;
     if (failed.empty()) failed = operation + ", which has failed";
   }

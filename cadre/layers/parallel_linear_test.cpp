@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cadre/group/process_group_test_ranks.h"
+#include "cadre/layers/linear.h"
 #include "cadre/wrap/wrap_test_support.h"
 
 namespace cadre {
@@ -131,6 +132,42 @@ TEST(ParallelLinear, SharedWeightsEqualOneProcessAlsoWithCreateGraph) {
     }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// kSequence: each rank has a part of the tokens and the whole weight.
+TEST(ParallelLinear, OnShardsOfTheSequenceTheGradientsAreThoseOfAllTokens) {
+  for (const bool has_bias : {false, true}) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group) {
+      const auto make = [has_bias] {
+        Linear made(torch::nn::LinearOptions(3, 5).bias(has_bias));
+        made->to(torch::kDouble);
+        const torch::NoGradGuard no_grad;
+        for (Tensor parameter : made->parameters()) {
+          parameter.copy_(torch::linspace(-1, 2, parameter.numel()).view(parameter.sizes()));
+        }
+        return made;
+      };
+      Linear plain = make();
+      Linear layer = make();
+      layers::parallelize_new(*layer, {.group = group, .style = ParallelStyle::kSequence}, "l");
+      const Tensor x = torch::linspace(-3, 1, 24, torch::kDouble).view({2, 4, 3});
+      const Tensor mine = x.narrow(1, 2 * group.rank(), 2).clone().requires_grad_(true);
+      const Tensor whole = x.clone().requires_grad_(true);
+      const Tensor expected = plain(whole);
+      expected.pow(2).sum().backward();
+      const Tensor output = layer(mine);
+      output.pow(2).sum().backward();
+      const auto require_close = [](const Tensor& actual, const Tensor& wanted,
+                                    const std::string& what) {
+        require(torch::allclose(actual, wanted, 1e-12, 1e-14), what);
+      };
+      require_close(output, expected.narrow(1, 2 * group.rank(), 2), "output");
+      require_close(mine.grad(), whole.grad().narrow(1, 2 * group.rank(), 2), "input");
+      require_close(layer->weight.grad(), plain->weight.grad(), "weight");
+      if (has_bias) require_close(layer->bias.grad(), plain->bias.grad(), "bias");
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
 }
 
 // On one rank, because libtorch has one level of tangents for the whole process.

@@ -136,7 +136,8 @@ void add_fields_of(const GroupTerms& terms, std::vector<AgreedField>& fields) {
           {format("parameter {} of group {}", i, g), format("\"{}\"", parameters[i].name)});
     }
     if (options != nullptr) {
-      fields.push_back({format("the options of group {}", g), format("({})", text_of(*options))});
+      fields.push_back(
+          {format("the set of options of group {}", g), format("({})", text_of(*options))});
     }
     if (!terms.state_mark_of) continue;
     for (const auto& [name, parameter] : parameters) {

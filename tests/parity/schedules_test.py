@@ -155,7 +155,7 @@ def compare(command, cases):
     with tempfile.TemporaryDirectory(prefix="cadre_schedules_") as folder:
         for case in cases:
             name, ranks, microbatches, stages = case
-            words = ["--name", name, "--stages", ranks, "--microbatches", microbatches]
+            words = ["--name", name, "--ranks", ranks, "--microbatches", microbatches]
             words += ["--virtual", stages]
             ours = run_cadre(command, *words)
             theirs = torch_orders(*case)

@@ -15,7 +15,7 @@ namespace cadre::cli {
 namespace {
 
 constexpr std::string_view kScheduleHelp =
-    R"(cadre schedule --name NAME --stages P --microbatches M [options]
+    R"(cadre schedule --name NAME --ranks P --microbatches M [options]
 cadre schedule --from FILE.csv [options]
 
 A model that is cut into stages trains as a pipeline: the batch is cut into microbatches, which go
@@ -24,14 +24,14 @@ which each rank computes. This command makes one, checks it, and simulates a ste
 runs, how long ranks wait (the bubble), and of how many microbatches they keep activations.
 
   cadre schedule --list                                          which there are
-  cadre schedule --name gpipe --stages 4 --microbatches 8        the simplest one
-  cadre schedule --name 1f1b --stages 4 --microbatches 8         the same bubble, half the memory
-  cadre schedule --name interleaved-1f1b --stages 4 --microbatches 8 --virtual 2 --svg step.svg
-  cadre schedule --name zb-v --stages 4 --microbatches 8 --forward-ms 5 --backward-ms 12 \
+  cadre schedule --name gpipe --ranks 4 --microbatches 8         the simplest one
+  cadre schedule --name 1f1b --ranks 4 --microbatches 8          the same bubble, half the memory
+  cadre schedule --name interleaved-1f1b --ranks 4 --microbatches 8 --virtual 2 --svg step.svg
+  cadre schedule --name zb-v --ranks 4 --microbatches 8 --forward-ms 5 --backward-ms 12 \
                  --message-ms 0.4                                with measured times
-  cadre schedule --name 1f1b --stages 4 --microbatches 8 \
+  cadre schedule --name 1f1b --ranks 4 --microbatches 8 \
                  --layer-ms 3,2,2,2,2,2,2,2,2,5                  split ten layers into stages
-  cadre schedule --name 1f1b --stages 4 --microbatches 8 --csv step.csv --lower as-sent
+  cadre schedule --name 1f1b --ranks 4 --microbatches 8 --csv step.csv --lower as-sent
   cadre schedule --from step.csv                                 check and show an edited file
 
 In the table "2F0" is the forward of microbatch 0 on stage 2, B a backward, I and W its parts: the
@@ -40,7 +40,7 @@ stage waits for. "|" goes on, "." waits. These are the words and the CSV of torc
 
 The schedule
   --name NAME           which one; the names of PyTorch's get_schedule_class() work, too
-  --stages P            ranks of the pipeline
+  --ranks P             ranks of the pipeline
   --microbatches M      parts of a batch
   --virtual V           stages on each rank, so P x V in all (default: what --list says)
   --from FILE           read it from a CSV file instead

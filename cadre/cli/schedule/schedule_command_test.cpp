@@ -22,7 +22,7 @@ std::string content_of(const std::string& path) {
 
 TEST(ScheduleCommand, ShowsTheStepAndItsBubble) {
   const auto result =
-      run_cadre({"schedule", "--name", "1f1b", "--stages", "2", "--microbatches", "2"});
+      run_cadre({"schedule", "--name", "1f1b", "--ranks", "2", "--microbatches", "2"});
   EXPECT_EQ(result.exit_code, 0) << result.error;
   EXPECT_EQ(result.output,
             "1f1b: 2 stages on 2 ranks, 2 microbatches\n\n"
@@ -58,7 +58,7 @@ TEST(ScheduleCommand, WritesFilesAndReadsThemAgain) {
   const cadre::testing::TemporaryFolder folder;
   const std::string csv = folder.file("step.csv");
   const std::string svg = folder.file("step.svg");
-  const std::vector<std::string> zb_v{"schedule",       "--name", "ZBVZeroBubble", "--stages", "2",
+  const std::vector<std::string> zb_v{"schedule",       "--name", "ZBVZeroBubble", "--ranks", "2",
                                       "--microbatches", "4"};
   auto words = zb_v;
   words.insert(words.end(), {"--csv", csv, "--svg", svg});
@@ -76,7 +76,7 @@ TEST(ScheduleCommand, WritesFilesAndReadsThemAgain) {
 }
 
 TEST(ScheduleCommand, TimesAreThoseOfTheStages) {
-  const std::vector<std::string> gpipe{"schedule", "--name",         "gpipe", "--stages",
+  const std::vector<std::string> gpipe{"schedule", "--name",         "gpipe", "--ranks",
                                        "2",        "--microbatches", "3"};
   auto words = gpipe;
   words.insert(words.end(), {"--forward-ms", "2,1", "--backward-ms", "4", "--message-ms", "0.5"});
@@ -91,41 +91,41 @@ TEST(ScheduleCommand, RefusesWhatMakesNoSense) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases{
       {{}, "name a schedule or a CSV file of one: --name NAME or --from FILE"},
       {{"--name", "gpipe", "--from", "x"},
-       "--name gpipe needs --stages and --microbatches, for example: cadre schedule --name gpipe "
-       "--stages 4 --microbatches 8"},
-      {{"--name", "1f2b", "--stages", "2", "--microbatches", "2"},
+       "--name gpipe needs --ranks and --microbatches, for example: cadre schedule --name gpipe "
+       "--ranks 4 --microbatches 8"},
+      {{"--name", "1f2b", "--ranks", "2", "--microbatches", "2"},
        "--name 1f2b: did you mean 1f1b?"},
-      {{"--name", "ring", "--stages", "2", "--microbatches", "2"},
+      {{"--name", "ring", "--ranks", "2", "--microbatches", "2"},
        "--name ring: there is no such schedule; cadre schedule --list shows all"},
-      {{"--name", "1f1b", "--stages", "0", "--microbatches", "2"},
-       "--stages 0: expected a number from 1 on"},
+      {{"--name", "1f1b", "--ranks", "0", "--microbatches", "2"},
+       "--ranks 0: expected a number from 1 on"},
       {{"--from", "x.csv", "--virtual", "2"}, "--virtual 2: the file of --from has it already"},
       {{"1f1b"}, "\"1f1b\" is no option; a schedule is named by --name"},
-      {{"--name", "dualpipe-v", "--stages", "4", "--microbatches", "7"},
+      {{"--name", "dualpipe-v", "--ranks", "4", "--microbatches", "7"},
        "dualpipe-v: 7 microbatches for 8 stages (4 ranks with 2 each); it needs at least as many "
        "microbatches as stages"},
-      {{"--name", "gpipe", "--stages", "2", "--microbatches", "2", "--forward-ms", "1,x"},
+      {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--forward-ms", "1,x"},
        "--forward-ms 1,x: expected milliseconds, 0 or from 1e-6 to 1e12, separated by commas"},
-      {{"--name", "gpipe", "--stages", "2", "--microbatches", "2", "--forward-ms", "1e-310"},
+      {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--forward-ms", "1e-310"},
        "--forward-ms 1e-310: expected milliseconds, 0 or from 1e-6 to 1e12, separated by commas"},
-      {{"--name", "gpipe", "--stages", "2", "--microbatches", "2", "--layer-ms", "1,4e307"},
+      {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--layer-ms", "1,4e307"},
        "--layer-ms 1,4e307: expected milliseconds, 0 or from 1e-6 to 1e12, separated by commas"},
-      {{"--name", "gpipe", "--stages", "2", "--microbatches", "2", "--forward-ms", "1,1,1"},
+      {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--forward-ms", "1,1,1"},
        "--forward-ms has 3 times; the schedule has 2 stages, so give 1 or 2"},
-      {{"--name", "gpipe", "--stages", "2", "--microbatches", "2", "--layer-ms", "1"},
+      {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--layer-ms", "1"},
        "--layer-ms: 1 layers for 2 stages; each stage holds at least one layer"},
-      {{"--name", "gpipe", "--stages", "2", "--microbatches", "2", "--layer-ms", "1,1",
+      {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--layer-ms", "1,1",
         "--forward-ms", "1"},
        "give --layer-ms or --forward-ms: both say how long forwards take"},
-      {{"--name", "gpipe", "--stages", "2", "--microbatches", "2", "--lower", "late"},
+      {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--lower", "late"},
        "--lower late: expected before-use or as-sent"},
-      {{"--name", "gpipe", "--stages", "2", "--microbatches", "2", "--message-ms", "-1"},
+      {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--message-ms", "-1"},
        "--message-ms -1: expected milliseconds, 0 or from 1e-6 to 1e12"},
-      {{"--name", "gpipe", "--stages", "2", "--microbatches", "2", "--message-ms", "1e-310"},
+      {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--message-ms", "1e-310"},
        "--message-ms 1e-310: expected milliseconds, 0 or from 1e-6 to 1e12"},
-      {{"--name", "gpipe", "--stages", "2", "--microbatches", "2", "--overlap", "-1"},
+      {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--overlap", "-1"},
        "--overlap -1: expected a number from 0 on"},
-      {{"--name", "gpipe", "--stages", "2", "--microbatches", "9", "--max-live", "8"},
+      {{"--name", "gpipe", "--ranks", "2", "--microbatches", "9", "--max-live", "8"},
        "rank 0 keeps the activations of up to 9 microbatches; at most 8 are allowed"}};
   for (auto [words, sentence] : cases) {
     words.insert(words.begin(), "schedule");
@@ -151,7 +151,7 @@ TEST(ScheduleCommand, AFileThatCannotRunIsRefusedWithThePlace) {
             "cadre schedule: deadlock, each of these comes before what it needs: rank 0, step 2 "
             "(0B0) needs rank 1, step 3 (1B0); rank 1, step 1 (1B1) needs rank 1, step 2 (1F1)\n");
   EXPECT_EQ(run_cadre({"schedule", "--from", folder.file("none.csv")}).exit_code, 1);
-  EXPECT_EQ(run_cadre({"schedule", "--name", "gpipe", "--stages", "2", "--microbatches", "2",
+  EXPECT_EQ(run_cadre({"schedule", "--name", "gpipe", "--ranks", "2", "--microbatches", "2",
                        "--svg", folder.file("none/step.svg")})
                 .exit_code,
             1);

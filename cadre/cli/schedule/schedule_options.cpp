@@ -16,7 +16,7 @@ namespace cadre::cli {
 namespace {
 
 constexpr std::array kScheduleOptions{OptionSpec{"--name", "NAME"},
-                                      OptionSpec{"--stages", "P"},
+                                      OptionSpec{"--ranks", "P"},
                                       OptionSpec{"--microbatches", "M"},
                                       OptionSpec{"--virtual", "V"},
                                       OptionSpec{"--from", "FILE"},
@@ -121,15 +121,15 @@ Status take_name(const ParsedWords& words, ScheduleOptions& options) {
   }
   PipelineScheduleOptions generated{
       .kind = info->kind, .num_ranks = 0, .num_microbatches = 0, .stages_per_rank = {}};
-  CADRE_RETURN_IF_ERROR(take_count(words, "--stages", generated.num_ranks));
+  CADRE_RETURN_IF_ERROR(take_count(words, "--ranks", generated.num_ranks));
   CADRE_RETURN_IF_ERROR(take_count(words, "--microbatches", generated.num_microbatches));
   if (words.find("--virtual") != nullptr) {
     CADRE_RETURN_IF_ERROR(take_count(words, "--virtual", generated.stages_per_rank.emplace(0)));
   }
   if (generated.num_ranks == 0 || generated.num_microbatches == 0) {
     return wrong_words(
-        cadre::format("{} needs --stages and --microbatches, for example: cadre "
-                      "schedule --name {} --stages 4 --microbatches 8",
+        cadre::format("{} needs --ranks and --microbatches, for example: cadre "
+                      "schedule --name {} --ranks 4 --microbatches 8",
                       name->text(), info->name));
   }
   options.generated = generated;
@@ -143,7 +143,7 @@ Status take_input(const ParsedWords& words, ScheduleOptions& options) {
     return wrong_words("name a schedule or a CSV file of one: --name NAME or --from FILE");
   }
   if (from == nullptr) return {};
-  for (const std::string_view name : {"--stages", "--microbatches", "--virtual"}) {
+  for (const std::string_view name : {"--ranks", "--microbatches", "--virtual"}) {
     if (const GivenOption* given = words.find(name); given != nullptr) {
       return wrong_option(*given, "the file of --from has it already");
     }

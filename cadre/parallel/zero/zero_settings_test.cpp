@@ -122,13 +122,13 @@ TEST(ZeroSettings, GroupsThatDifferBetweenTheRanksAreRefused) {
               }),
               HasSubstr("parameter 0 of group 0 is \"in.weight\" on rank 0 and \"out.weight\" on "
                         "rank 1; give all ranks the same parameter groups"));
-  EXPECT_THAT(refusal_of([](const ProcessGroup& group, Net& net) {
-                Zero(net.named_parameters(), group,
-                     options().weight_decay(group.rank() == 1 ? 0.2 : 0.1));
-              }),
-              AllOf(HasSubstr("the options of group 0 is (lr 0.01, betas 0.9 and 0.999, eps 1e-08, "
-                              "weight decay 0.1, amsgrad false) on rank 0"),
-                    HasSubstr("weight decay 0.2, amsgrad false) on rank 1")));
+  EXPECT_THAT(
+      refusal_of([](const ProcessGroup& group, Net& net) {
+        Zero(net.named_parameters(), group, options().weight_decay(group.rank() == 1 ? 0.2 : 0.1));
+      }),
+      AllOf(HasSubstr("the set of options of group 0 is (lr 0.01, betas 0.9 and 0.999, eps 1e-08, "
+                      "weight decay 0.1, amsgrad false) on rank 0"),
+            HasSubstr("weight decay 0.2, amsgrad false) on rank 1")));
   EXPECT_THAT(refusal_of([](const ProcessGroup& group, Net& net) {
                 Zero(net.named_parameters(), group, options(),
                      {.bucket_cap_bytes = group.rank() == 1 ? 100 : 200});
@@ -180,7 +180,7 @@ TEST(ZeroSettings, OptionsThatDifferInAStepAreRefusedOnAllRanks) {
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   for (const auto& rank : result.ranks) {
-    EXPECT_THAT(rank.output, AllOf(HasSubstr("the options of group 0 is (lr 0.1,"),
+    EXPECT_THAT(rank.output, AllOf(HasSubstr("the set of options of group 0 is (lr 0.1,"),
                                    HasSubstr("(lr 0.2,"), HasSubstr("on rank 1")));
   }
 }
