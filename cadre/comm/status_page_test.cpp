@@ -43,5 +43,22 @@ TEST(StatusPage, OfTwoOperationsThatSucceededTheLaterIsShown) {
   EXPECT_EQ(cell.read(at(5)).number, 8U);
 }
 
+TEST(StatusCells, WhatRunsIsShownBeforeWhatHasFailed) {
+  StatusCells cells(StatusPage(), 0);
+  const auto failed = cells.take(1, "a");
+  const auto running = cells.take(2, "e");
+  EXPECT_EQ(cells.running_besides(3, at(1)), "");
+  failed->collective.begin(1, fingerprint_of(OpKind::kAllReduce), at(1));
+  EXPECT_EQ(cells.running_besides(3, at(2)), "all_reduce #1 of group \"a\"");
+  failed->collective.end(false, at(2));
+  EXPECT_EQ(cells.running_besides(3, at(3)), "all_reduce #1 of group \"a\", which has failed");
+  running->collective.begin(1, fingerprint_of(OpKind::kBarrier), at(4));
+  EXPECT_EQ(cells.running_besides(3, at(5)), "barrier #1 of group \"e\"");
+  EXPECT_EQ(cells.running_besides(2, at(5)), "all_reduce #1 of group \"a\", which has failed");
+  running->collective.end(true, at(6));
+  const auto wait = cells.show_wait("the wait of a store");
+  EXPECT_EQ(cells.running_besides(3, at(7)), "the wait of a store");
+}
+
 }  // namespace
 }  // namespace cadre
