@@ -108,5 +108,17 @@ TEST_F(VerifyTree, ExitCodesTellADeviationFromAFailure) {
   }
 }
 
+// What the ranks of the trainer have reported together needs no report about ranks.
+TEST_F(VerifyTree, OnlyAFailureThatTheTrainerHasNotReportedIsReported) {
+  for (const auto& [code, is_reported] :
+       std::vector<std::pair<int, bool>>{{2, true}, {3, true}, {4, true}, {5, false}}) {
+    make_trainer("exit " + std::to_string(code));
+    const auto result = run({"train", config_, "--nproc-per-node", "2"});
+    EXPECT_EQ(result.exit_code, code);
+    EXPECT_EQ(result.error.find("] cadre: rank 0 of 2 failed") == std::string::npos, is_reported)
+        << code << ": " << result.error;
+  }
+}
+
 }  // namespace
 }  // namespace cadre::cli
