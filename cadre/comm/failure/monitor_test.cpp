@@ -96,6 +96,14 @@ TEST_F(LinkedMonitors, TheLossOfAMemberOfBothHasItsRankInEach) {
   EXPECT_TRUE(large_->peers()[1].is_gone);  // for lost_ranks(), before the loss itself arrives
 }
 
+TEST_F(LinkedMonitors, TheReporterOfALossIsTheMemberThatFoundItOrElseThisRank) {
+  for (const auto& [reporter, expected] : {std::pair(1, 0), {2, 1}, {0, 2}}) {
+    const auto group = make("other", {1, 2, 3}, 2);
+    group->on_rank_lost({.rank = reporter == 2 ? 1 : 2, .reporter = reporter});
+    EXPECT_EQ(group->error().details().reporter, Rank(expected)) << reporter;
+  }
+}
+
 // Rank 2 found the first failure; it is no member of the small group.
 TEST_F(LinkedMonitors, ARankThatOnlyHeardOfAFailureIsNotItsReporter) {
   Monitor::link(small_, large_);
