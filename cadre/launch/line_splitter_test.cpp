@@ -56,6 +56,18 @@ TEST(LineSplitter, CutsAtNewlines) {
   }
 }
 
+// A record in JSON, or a table's row, is one piece, whether it comes at once or in parts.
+TEST(LineSplitter, ALineOfSixtyKilobytesIsOnePiece) {
+  const std::string line(60'000, 'x');
+  for (const size_t first : {size_t{60'000}, size_t{4'096}}) {
+    SplitLines lines;
+    lines.feed(line.substr(0, first));
+    lines.feed(line.substr(first) + "\n");
+    EXPECT_EQ(lines.longest_piece(), line.size());
+    EXPECT_EQ(lines.finish(), Lines{line});
+  }
+}
+
 TEST(LineSplitter, KeepsCarriageReturns) {
   EXPECT_EQ(split({"10%\r20%\r", "30%\r\n", "\rx"}), (Lines{"10%\r20%\r30%\r", "\rx"}));
 }
