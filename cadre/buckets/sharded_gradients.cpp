@@ -64,9 +64,9 @@ ShardedGradients::ShardedGradients(std::vector<NamedTensor> parameters,
   for (size_t i = 0; i < slots_.size(); ++i)
     places_.emplace(slots_[i].leaf.unsafeGetTensorImpl(), i);
   for (const Bucket& bucket : buckets_) {
-    bucket.flat->set_gradient_check([this, flat = bucket.flat.get()](size_t place) {
-      const auto found = places_.find(flat->values(place).unsafeGetTensorImpl());
-      if (found != places_.end()) unreduced_.check_step(found->second);
+    bucket.flat->set_gradient_check([this](const at::Tensor& values) {
+      const auto found = places_.find(values.unsafeGetTensorImpl());
+      if (found != places_.end()) unreduced_.check_complete(found->second);
     });
   }
 }

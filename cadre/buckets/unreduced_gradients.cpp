@@ -134,7 +134,7 @@ void UnreducedGradients::set_changed(size_t parameter, const std::string& what,
 }
 
 // What a backward has left that failed is dropped by the next review.
-void UnreducedGradients::check_step(size_t parameter) const {
+void UnreducedGradients::check_complete(size_t parameter) const {
   const Local& local = locals_[parameter];
   if (!parameters_[parameter].tensor.grad().defined() || shards_.is_refused(parameter)) return;
   if (local.is_kept ? shown(parameter) == Shown::kCleared : local.is_arriving) return;
@@ -142,9 +142,9 @@ void UnreducedGradients::check_step(size_t parameter) const {
       ErrorCode::kInvalidArgument,
       format("{}: a gradient of \"{}\" waits that was not reduced: of a backward() under "
              "no_sync(), or one that the program has assigned. The gradient of this rank's "
-             "shard does not contain it, so the step would miss it. Run the last backward() "
-             "of the step without no_sync(), or call reduce_gradients(), before step(); or "
-             "clear the gradients",
+             "shard does not contain it, so a step, a norm or clipping would miss it. Run the last "
+             "backward() of the step without no_sync(), or call reduce_gradients(), before step(); "
+             "or clear the gradients",
              place_, parameters_[parameter].name));
 }
 

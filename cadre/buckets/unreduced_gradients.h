@@ -14,7 +14,7 @@
 // decay) has changed nothing.
 //
 // Threads: one at a time. Blocking: never. Lifetime: shares the parameters; what the functions of
-// Shards use outlives it. Errors: kInvalidArgument from throw_if_changed() and check_step().
+// Shards use outlives it. Errors: kInvalidArgument from throw_if_changed() and check_complete().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -65,9 +65,9 @@ class UnreducedGradients {
   // Throws if a review has found that the program has changed the gradient of a shard without
   // clearing it, or has written to a shard while its gradient was kept.
   void throw_if_changed();
-  // Throws if an optimizer would step the shard of this parameter without a gradient of this rank
-  // that waits.
-  void check_step(size_t parameter) const;
+  // Throws if the gradient of the shard of this parameter lacks one of this rank that waits: before
+  // a step, or something else that reads it.
+  void check_complete(size_t parameter) const;
 
  private:
   struct Values {  // of a shard

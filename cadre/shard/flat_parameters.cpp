@@ -70,8 +70,11 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters, wrap::Locate
     // With a version counter of its own, as a leaf has.
     values_.push_back(shard_.narrow(0, layout_.offset_in_shard(i, rank), size).variable_data());
     values_.back().requires_grad_(parameters_[i].tensor.requires_grad());
-    wrap::mark_as_shard(values_.back(),
-                        {.parameter = parameters_[i].name, .owner = options_.name, .rank = rank});
+    wrap::mark_as_shard(values_.back(), {.parameter = parameters_[i].name,
+                                         .owner = options_.name,
+                                         .rank = rank,
+                                         .fence = options_.fence.get()});
+    is_trained_.push_back(values_.back().requires_grad());
   }
   shard_watch_ = std::make_unique<wrap::WriteWatch>(named_values());
   if (options_.keep_full) {
@@ -198,6 +201,12 @@ void FlatParameters::check_shards_in_place() const {
   const int rank = group_.rank().value;
   for (size_t i = 0; i < values_.size(); ++i) {
     const at::Tensor& values = values_[i];
+    if (values.requires_grad() != is_trained_[i]) {
+      refuse_use(
+          format("requires_grad of this rank's shard of \"{}\" was changed, which changes nothing: "
+                 "freeze and unfreeze the parameter of the module instead, on all ranks",
+                 parameters_[i].name));
+    }
     if (values.storage().unsafeGetStorageImpl() == shard_.storage().unsafeGetStorageImpl() &&
         values.storage_offset() == shard_.storage_offset() + layout_.offset_in_shard(i, rank) &&
         values.numel() == layout_.range(i, rank).size() && values.scalar_type() == dtype_) {
@@ -426,74 +435,6 @@ void FlatParameters::mark_stale() {
   is_stale_ = true;
   guard("have changed on their owners");
   if (is_to_check) check_unwritten();
-}
-
-// The values may have been written without a change of autograd's version counters.
-void gather_changed(std::span<const std::shared_ptr<FlatParameters>> changed) {
-  for (const auto& flat : changed) {
-    if (!flat->is_mapped()) flat->shard_.unsafeGetTensorImpl()->bump_version();
-    flat->mark_stale();
-    if (flat->options_.keep_full) flat->unshard_async();
-  }
-  for (const auto& flat : changed) {
-    if (flat->options_.keep_full) flat->wait_unsharded();
-  }
-}
-
-void FlatParameters::make_private() {
-  if (!is_unsharded()) {
-    refuse_use(
-        "make_private() needs the whole parameters; call unshard_async() and "
-        "wait_unsharded() before");
-  }
-  is_private_ = true;
-  if (private_.defined() || options_.keep_full || !(is_mapped() || shares_memory())) return;
-  const at::NoGradGuard no_grad;
-  private_ = options_.pool->take(layout_.numel(), compute_dtype());
-  private_.copy_(buffer_);
-  flat_.set_memory(private_);
-}
-
-void FlatParameters::end_private() {
-  is_private_ = false;
-  if (!private_.defined()) return;
-  flat_.set_memory(buffer_);
-  options_.pool->give_back(std::exchange(private_, at::Tensor()));
-}
-
-void FlatParameters::take_from_parameters() {
-  const bool is_in_update = options_.fence->is_in_update();
-  if (state_ != State::kFull || (is_stale_ && !is_in_update)) {
-    refuse_use(
-        "take_from_parameters() needs the whole parameters; call unshard_async() and "
-        "wait_unsharded() before");
-  }
-  if (is_mapped() && !(private_.defined() && is_in_update)) {
-    refuse_use(
-        "take_from_parameters() is for mapped parameters that are private, and in an update; "
-        "call make_private() before the program writes, and hold a ShardUpdate");
-  }
-  const at::NoGradGuard no_grad;
-  if (shares_memory() && !private_.defined()) {
-    // The memory is the same, but the values are others.
-    shard_.unsafeGetTensorImpl()->bump_version();
-  } else {
-    const at::Tensor own = own_part_of(private_.defined() ? private_ : buffer_);
-    shard_.copy_(own.scalar_type() == dtype_
-                     ? own
-                     : at::where(own.eq(shard_.to(own.scalar_type())), shard_, own.to(dtype_)));
-  }
-  is_stale_ = false;
-  flat_.clear_guard();
-  written_->begin();
-  // A mapped shard has its new version at the end of the update.
-  filled_ = state_of_shard();
-  if (is_mapped()) ++filled_->version;
-}
-
-void FlatParameters::guard(const std::string& reason) {
-  flat_.guard(format("The values of parameters {} {}. To use them, {}.", options_.name, reason,
-                     options_.remedy));
 }
 
 }  // namespace cadre

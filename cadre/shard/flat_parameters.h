@@ -145,13 +145,14 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   void check_written() {
     if (is_unsharded() && !is_private_) check_unwritten();
   }
-  // What must hold of a parameter when an optimizer is about to step its shard: `check` throws
-  // where its gradient does not. Null: nothing. What `check` uses outlives it.
-  void set_gradient_check(std::function<void(size_t parameter)> check) {
+  // What must hold of the gradient of a shard, one of values(), before something reads it: `check`
+  // throws where it does not. Null: nothing. What `check` uses outlives it.
+  void set_gradient_check(std::function<void(const at::Tensor& values)> check) {
     gradient_check_ = std::move(check);
   }
-  void check_gradient(size_t parameter) const {
-    if (gradient_check_) gradient_check_(parameter);
+  bool has_gradient_check() const { return gradient_check_ != nullptr; }
+  void check_gradient(const at::Tensor& values) const {
+    if (gradient_check_) gradient_check_(values);
   }
 
  private:
@@ -217,6 +218,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   at::Tensor sent_;  // (shard_numel) of the compute dtype, if that is another one
   std::optional<MappedParts> parts_;
   std::vector<at::Tensor> values_;
+  std::vector<bool> is_trained_;  // by parameter, when it was sharded
   // By parameter, of those that were divided before.
   std::vector<std::shared_ptr<const ParameterDivision>> divisions_;
   std::function<void()> wait_;        // of the gather that runs
@@ -225,7 +227,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   std::unique_ptr<wrap::WriteWatch> shard_watch_;  // of values_
   std::unique_ptr<wrap::WriteWatch> written_;      // since the parameters became full
   bool is_private_ = false;                        // the program may write to them
-  std::function<void(size_t)> gradient_check_;
+  std::function<void(const at::Tensor&)> gradient_check_;
 };
 
 // The program has changed values() of these, on all ranks, between two steps: whole parameters that

@@ -4,6 +4,13 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
+#include <optional>
+
+#include "cadre/group/agreement.h"
+#include "cadre/shard/flat_parameters.h"
+#include "cadre/shard/shard_fence.h"
+
 namespace cadre::shard {
 namespace {
 
@@ -46,6 +53,7 @@ std::vector<NamedTensor> gather_values(std::span<const ParameterShard> shards) {
 
 std::vector<NamedTensor> gather_gradients(std::span<const ParameterShard> shards,
                                           const ProcessGroup& world) {
+  check_gradients_reduced("cadre::shard::gather_gradients", shards);
   const at::Tensor is_defined = at::zeros({static_cast<int64_t>(shards.size())}, at::kInt);
   for (size_t i = 0; i < shards.size(); ++i) {
     is_defined.mutable_data_ptr<int>()[i] = shards[i].values.grad().defined() ? 1 : 0;
@@ -62,6 +70,37 @@ std::vector<NamedTensor> gather_gradients(std::span<const ParameterShard> shards
   return gradients;
 }
 
+void check_gradients_reduced(const char* call, std::span<const ParameterShard> shards) {
+  std::vector<ProcessGroup> groups;
+  const auto add = [&groups](const ProcessGroup& group) {
+    const bool is_known = std::ranges::any_of(groups, [&](const ProcessGroup& known) {
+      return &known.communicator() == &group.communicator();
+    });
+    if (!is_known && group.world_size() > 1) groups.push_back(group);
+  };
+  for (const ParameterShard& shard : shards) {
+    if (!shard.flat || !shard.flat->has_gradient_check()) continue;
+    if (const ProcessGroup* const ranks = shard.flat->fence()->stepping_ranks()) add(*ranks);
+  }
+  const auto check = [&] {
+    for (const ParameterShard& shard : shards) {
+      if (shard.flat) shard.flat->check_gradient(shard.values);
+    }
+  };
+  if (groups.empty()) return check();
+  for (const ProcessGroup& group : dividing_groups(shards)) add(group);
+  // What one group has found is a refusal of its ranks in the next.
+  std::optional<Error> problem;
+  for (const ProcessGroup& group : groups) {
+    const auto refusal = common_refusal(group, call, [&] {
+      if (problem) throw *problem;
+      check();
+    });
+    if (refusal) problem = refusal->error;
+  }
+  if (problem) throw *problem;
+}
+
 at::Tensor whole_values(const at::Tensor& parameter) {
   return parameter.is_contiguous() ? parameter.detach().view({-1}) : parameter.detach();
 }
@@ -75,3 +114,75 @@ void follow_memory(std::span<const ParameterShard> shards) {
 }
 
 }  // namespace cadre::shard
+
+namespace cadre {
+
+// The values may have been written without a change of autograd's version counters.
+void gather_changed(std::span<const std::shared_ptr<FlatParameters>> changed) {
+  for (const auto& flat : changed) {
+    if (!flat->is_mapped()) flat->shard_.unsafeGetTensorImpl()->bump_version();
+    flat->mark_stale();
+    if (flat->options_.keep_full) flat->unshard_async();
+  }
+  for (const auto& flat : changed) {
+    if (flat->options_.keep_full) flat->wait_unsharded();
+  }
+}
+
+void FlatParameters::make_private() {
+  if (!is_unsharded()) {
+    refuse_use(
+        "make_private() needs the whole parameters; call unshard_async() and "
+        "wait_unsharded() before");
+  }
+  is_private_ = true;
+  if (private_.defined() || options_.keep_full || !(is_mapped() || shares_memory())) return;
+  const at::NoGradGuard no_grad;
+  private_ = options_.pool->take(layout_.numel(), compute_dtype());
+  private_.copy_(buffer_);
+  flat_.set_memory(private_);
+}
+
+void FlatParameters::end_private() {
+  is_private_ = false;
+  if (!private_.defined()) return;
+  flat_.set_memory(buffer_);
+  options_.pool->give_back(std::exchange(private_, at::Tensor()));
+}
+
+void FlatParameters::take_from_parameters() {
+  const bool is_in_update = options_.fence->is_in_update();
+  if (state_ != State::kFull || (is_stale_ && !is_in_update)) {
+    refuse_use(
+        "take_from_parameters() needs the whole parameters; call unshard_async() and "
+        "wait_unsharded() before");
+  }
+  if (is_mapped() && !(private_.defined() && is_in_update)) {
+    refuse_use(
+        "take_from_parameters() is for mapped parameters that are private, and in an update; "
+        "call make_private() before the program writes, and hold a ShardUpdate");
+  }
+  const at::NoGradGuard no_grad;
+  if (shares_memory() && !private_.defined()) {
+    // The memory is the same, but the values are others.
+    shard_.unsafeGetTensorImpl()->bump_version();
+  } else {
+    const at::Tensor own = own_part_of(private_.defined() ? private_ : buffer_);
+    shard_.copy_(own.scalar_type() == dtype_
+                     ? own
+                     : at::where(own.eq(shard_.to(own.scalar_type())), shard_, own.to(dtype_)));
+  }
+  is_stale_ = false;
+  flat_.clear_guard();
+  written_->begin();
+  // A mapped shard has its new version at the end of the update.
+  filled_ = state_of_shard();
+  if (is_mapped()) ++filled_->version;
+}
+
+void FlatParameters::guard(const std::string& reason) {
+  flat_.guard(format("The values of parameters {} {}. To use them, {}.", options_.name, reason,
+                     options_.remedy));
+}
+
+}  // namespace cadre

@@ -28,6 +28,12 @@ CADRE_EXPORT std::vector<NamedTensor> gather_values(std::span<const ParameterSha
 CADRE_EXPORT std::vector<NamedTensor> gather_gradients(std::span<const ParameterShard> shards,
                                                        const ProcessGroup& world);
 
+// Throws kInvalidArgument on all ranks if the gradient of a shard lacks one of any rank that waits
+// for its reduction, after a backward() under no_sync() for example: what reads the gradients of
+// shards would read zeros. call: what the program called; static text. Collective along the axes
+// that divide the parameters, and of the ranks of each wrapper.
+CADRE_EXPORT void check_gradients_reduced(const char* call, std::span<const ParameterShard> shards);
+
 // A view, of one dimension where the parameter is contiguous: a copy, which reshape() would make of
 // a channels-last weight, would be saved and loaded in place of the parameter.
 CADRE_EXPORT at::Tensor whole_values(const at::Tensor& parameter);

@@ -20,6 +20,7 @@
 #include "cadre/base/format.h"
 #include "cadre/group/agreement.h"
 #include "cadre/group/caught_error.h"
+#include "cadre/shard/gather_shards.h"
 #include "cadre/wrap/shard_mark.h"
 
 namespace cadre {
@@ -173,6 +174,7 @@ bool GradScaler::unscale_(std::span<const at::Tensor> parameters) {
 
 bool GradScaler::unscale_(std::span<const ParameterShard> shards) {
   check_order();
+  shard::check_gradients_reduced("cadre::GradScaler::unscale_", shards);
   std::vector<at::Tensor> gradients;
   std::optional<Error> refusal;
   CommonFindings own{.least_scale = state_.scale, .largest_scale = state_.scale};

@@ -8,6 +8,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/shard/gather_shards.h"
 
 namespace cadre {
 
@@ -80,6 +81,7 @@ std::optional<NonFiniteGradient> find_nonfinite_gradient(std::span<const NamedTe
 
 bool check_gradients_finite(std::span<const ParameterShard> shards,
                             const NonFiniteOptions& options) {
+  shard::check_gradients_reduced("cadre::check_gradients_finite", shards);
   const std::optional<NonFiniteGradient> found = find_nonfinite_gradient(shards);
   if (!found || options.log != nullptr) return decide(found, options);
   NonFiniteOptions with_log = options;

@@ -14,6 +14,7 @@
 #include "cadre/optim/optimizer_options.h"
 #include "cadre/optim/step_agreement.h"
 #include "cadre/shard/flat_parameters.h"
+#include "cadre/wrap/shard_mark.h"
 
 namespace cadre {
 namespace {
@@ -125,10 +126,19 @@ void ShardFence::agree_on_step(const Step& step) const {
   };
   const auto check = [&] {
     if (failure_) throw *failure_;
+    for (const FlatParameters* const unit : units_) unit->check_in_place();
     for (const torch::optim::OptimizerParamGroup& group : step.groups) {
       for (const at::Tensor& parameter : group.params()) {
         if (const Held* const shard = shard_of(parameter)) {
-          shard->unit->check_gradient(shard->parameter);
+          shard->unit->check_gradient(parameter);
+        } else if (const wrap::ShardMark* const mark = wrap::shard_mark_of(parameter);
+                   mark != nullptr && mark->fence != nullptr) {
+          throw Error(
+              ErrorCode::kInvalidArgument,
+              format("cadre::ShardedOptimizer: the shard of \"{}\", {}, belongs to another "
+                     "wrapper than that of which the optimizer was made, so its gradient and "
+                     "state are not compared; make an optimizer of each wrapper",
+                     mark->parameter, mark->owner));
         }
       }
     }

@@ -73,6 +73,8 @@ class CADRE_EXPORT ShardFence {
   bool is_in_update() const { return is_writing_; }
   // That have ended.
   uint64_t num_updates() const { return num_updates_; }
+  // Those that step alike; null while that is not known.
+  const ProcessGroup* stepping_ranks() const;
 
  private:
   friend class FlatParameters;
@@ -92,7 +94,6 @@ class CADRE_EXPORT ShardFence {
   void publish_version(uint64_t version);
   std::string where() const;
   std::string names() const;
-  const ProcessGroup* stepping_ranks() const;
 
   std::vector<FlatParameters*> units_;
   bool had_units_ = false;

@@ -12,6 +12,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/shard/gather_shards.h"
 #include "cadre/shard/nonfinite_gradients.h"
 #include "cadre/wrap/named_tensors.h"
 #include "cadre/wrap/power_sum.h"
@@ -150,6 +151,7 @@ double clip_grad_norm_(std::span<const ParameterShard> shards, double max_norm,
                        const ClipGradNormOptions& options) {
   check_clip_options(max_norm, options);
   const at::NoGradGuard no_grad;
+  shard::check_gradients_reduced("cadre::clip_grad_norm_", shards);
   JointNorm joint(shards, options.norm_type);
   const double norm = joint.value();
   if (options.error_if_nonfinite && !std::isfinite(norm)) joint.refuse(norm);

@@ -29,6 +29,8 @@ struct ShardMark {
   bool has_joint_loss = false;
   // For wrappers of a module whose parameters are divided already. Null where no mesh is known.
   std::shared_ptr<const ParameterDivision> division = {};
+  // The fence of the updates that write the shard, to tell it from others; null: none.
+  const void* fence = nullptr;
 };
 
 CADRE_EXPORT void mark_as_shard(const at::Tensor& tensor, ShardMark mark);

@@ -6,10 +6,15 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cadre/optim/optimizers.h"
 #include "cadre/parallel/fsdp/fsdp_test_training.h"
+#include "cadre/shard/gather_shards.h"
+#include "cadre/shard/grad_scaler.h"
+#include "cadre/shard/nonfinite_gradients.h"
+#include "cadre/shard/sharded_norm.h"
 #include "cadre/shard/sharded_optimizer.h"
 #include "cadre/wrap/wrap_test_support.h"
 
@@ -28,6 +33,10 @@ struct Training {
   using Options = FullyShardedDataParallelOptions;
 
   explicit Training(const ProcessGroup& of, ShardForm form = ShardForm::kGathered)
+      : Training(of, of, form) {}
+  // ranks: the group, or a mesh of it.
+  template <typename Ranks>
+  Training(const ProcessGroup& of, const Ranks& ranks, ShardForm form)
       : group(of),
         module([] {
           auto made = std::make_shared<UnitMlp>();
@@ -35,7 +44,7 @@ struct Training {
           set_values(*made);
           return made;
         }()),
-        model(module, group, Options{.form = form, .wrap_policy = wrap_by_size(1)}),
+        model(module, ranks, Options{.form = form, .wrap_policy = wrap_by_size(1)}),
         optimizer(model, torch::optim::AdamWOptions(0.01)) {}
 
   void backward(int step) { model(rows_of(group.rank(), step)).pow(2).mean().backward(); }
@@ -117,6 +126,97 @@ TEST(FsdpStep, AGradientOfOneRankThatWaitsIsRefused) {
         if (training.group.rank() == 0) training.optimizer.zero_grad();
       },
       {"waits that was not reduced", "on rank 1 of 2", "or call reduce_gradients()"});
+}
+
+TEST(FsdpStep, AShardOfAnotherWrapperIsRefused) {
+  const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
+    Training first(group);
+    Training second(group);
+    std::vector<torch::optim::OptimizerParamGroup> groups;
+    groups.emplace_back(first.model.parameters());
+    groups.emplace_back(second.model.parameters());
+    ShardedOptimizer<AdamW> both(first.model, groups, torch::optim::AdamWOptions(0.01));
+    first.backward(0);
+    second.backward(0);
+    output = failure_of([&] { both.step(); });
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, HasSubstr("belongs to another wrapper than that of which the "
+                                       "optimizer was made"));
+  }
+}
+
+TEST(FsdpStep, OtherMemoryOfAShardIsRefused) {
+  expect_refused(
+      [](Training& training) {
+        const Tensor shard = training.model.parameters().front();
+        if (training.group.rank() == 1) at::Tensor(shard).set_data(shard.detach().clone());
+      },
+      {"has been given other memory", "on rank 1 of 2"});
+}
+
+TEST(FsdpStep, AShardThatIsFrozenOrUnfrozenIsRefused) {
+  for (const bool is_frozen : {false, true}) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+      auto net = std::make_shared<UnitMlp>();
+      net->to(kDouble);
+      set_values(*net);
+      net->parameters().front().set_requires_grad(!is_frozen);
+      FullyShardedDataParallel<UnitMlp> model{net, group, {.wrap_policy = wrap_by_size(1)}};
+      model(rows_of(0, 0)).pow(2).mean().backward();
+      Tensor shard = model.parameters().front();
+      shard.set_requires_grad(is_frozen);
+      output = failure_of([&] { model(rows_of(0, 0)); });
+      shard.set_requires_grad(!is_frozen);
+      model(rows_of(0, 0)).pow(2).mean().backward();
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+    for (const auto& rank : result.ranks) {
+      EXPECT_THAT(rank.output, AllOf(HasSubstr("requires_grad of this rank's shard of \""),
+                                     HasSubstr("the parameter of the module instead")));
+    }
+  }
+}
+
+// What reads the gradients of shards would read zeros instead of those that wait on one rank.
+TEST(FsdpStep, NormsAndChecksOfGradientsThatWaitAreRefused) {
+  const std::vector<std::pair<std::string, std::function<void(Training&)>>> readers = {
+      {"clip_grad_norm_", [](Training& t) { clip_grad_norm_(t.model, 1e9); }},
+      {"gradient_norm", [](Training& t) { gradient_norm(t.model.parameter_shards()); }},
+      {"check_gradients_finite",
+       [](Training& t) { check_gradients_finite(t.model.parameter_shards(), {}); }},
+      {"unscale_", [](Training& t) { GradScaler().unscale_(t.model.parameter_shards()); }},
+      {"gather_gradients",
+       [](Training& t) { shard::gather_gradients(t.model.parameter_shards(), t.group); }}};
+  const auto expect_refusals = [&](Training& training) {
+    {
+      const auto no_sync = training.model.no_sync();
+      training.backward(0);
+    }
+    if (training.group.rank() != 1) training.optimizer.zero_grad();
+    for (const auto& [name, read] : readers) {
+      EXPECT_THAT(failure_of([&, &read = read] { read(training); }),
+                  HasSubstr("waits that was not reduced"))
+          << name;
+    }
+    training.optimizer.zero_grad();
+    training.backward(1);
+    for (const auto& [name, read] : readers) read(training);
+  };
+  for (const bool has_replicas : {false, true}) {
+    const auto result = run_groups(has_replicas ? 4 : 2, [&](const ProcessGroup& group) {
+      if (has_replicas) {
+        Training training(group, DeviceMesh(group, {{"replicate", 2}, {"shard", 2}}),
+                          ShardForm::kGathered);
+        expect_refusals(training);
+      } else {
+        Training training(group);
+        expect_refusals(training);
+      }
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
 }
 
 // A parameter of the program that differs between the ranks is no matter of theirs.

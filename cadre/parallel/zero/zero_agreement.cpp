@@ -162,7 +162,7 @@ void ZeroCore::check_gradients(const Groups& groups) const {
   }
   for (const auto& flat : buckets_) {
     for (size_t i = 0; i < flat->parameters().size(); ++i) {
-      if (stepped.contains(key_of(flat->values(i)))) flat->check_gradient(i);
+      if (stepped.contains(key_of(flat->values(i)))) flat->check_gradient(flat->values(i));
     }
   }
 }

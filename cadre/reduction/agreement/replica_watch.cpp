@@ -84,7 +84,7 @@ uint32_t ReplicaWatch::suspicion() const {
 }
 
 uint8_t ReplicaWatch::num_writes() const {
-  if (values_ != ParameterValues::kWhole || !compares_num_writes_) return 0;
+  if (values_ != ParameterValues::kWhole) return 0;
   const State now = state();
   const uint32_t num_writes = now.num_writes - last_state_.num_writes;
   const bool has_unseen = num_writes == 0 && now.samples != last_state_.samples;
@@ -155,7 +155,6 @@ void ReplicaWatch::check(const Attention& attention, const Wrapper& here,
                        "because {}. To continue, load the same values on all ranks",
                        here.place(), parameters[places[unlike->place]].name, unlike->rank, reason));
   }
-  if (all && !has_lone_step) compares_num_writes_ = false;
   is_written_.assign(is_written_.size(), false);
   has_lone_step_ = false;
   local_state_.reset();

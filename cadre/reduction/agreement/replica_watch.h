@@ -75,8 +75,6 @@ class ReplicaWatch {
   bool has_lone_step_ = false;
   std::optional<State> local_state_;  // when a backward of this rank alone ended
   State last_state_;                  // at the end of the last pass
-  // Numbers of changes that differed although the values were equal are a habit of the program.
-  bool compares_num_writes_ = true;
 };
 
 }  // namespace cadre::reduction
