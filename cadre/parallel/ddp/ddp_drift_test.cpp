@@ -85,6 +85,31 @@ TEST(DdpDrift, AnEvaluationThatWritesOnOneRankIsNamedAtTheNextReduction) {
                 "has other values on rank 2 than on rank 0");
 }
 
+// One rank evaluates with averaged weights and puts the others back, again and again; that is no
+// drift, and what it does later is one.
+TEST(DdpDrift, WeightsThatWerePutBackDoNotHideALaterChange) {
+  expect_on_all(
+      run_groups(kRanks,
+                 [](const ProcessGroup& group, std::string& output) {
+                   nn::Linear net(2, 2);
+                   const torch::NoGradGuard no_grad;
+                   net->weight.fill_(0.5);
+                   DistributedDataParallel model{net, group};
+                   const auto step = [&] {
+                     const torch::AutoGradMode with_grad(true);
+                     model(torch::ones({1, 2})).sum().backward();
+                   };
+                   step();
+                   for (int swap = 0; swap < 2; ++swap) {
+                     if (group.rank() == 0) net->weight.mul_(2).mul_(0.5);
+                     step();
+                   }
+                   if (group.rank() == 0) net->weight.mul_(2);
+                   output = failure_of(step);
+                 }),
+      "\"weight\" has other values on rank 1 than on rank 0, because the program has changed");
+}
+
 TEST(DdpDrift, AForwardThatWritesToAShardedWeightIsRefused) {
   struct Normalized : nn::Module {
     Normalized() { weight = register_parameter("weight", torch::full({3, 2}, 2.0)); }
