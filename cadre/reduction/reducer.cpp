@@ -55,7 +55,10 @@ std::optional<BucketLayout> Reducer::learned_layout() const {
 std::optional<std::string> Reducer::lost_parameter() const {
   const std::optional<size_t> lost = hooks_->first_lost();
   if (!lost) return std::nullopt;
-  return format("\"{}\" was moved to another dtype or device and back", names_[*lost]);
+  return format(
+      "\"{}\" was moved to another dtype or device and back, or loaded by torch::load(), "
+      "which replaces what autograd knows of it (cadre::load() and copy_() do not)",
+      names_[*lost]);
 }
 
 void Reducer::begin_forward(int64_t num_samples) {
