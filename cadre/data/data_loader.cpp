@@ -1,6 +1,7 @@
 #include "cadre/data/data_loader.h"
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <numeric>
 #include <string_view>
@@ -11,12 +12,25 @@
 #include "cadre/data/distributed_sampler.h"
 #include "cadre/data/prefetcher.h"
 #include "cadre/group/agreement.h"
+#include "cadre/os/native/native_thread.h"
 #include "cadre/os/system.h"
 
 namespace cadre {
 namespace {
 
 constexpr int kMaxThreads = 256;
+
+int64_t new_number() {
+  static std::atomic<int64_t> last = 0;
+  return ++last;
+}
+
+[[noreturn]] void refuse_older_loop() {
+  throw Error(ErrorCode::kInvalidArgument,
+              "DataLoader: this loop has ended, because another epoch(), seek() or begin() of its "
+              "loader was called since it was begun, and a loader has one position; make a loader "
+              "for each loop");
+}
 
 constexpr std::string_view kSameOnAllRanks =
     "all ranks need the same batch_size, seed, shuffle, drop_last, split and dataset";
@@ -103,6 +117,12 @@ struct DataLoader::Prefetch {
                  .depth = std::min(options.prefetch, num_batches) * options.num_threads,
                  .timeout = options.timeout}) {}
 
+  // Joins threads that may not end for a long time, without making the caller wait for them.
+  static void leave_alone(std::unique_ptr<Prefetch> stuck) {
+    std::shared_ptr<Prefetch> kept = std::move(stuck);  // the function must be copyable
+    os::run_detached("cadre-closer", [kept = std::move(kept)]() mutable { kept.reset(); });
+  }
+
   std::unique_ptr<os::System> system = os::make_native_system();
   Prefetcher<Batch> batches;
 };
@@ -162,8 +182,19 @@ DataLoader::Epoch DataLoader::epoch(int64_t epoch) {
   }
   if (!is_positioned_ || position_.epoch != epoch) position_ = {.epoch = epoch, .samples = 0};
   is_positioned_ = false;
+  end_loops();
+  return Epoch(this, epoch_number_);
+}
+
+void DataLoader::end_loops() {
+  epoch_number_ = loop_ = new_number();
   prefetch_.reset();
-  return Epoch(this);
+}
+
+int64_t DataLoader::begin_loop(int64_t epoch_number) {
+  (void)dataset();
+  if (epoch_number != epoch_number_) refuse_older_loop();
+  return loop_ = new_number();
 }
 
 void DataLoader::seek(const LoaderPosition& position) {
@@ -177,21 +208,22 @@ void DataLoader::seek(const LoaderPosition& position) {
   }
   position_ = position;
   is_positioned_ = true;
-  prefetch_.reset();
+  end_loops();
 }
 
 DataLoader::Epoch::Iterator& DataLoader::Epoch::Iterator::operator++() {
-  is_at_end_ = !loader_->next(batch_);
+  is_at_end_ = !loader_->next(batch_, loop_);
   return *this;
 }
 
-bool DataLoader::next(Batch& batch) {
+bool DataLoader::next(Batch& batch, int64_t loop) {
   if (const int64_t now = dataset().size(); now != num_samples_) {
     throw Error(ErrorCode::kInvalidArgument,
                 cadre::format("DataLoader: the dataset had {} samples when the loader was made and "
                               "has {} now; make another loader, on all ranks",
                               num_samples_, now));
   }
+  if (loop != loop_) refuse_older_loop();
   const int64_t begin = position_.samples;
   const int64_t end = begin + std::min(options_.batch_size, num_samples_ - begin);
   if (begin == end || (options_.drop_last && end - begin < options_.batch_size)) {
@@ -254,10 +286,15 @@ Batch DataLoader::fetch(int64_t begin) {
         },
         options_);
   }
+  // After an error the next request fetches the batch again.
   try {
     return prefetch_->batches.next();
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::kTimeout) Prefetch::leave_alone(std::move(prefetch_));
+    prefetch_.reset();
+    throw;
   } catch (...) {
-    prefetch_.reset();  // the next request fetches the batch again
+    prefetch_.reset();
     throw;
   }
 }

@@ -10,16 +10,18 @@
 // Threads: one; with num_threads above 0, Dataset::get runs ahead of the caller on that many other
 // threads, and the delivered batches and their order stay the same. Blocking: the constructor is
 // collective in a group of several ranks, until the group's timeout; a batch takes as long as
-// Dataset::get, or until a thread has fetched it; the destructor, seek() and epoch() wait until the
-// threads have finished their batches. Lifetime: shares the dataset; does not keep the group; an
-// Epoch must not outlive its loader. Errors: kInvalidArgument for options, an epoch or a position
-// out of range, for a loader that was moved from, for a batch with another number of rows than
-// samples were asked for, and for a dataset whose size has changed. In the constructor the same
-// error on all ranks, if one rank refuses its options or cannot read its dataset, or if options,
-// the number of samples or Dataset::digest() differ between ranks. What Dataset::get throws, at its
-// batch, which can be requested again; kTimeout. Source:
-// torch.utils.data.DataLoader and torchdata's StatefulDataLoader.
-// Guide: docs/guide/training.md.
+// Dataset::get, or until a thread has fetched it, at most `.timeout`; the destructor, seek() and
+// epoch() wait until the threads have finished their batches. Lifetime: shares the dataset; does
+// not keep the group; an Epoch must not outlive its loader. After a kTimeout the threads are left
+// alone: they keep the dataset until their Dataset::get returns, if ever, so what get() uses must
+// live as long. Errors: kInvalidArgument for options, an epoch or a position out of range, for a
+// loader that was moved from, for a batch with another number of rows than samples were asked for,
+// for a dataset whose size has changed, and for a batch of a loop that was begun before the last
+// epoch(), seek() or begin(): a loader has one position. In the constructor the same error on all
+// ranks, if one rank refuses its options or cannot read its dataset, or if options, the number of
+// samples or Dataset::digest() differ between ranks. What Dataset::get throws, at its batch, which
+// can be requested again; kTimeout. Source: torch.utils.data.DataLoader and torchdata's
+// StatefulDataLoader. Guide: docs/guide/training.md.
 #pragma once
 
 #include <concepts>
@@ -70,7 +72,9 @@ struct LoaderPosition {
 
 class CADRE_EXPORT DataLoader {
  public:
-  // The remaining batches of one epoch: `for (const auto& [x, y] : loader.epoch(e))`.
+  // The remaining batches of one epoch: `for (const auto& [x, y] : loader.epoch(e))`. The next call
+  // of epoch() or seek() ends it, and the next begin() ends the iterators before: they throw at the
+  // next batch.
   class CADRE_EXPORT Epoch {
    public:
     class CADRE_EXPORT Iterator {
@@ -86,21 +90,23 @@ class CADRE_EXPORT DataLoader {
 
      private:
       friend class Epoch;
-      explicit Iterator(DataLoader* loader) : loader_(loader) { ++*this; }
+      Iterator(DataLoader* loader, int64_t loop) : loader_(loader), loop_(loop) { ++*this; }
 
       DataLoader* loader_;
+      int64_t loop_;
       Batch batch_;
       bool is_at_end_ = false;
     };
 
-    Iterator begin() const { return Iterator(loader_); }
+    Iterator begin() const { return Iterator(loader_, loader_->begin_loop(number_)); }
     std::default_sentinel_t end() const { return {}; }
 
    private:
     friend class DataLoader;
-    explicit Epoch(DataLoader* loader) : loader_(loader) {}
+    Epoch(DataLoader* loader, int64_t number) : loader_(loader), number_(number) {}
 
     DataLoader* loader_;
+    int64_t number_;
   };
 
   DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderOptions& options);
@@ -130,7 +136,9 @@ class CADRE_EXPORT DataLoader {
   struct Prefetch;  // the threads
 
   const Dataset& dataset() const;  // throws if this loader was moved from
-  bool next(Batch& batch);
+  void end_loops();
+  int64_t begin_loop(int64_t epoch_number);
+  bool next(Batch& batch, int64_t loop);
   void make_order();
   // This rank's samples of the batch that begins at `begin` of the order.
   static std::vector<int64_t> samples_of(const Share& share, const std::vector<int64_t>& order,
@@ -143,6 +151,10 @@ class CADRE_EXPORT DataLoader {
   Share share_;
   LoaderPosition position_;
   bool is_positioned_ = false;
+  // Of the last epoch() or seek(), and of the loop that may request batches. No two loaders of a
+  // process have the same number, so a loop also notices that another loader was assigned to its.
+  int64_t epoch_number_ = 0;
+  int64_t loop_ = 0;
   // The samples of all ranks in epoch order_epoch_; shared with the threads.
   std::shared_ptr<const std::vector<int64_t>> order_;
   int64_t order_epoch_ = -1;            // none

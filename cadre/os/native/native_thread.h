@@ -10,6 +10,7 @@
 #include <functional>
 #include <string>
 
+#include "cadre/base/export.h"
 #include "cadre/os/system.h"
 
 namespace cadre::os {
@@ -30,6 +31,6 @@ class NativeThread final : public Thread {
 
 // Runs the body in a thread that nobody joins: for what a thread cannot do because it would wait
 // for its own end. The body throws nothing, and keeps what it uses.
-void run_detached(std::string name, std::function<void()> body);
+CADRE_EXPORT void run_detached(std::string name, std::function<void()> body);
 
 }  // namespace cadre::os

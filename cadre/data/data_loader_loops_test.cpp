@@ -1,0 +1,152 @@
+// Loops over one DataLoader that disturb each other, and a Dataset::get that does not return.
+#include <ATen/ops/tensor.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "cadre/base/error.h"
+#include "cadre/data/data_loader.h"
+
+namespace cadre {
+namespace {
+
+// Its samples are their own indices.
+class Indexed : public Dataset {
+ public:
+  explicit Indexed(int64_t num_samples) : num_samples_(num_samples) {}
+  int64_t size() const override { return num_samples_; }
+  Batch get(std::span<const int64_t> indices) const override {
+    const at::Tensor rows = at::tensor(at::IntArrayRef(indices.data(), indices.size()), at::kLong);
+    return {.data = rows, .target = rows};
+  }
+
+ private:
+  int64_t num_samples_;
+};
+
+std::string failure_of_loop(const std::function<void()>& loop) {
+  try {
+    loop();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    return error.message();
+  }
+  return "accepted";
+}
+
+TEST(DataLoaderLoops, ALoopOfAnOlderEpochIsRefused) {
+  for (const int num_threads : {0, 2}) {
+    const DataLoaderOptions options = {.batch_size = 2, .num_threads = num_threads};
+    DataLoader loader = make_data_loader(Indexed(20), options);
+    int64_t num_outer = 0;
+    int64_t num_inner = 0;
+    const auto nested = [&](const std::function<void()>& inner) {
+      num_outer = num_inner = 0;
+      return failure_of_loop([&] {
+        for (const auto& outer : loader.epoch(0)) {
+          num_outer += outer.data.size(0) / 2;
+          inner();
+        }
+      });
+    };
+    const std::string refusal = "DataLoader: this loop has ended, because another epoch(), seek()";
+    EXPECT_THAT(nested([&] {
+                  for (const auto& inner : loader.epoch(1)) num_inner += inner.data.size(0) / 2;
+                }),
+                ::testing::StartsWith(refusal));
+    EXPECT_EQ(num_outer, 1);
+    EXPECT_EQ(num_inner, 10);
+    EXPECT_THAT(nested([&] { loader.seek({.epoch = 0, .samples = 4}); }),
+                ::testing::StartsWith(refusal));
+    EXPECT_THAT(nested([&] { loader = make_data_loader(Indexed(20), options); }),
+                ::testing::StartsWith(refusal));
+    EXPECT_EQ(nested([] {}), "accepted");
+    EXPECT_EQ(num_outer, 10);
+  }
+}
+
+TEST(DataLoaderLoops, TwoIteratorsOfAnEpochDoNotShareItsBatches) {
+  DataLoader loader = make_data_loader(Indexed(20), {.batch_size = 2});
+  const DataLoader::Epoch older = loader.epoch(3);
+  const DataLoader::Epoch epoch = loader.epoch(0);
+  EXPECT_THAT(failure_of_loop([&] { (void)older.begin(); }), ::testing::HasSubstr("has ended"));
+  auto first = epoch.begin();
+  ++first;
+  auto second = epoch.begin();  // the batches that remain
+  EXPECT_THAT(failure_of_loop([&] { ++first; }), ::testing::HasSubstr("has ended"));
+  int64_t num_batches = 0;
+  for (; second != std::default_sentinel; ++second) ++num_batches;
+  EXPECT_EQ(num_batches, 8);
+}
+
+// Blocks at one sample until it may go on.
+class Stuck : public Indexed {
+ public:
+  struct Gate {
+    std::mutex mutex;
+    std::condition_variable changed;
+    bool is_open = false;
+    int num_inside = 0;
+  };
+
+  explicit Stuck(std::shared_ptr<Gate> gate) : Indexed(20), gate_(std::move(gate)) {}
+  Batch get(std::span<const int64_t> indices) const override {
+    if (std::ranges::count(indices, 12) > 0) {
+      std::unique_lock lock(gate_->mutex);
+      ++gate_->num_inside;
+      gate_->changed.notify_all();
+      gate_->changed.wait(lock, [&] { return gate_->is_open; });
+      --gate_->num_inside;
+      gate_->changed.notify_all();
+    }
+    return Indexed::get(indices);
+  }
+
+ private:
+  std::shared_ptr<Gate> gate_;
+};
+
+TEST(DataLoaderLoops, AStuckBatchIsReportedAtItsTimeoutAndItsStateLivesOn) {
+  const auto gate = std::make_shared<Stuck::Gate>();
+  const auto dataset = std::make_shared<const Stuck>(gate);
+  const std::weak_ptr<const Stuck> is_alive = dataset;
+  {
+    // Without the return of get() a wait for the thread would never end.
+    DataLoader loader(std::shared_ptr<const Dataset>(dataset),
+                      {.batch_size = 5,
+                       .shuffle = false,
+                       .num_threads = 2,
+                       .timeout = std::chrono::milliseconds(50)});
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      int64_t num_batches = 0;
+      try {
+        for (const auto& batch : loader.epoch(0)) num_batches += batch.data.size(0) / 5;
+        ADD_FAILURE();
+      } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ErrorCode::kTimeout);
+        EXPECT_THAT(error.message(), ::testing::HasSubstr("was not ready within 0.05 s"));
+      }
+      EXPECT_EQ(num_batches, 2);
+    }
+  }
+  std::unique_lock lock(gate->mutex);
+  EXPECT_EQ(gate->num_inside, 2);
+  EXPECT_GT(is_alive.use_count(), 1);
+  gate->is_open = true;
+  gate->changed.notify_all();
+  EXPECT_TRUE(gate->changed.wait_for(lock, std::chrono::seconds(20),
+                                     [&] { return gate->num_inside == 0; }));
+}
+
+}  // namespace
+}  // namespace cadre
