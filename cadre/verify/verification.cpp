@@ -28,11 +28,11 @@ void check_options(const VerificationOptions& options) {
   }
   for (const auto& bound :
        {options.bounds.loss, options.bounds.gradients, options.bounds.parameters}) {
-    if (bound && !(*bound >= 0)) {
+    if (bound && !(*bound >= 0 && *bound < 1)) {
       throw Error(
           ErrorCode::kInvalidArgument,
           format("verify_strategies: a bound is {}; bounds are shares of the largest value, "
-                 "0 or more",
+                 "from 0 to less than 1: with 1 or more, zeros would be within them",
                  *bound));
     }
   }

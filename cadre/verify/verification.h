@@ -51,7 +51,8 @@ namespace cadre {
 // difference that the optimizer makes for gradients that differ by their bound: up, down, away from
 // zero and towards it in every element of every step.
 //
-// Other dtypes have no defaults: all three bounds must be given.
+// Other dtypes have no defaults: all three bounds must be given. A bound is at least 0 and less
+// than 1; others are refused.
 struct VerifyBounds {
   std::optional<double> loss = {};
   std::optional<double> gradients = {};

@@ -236,7 +236,7 @@ TEST(VerifyStrategies, NaNIsNotWithinAnyBound) {
         kSgd,
         {.num_steps = 1,
          .strategies = {"ddp"},
-         .bounds = {.loss = 1e9, .gradients = 1e9, .parameters = 1e9}});
+         .bounds = {.loss = 0.99, .gradients = 0.99, .parameters = 0.99}});
   });
   for (const StrategyReport& strategy : report.strategies) {
     EXPECT_FALSE(strategy.loss.is_within());
@@ -252,7 +252,7 @@ TEST(VerifyStrategies, BoundsOfTheCallerDecide) {
   const VerifyReport loose = verify_on_ranks(2, [](const ProcessGroup& group) {
     return verify_strategies(
         group, [] { return std::make_shared<Normalized>(); }, rows_of_step, kLossOfHeads, kSgd,
-        {.strategies = {"ddp"}, .bounds = {.loss = 10, .gradients = 10, .parameters = 10}});
+        {.strategies = {"ddp"}, .bounds = {.loss = 0.99, .gradients = 0.99, .parameters = 0.99}});
   });
   EXPECT_TRUE(loose.is_within()) << loose.to_text();
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/nn.h>
 
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -195,6 +196,25 @@ TEST(VerifyWorld, WhatCannotProveAnythingIsRefused) {
                                                  {.strategies = {"ddp"}});
                              }),
               HasSubstr("the module has no parameters"));
+}
+
+TEST(VerifyWorld, BoundsThatEveryDeviationWouldBeWithinAreRefused) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  const auto refused = [](const VerifyBounds& bounds) {
+    return error_of_ranks(2, [&](const ProcessGroup& group) {
+      // A loss that is twice too large on two ranks.
+      verify_strategies(group, make_heads, rows_of_step,
+                        [](auto& model, const Tensor& rows, const ProcessGroup& ranks) {
+                          return mean_loss(model, rows) * ranks.world_size();
+                        },
+                        kSteps, {.num_steps = 1, .strategies = {"ddp"}, .bounds = bounds});
+    });
+  };
+  EXPECT_THAT(refused({.loss = infinity}), HasSubstr("a bound is inf; bounds are shares of the"));
+  EXPECT_THAT(refused({.gradients = 1}), HasSubstr("a bound is 1; bounds are shares of the"));
+  EXPECT_THAT(refused({.parameters = std::numeric_limits<double>::quiet_NaN()}),
+              HasSubstr("a bound is nan"));
+  EXPECT_THAT(refused({.parameters = -1e-3}), HasSubstr("a bound is -0.001"));
 }
 
 TEST(VerifyWorld, OptionsThatDifferBetweenRanksAreRefused) {
