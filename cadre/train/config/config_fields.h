@@ -39,6 +39,10 @@ std::optional<ConfigConflict> find_conflict(const Config& config);
 // Of the keys that divide the model among processes; a part of find_conflict().
 std::optional<ConfigConflict> find_layout_conflict(const Config& config);
 
+// Whether the key has an effect with the present values of the others: optimizer.momentum has none
+// for adamw.
+bool has_effect(std::string_view key, const Config& config);
+
 // The most similar key, by edit distance.
 std::string nearest_key(const std::vector<ConfigField>& fields, std::string_view unknown);
 

@@ -196,10 +196,18 @@ TEST(PlanReport, HasARowForEachStrategyAndTheChosenOnesParts) {
   const ModelSizes sizes = sizes_of_model(config);
   const auto plans = plans_of_strategies(config, sizes, {.count = 2, .per_host = 2});
   const std::string text = comparison_table(config, sizes, plans);
-  EXPECT_THAT(text, AllOf(HasSubstr("\n  single "), HasSubstr("\n  zero1 "),
-                          HasSubstr("\n* fsdp, after_forward "), HasSubstr("; 2 processes"),
-                          HasSubstr("\nunit h_0 to unit h_1, each "), Not(HasSubstr(" buffers  ")),
-                          HasSubstr("reduce_scatter")));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("\n  single "), HasSubstr("\n  zero1 "),
+                    HasSubstr("\n* fsdp, after_forward "), HasSubstr("; 2 processes"),
+                    HasSubstr("\nunit h_0 to unit h_1, each "), Not(HasSubstr(" buffers  ")),
+                    HasSubstr("reduce_scatter"), HasSubstr("; 2 processes (the row single: 1)\n"),
+                    HasSubstr("\ntransient: gradients before their reduction.\n")));
+  // The legend explains the columns that the table has.
+  EXPECT_THAT(text, Not(HasSubstr("full units")));
+  config.parallel.form = "gathered";
+  const auto gathered = plans_of_strategies(config, sizes, {.count = 2, .per_host = 2});
+  EXPECT_THAT(comparison_table(config, sizes, gathered),
+              AllOf(HasSubstr("  full units  "), HasSubstr("\nfull units: parameters that are")));
   const nlohmann::json json = nlohmann::json::parse(plans_json(config, sizes, plans));
   ASSERT_EQ(json["strategies"].size(), plans.size());
   for (size_t i = 0; i < plans.size(); ++i) {

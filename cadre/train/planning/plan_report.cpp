@@ -15,9 +15,11 @@ constexpr std::array<HeldColumn, 7> kHeldColumns{
     HeldColumn{"parameters", "parameters", &HeldBytes::parameters},
     HeldColumn{"gradients", "gradients", &HeldBytes::gradients},
     HeldColumn{"optimizer_state", "optimizer", &HeldBytes::optimizer_state},
-    HeldColumn{"full_units", "full units", &HeldBytes::full_units},
-    HeldColumn{"reduction_buffers", "reduction", &HeldBytes::reduction_buffers},
-    HeldColumn{"transient", "transient", &HeldBytes::transient},
+    HeldColumn{"full_units", "full units", &HeldBytes::full_units,
+               "parameters that are gathered while a unit computes"},
+    HeldColumn{"reduction_buffers", "reduction", &HeldBytes::reduction_buffers,
+               "buffers in which gradients are reduced"},
+    HeldColumn{"transient", "transient", &HeldBytes::transient, "gradients before their reduction"},
     HeldColumn{"buffers", "buffers", &HeldBytes::buffers}};
 
 struct OperationColumn {
@@ -29,18 +31,16 @@ constexpr std::array<OperationColumn, 3> kOperations{
     OperationColumn{"reduce_scatter", &StepTraffic::reduce_scatter},
     OperationColumn{"all_gather", &StepTraffic::all_gather}};
 
-constexpr const char* kHowToRead =
+constexpr const char* kHeldIs =
     "The memory of a process at its peak, after the model is constructed, without activations, "
-    "data and\nlibraries. full units: parameters that are gathered while a unit computes; "
-    "reduction: buffers in which\ngradients are reduced; transient: gradients before their "
-    "reduction. received: by one process in one step,\nwith an optimal algorithm; processes of "
-    "one host share memory and copy less.\n";
-
+    "data and libraries.\n";
+constexpr const char* kReceivedIs =
+    "received: by one process in one step, with an optimal algorithm; processes of one host share "
+    "memory and copy less.\n";
 constexpr const char* kHowToReadDivided =
-    "Of a divided model: the process that holds most. in the model: activations and their "
-    "gradients "
-    "between\nthe processes of one replica, and the gradients that those of parallel.context and "
-    "expert add up.\n";
+    "Of a divided model: the process that holds most.\n"
+    "in the model: activations and their gradients between the processes of one replica, and the "
+    "gradients that\nthose of parallel.context and expert add up.\n";
 
 int64_t received_bytes(const NamedPlan& named) {
   return named.plan.traffic.received_bytes() + named.division.total();
@@ -74,6 +74,28 @@ std::string aligned(const Rows& rows) {
 bool is_empty_column(std::span<const NamedPlan> plans, const HeldColumn& column) {
   return std::ranges::all_of(
       plans, [&](const NamedPlan& named) { return named.plan.held.*column.bytes == 0; });
+}
+
+// Explains the columns that the table has.
+std::string legend(std::span<const NamedPlan> plans, bool is_divided) {
+  std::string text = kHeldIs;
+  for (const HeldColumn& column : kHeldColumns) {
+    if (column.meaning.empty() || is_empty_column(plans, column)) continue;
+    text += cadre::format("{}: {}.\n", column.title, column.meaning);
+  }
+  text += kReceivedIs;
+  return is_divided ? text + kHowToReadDivided : text;
+}
+
+// "2 processes (the row single: 1)"
+std::string processes_text(std::span<const NamedPlan> plans, const NamedPlan* chosen) {
+  const int count = chosen != nullptr ? chosen->num_processes : 1;
+  std::string text = cadre::format("{} {}", count, count == 1 ? "process" : "processes");
+  for (const NamedPlan& named : plans) {
+    if (named.num_processes == count) continue;
+    text += cadre::format(" (the row {}: {})", named.name, named.num_processes);
+  }
+  return text;
 }
 
 bool are_alike(const PlannedPart& a, const PlannedPart& b) {
@@ -219,12 +241,10 @@ std::string comparison_table(const Config& config, const ModelSizes& model,
     row.push_back(megabytes(received_bytes(named)));
     rows.push_back(std::move(row));
   }
-  std::string text =
-      cadre::format("{} of {} parameters with {}, run.accumulate={}; {} processes, single: 1\n\n",
-                    config.model.kind, num_elements(model), config.optimizer.kind,
-                    config.run.accumulate, chosen ? chosen->num_processes : 1);
-  text += aligned(rows) + "\n" + kHowToRead;
-  if (is_divided) text += kHowToReadDivided;
+  std::string text = cadre::format("{} of {} parameters with {}, run.accumulate={}; {}\n\n",
+                                   config.model.kind, num_elements(model), config.optimizer.kind,
+                                   config.run.accumulate, processes_text(plans, chosen));
+  text += aligned(rows) + "\n" + legend(plans, is_divided);
   if (chosen == nullptr) return text;
   const std::string parts = parts_table(chosen->plan);
   if (!parts.empty()) {

@@ -29,6 +29,7 @@ struct HeldColumn {
   std::string_view key;    // "optimizer_state"
   std::string_view title;  // "optimizer state"
   int64_t HeldBytes::*bytes;
+  std::string_view meaning = {};  // empty: the title says it
 };
 std::span<const HeldColumn> held_columns();
 

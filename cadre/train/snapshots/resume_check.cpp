@@ -34,8 +34,6 @@ bool keeps_momentum(const OptimizerConfig& optimizer) {
 
 // Why the run cannot continue with the new value of a key that has changed; empty if it can.
 std::string_view refusal_of(const std::string& key, const Config& before, const Config& now) {
-  if (key == "model.heads" && now.model.kind != "gpt") return "";
-  if (key == "model.experts_per_token" && now.model.experts == 0) return "";
   if (key == "optimizer.momentum" &&
       keeps_momentum(before.optimizer) != keeps_momentum(now.optimizer)) {
     return keeps_momentum(now.optimizer)
@@ -60,6 +58,7 @@ std::vector<std::string> check_resumed_config(const Config& before, const Config
     const std::string then = value_text(old_fields[i]);
     const std::string present = value_text(new_fields[i]);
     if (then == present || kIgnored.contains(key)) continue;
+    if (!has_effect(key, before) && !has_effect(key, now)) continue;
     if (const std::string_view refusal = refusal_of(key, before, now); !refusal.empty()) {
       throw Error(
           ErrorCode::kInvalidArgument,

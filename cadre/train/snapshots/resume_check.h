@@ -13,7 +13,7 @@
 namespace cadre::train {
 
 // Messages for the user about changes; empty if nothing has changed. run.name, run.folder and
-// run.resume are ignored.
+// run.resume are ignored, and so are keys without an effect before and now.
 std::vector<std::string> check_resumed_config(const Config& before, const Config& now);
 
 }  // namespace cadre::train
