@@ -37,6 +37,7 @@ Trainer::Trainer(const Config& config, TrainerContext context)
       snapshots_(run_path_) {
   at::set_num_threads(static_cast<int>(config.run.threads));
   check_common(context_.world, [this] { return agreed_config(config_); });
+  on_first_rank(context_.world, [this] { run_folder_ = std::make_unique<RunFolder>(run_path_); });
   on_all_ranks(context_.world, [this] { prepare(); });
   check_common(context_.world, [this] {
     std::vector<AgreedField> fields = agreed_inputs(config_, *task_);
@@ -100,25 +101,26 @@ void Trainer::load_weights() {
 }
 
 void Trainer::open_run_folder() {
-  std::optional<std::string> snapshot;
-  if (resumption_) snapshot = resumption_->snapshot();
-  run_folder_ = std::make_unique<RunFolder>(run_path_, snapshot);
-  std::optional<std::string> abandoned;
-  if (snapshot && step_ < config_.run.steps) {
-    abandoned = set_abandoned_aside(snapshots_, {.step = step_, .best_loss = best_held_out_loss_});
+  std::optional<BranchPoint> start;
+  if (resumption_) {
+    start = {.snapshot = resumption_->snapshot(),
+             .step = step_,
+             .best_loss = best_held_out_loss_,
+             .has_steps_left = step_ < config_.run.steps};
   }
+  const RunFolder::Moved moved = run_folder_->begin(start);
   progress_ = std::make_unique<Progress>(ProgressOptions{.print = context_.print,
                                                          .is_terminal = context_.is_terminal,
                                                          .num_columns = context_.num_columns,
                                                          .metrics_path = metrics_path_of(run_path_),
                                                          .keep_metrics_until_step = first_step_});
-  const std::string& moved_to = run_folder_->moved_to();
-  if (!moved_to.empty())
-    print_line(cadre::format("an earlier run of this name was moved to {}", moved_to));
-  if (snapshot) print_line(cadre::format("resuming from {}", *snapshot));
-  if (abandoned) {
-    print_line(
-        cadre::format("the snapshots and metrics of later steps were moved to {}", *abandoned));
+  if (!moved.earlier_run.empty()) {
+    print_line(cadre::format("an earlier run of this name was moved to {}", moved.earlier_run));
+  }
+  if (start) print_line(cadre::format("resuming from {}", start->snapshot));
+  if (moved.abandoned) {
+    print_line(cadre::format("the snapshots and metrics of later steps were moved to {}",
+                             *moved.abandoned));
   }
 }
 

@@ -127,7 +127,7 @@ TEST_F(TrainerTest, OneRunWritesToAFolderAtATime) {
   Config config = this->config("a");
   config.run.steps = 2;
   {
-    const RunFolder other(folder_ + "/a", std::nullopt);
+    const RunFolder other(folder_ + "/a");
     const std::string owner = format("another run writes to {}/a (pid {} on ", folder_, ::getpid());
     const std::string kind = "kInvalidArgument: ";
     EXPECT_THAT(run(config).failures, HasSubstr(owner));
@@ -191,6 +191,12 @@ TEST_F(TrainerTest, SaysWhatHasChangedSinceTheSnapshot) {
   EXPECT_THAT(resumed.screen,
               HasSubstr("changed since the snapshot: run.steps 2 -> 4, run.seed 0 -> 7\n"));
   EXPECT_THAT(resumed.screen, HasSubstr("warning: run.seed has changed: the rest of this epoch"));
+  // Keys that the optimizer and the schedule do not use.
+  config.optimizer.momentum = 0.5;
+  config.optimizer.rho = 0.5;
+  config.schedule.gamma = 0.5;
+  config.run.steps = 5;
+  EXPECT_THAT(run(config, 2).screen, HasSubstr("changed since the snapshot: run.steps 4 -> 5\n"));
   const auto refusal = [&](auto change) {
     Config changed = config;
     change(changed);
