@@ -1,8 +1,7 @@
 #include "cadre/data/content_hash.h"
 
-#include <array>
+#include <algorithm>
 #include <bit>
-#include <cstddef>
 #include <cstring>
 
 namespace cadre {
@@ -13,8 +12,6 @@ constexpr uint64_t kPrime2 = 0xC2B2AE3D27D4EB4F;
 constexpr uint64_t kPrime3 = 0x165667B19E3779F9;
 constexpr uint64_t kPrime4 = 0x85EBCA77C2B2AE63;
 constexpr uint64_t kPrime5 = 0x27D4EB2F165667C5;
-constexpr size_t kLaneBytes = 8;
-constexpr size_t kStripeBytes = 4 * kLaneBytes;
 
 // Takes the first bytes of the text as a number.
 template <typename T>
@@ -29,12 +26,7 @@ uint64_t round_of(uint64_t lane, uint64_t input) {
   return std::rotl(lane + input * kPrime2, 31) * kPrime1;
 }
 
-// The hash of the whole stripes at the beginning of `bytes`, which are removed from it.
-uint64_t hash_stripes(std::string_view& bytes) {
-  std::array<uint64_t, 4> lanes = {kPrime1 + kPrime2, kPrime2, 0, 0 - kPrime1};
-  while (bytes.size() >= kStripeBytes) {
-    for (uint64_t& lane : lanes) lane = round_of(lane, take<uint64_t>(bytes));
-  }
+uint64_t joined(const std::array<uint64_t, 4>& lanes) {
   uint64_t hash = std::rotl(lanes[0], 1) + std::rotl(lanes[1], 7) + std::rotl(lanes[2], 12) +
                   std::rotl(lanes[3], 18);
   for (const uint64_t lane : lanes) hash = (hash ^ round_of(0, lane)) * kPrime1 + kPrime4;
@@ -43,9 +35,30 @@ uint64_t hash_stripes(std::string_view& bytes) {
 
 }  // namespace
 
-uint64_t content_hash(std::string_view bytes) {
-  const uint64_t num_bytes = bytes.size();
-  uint64_t hash = (num_bytes >= kStripeBytes ? hash_stripes(bytes) : kPrime5) + num_bytes;
+ContentHash::ContentHash() : lanes_{kPrime1 + kPrime2, kPrime2, 0, 0 - kPrime1} {}
+
+void ContentHash::add_stripe(const char* stripe) {
+  std::string_view bytes(stripe, kStripeBytes);
+  for (uint64_t& lane : lanes_) lane = round_of(lane, take<uint64_t>(bytes));
+}
+
+void ContentHash::add(std::string_view bytes) {
+  const size_t num_rest = num_bytes_ % kStripeBytes;
+  num_bytes_ += bytes.size();
+  if (num_rest > 0) {
+    const std::string_view first = bytes.substr(0, kStripeBytes - num_rest);
+    std::ranges::copy(first, rest_.data() + num_rest);
+    bytes.remove_prefix(first.size());
+    if (num_rest + first.size() < kStripeBytes) return;
+    add_stripe(rest_.data());
+  }
+  for (; bytes.size() >= kStripeBytes; bytes.remove_prefix(kStripeBytes)) add_stripe(bytes.data());
+  std::ranges::copy(bytes, rest_.data());
+}
+
+uint64_t ContentHash::value() const {
+  std::string_view bytes(rest_.data(), num_bytes_ % kStripeBytes);
+  uint64_t hash = (num_bytes_ >= kStripeBytes ? joined(lanes_) : kPrime5) + num_bytes_;
   while (bytes.size() >= sizeof(uint64_t)) {
     hash = std::rotl(hash ^ round_of(0, take<uint64_t>(bytes)), 27) * kPrime1 + kPrime4;
   }
@@ -58,6 +71,12 @@ uint64_t content_hash(std::string_view bytes) {
   hash = (hash ^ (hash >> 33)) * kPrime2;
   hash = (hash ^ (hash >> 29)) * kPrime3;
   return hash ^ (hash >> 32);
+}
+
+uint64_t content_hash(std::string_view bytes) {
+  ContentHash hash;
+  hash.add(bytes);
+  return hash.value();
 }
 
 }  // namespace cadre

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <system_error>
 
@@ -13,7 +14,7 @@
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 #include "cadre/data/tensor_samples.h"
-#include "cadre/os/files/read_only_file.h"
+#include "cadre/os/files/file.h"
 #include "cadre/wire/idx_file.h"
 
 namespace cadre {
@@ -22,6 +23,7 @@ namespace {
 constexpr std::string_view kImages = "images-idx3-ubyte";
 constexpr std::string_view kLabels = "labels-idx1-ubyte";
 constexpr int64_t kNumClasses = 10;
+constexpr size_t kMaxFileBytes = size_t{1} << 40;  // none: the file bounds it
 // Mean and standard deviation of the pixels of MNIST's training images, as in PyTorch's example.
 constexpr double kPixelMean = 0.1307;
 constexpr double kPixelDeviation = 0.3081;
@@ -48,8 +50,8 @@ at::Tensor read(const std::string& folder, std::string_view part, std::string_vi
                       "to that folder, or name another one",
                       folder, part, kind));
   }
-  const auto file = os::ReadOnlyFile::open(*path).value_or_throw();
-  const Result<IdxArray> array = parse_idx(file.bytes());
+  const std::string file = os::read_file(*path, kMaxFileBytes).value_or_throw();
+  const Result<IdxArray> array = parse_idx(std::as_bytes(std::span(file)));
   if (!array.ok()) throw array.error().with_context(*path);
   if (array->shape.size() != num_axes) {
     throw Error(ErrorCode::kCorruption,

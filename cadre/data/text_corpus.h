@@ -1,12 +1,14 @@
 // Text as one sequence of tokens: a file, or the files of a folder in the order of their paths.
 //
 // Each byte is a token (0 to 255); a token <|endoftext|> (256) follows each document. A document is
-// a file; the literal text "<|endoftext|>" in a file separates documents, too. The files are mapped
-// into memory instead of being read, so that their pages can be dropped and shared by ranks.
-// Threads: all methods const and callable from any. Blocking: open() scans every file once; reading
-// tokens may wait for the disk. Lifetime: owns the mappings; the files must not be truncated
-// meanwhile. Errors: kInvalidArgument for a path without text, for tokens out of range and for a
-// corpus that was moved from; kUnavailable for a file that cannot be opened.
+// a file; the literal text "<|endoftext|>" in a file separates documents, too. A small text is kept
+// in memory. Of a large one each read takes its bytes from the files, whose pages the system drops
+// and ranks of one host share; if a file has changed since open(), check_unchanged() throws.
+//
+// Threads: all methods const and callable from any. Blocking: open() reads every file once; reading
+// tokens may wait for the disk. Lifetime: owns the text, or up to 64 descriptors. Errors:
+// kInvalidArgument for a path without text, for tokens out of range, for a corpus that was moved
+// from, and for a file that has changed; kUnavailable for a file that cannot be opened.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +33,8 @@ struct TextCorpusOptions {
   // skipped.
   std::vector<std::string> suffixes;
   std::vector<std::string> skipped_folders;  // names anywhere below the folder: "site-packages"
+  // A text of at most this size is kept in memory, so that changes of its files have no effect.
+  uint64_t max_bytes_in_memory = 64 << 20;
 };
 
 // Tokens [begin, end) of the stream.
@@ -51,13 +55,18 @@ class CADRE_EXPORT TextCorpus {
   int64_t num_tokens() const;
   int64_t num_documents() const;
   int64_t num_files() const;
-  // A hash of all bytes of all documents, computed once, at the first call: 100 MB take a few
-  // hundredths of a second. If it differs between two ranks, or between a run and its resumption,
-  // they read different texts.
+  // A hash of all bytes of all documents when they were opened. If it differs between two ranks, or
+  // between a run and its resumption, they read different texts.
   uint64_t fingerprint() const;
 
-  // Tokens [begin, begin + out.size()), which must be within [0, num_tokens()].
+  // Tokens [begin, begin + out.size()), which must be within [0, num_tokens()]. If the files have
+  // changed, they are other tokens, of value 0 where bytes are missing, and check_unchanged()
+  // throws from then on. So ranks that read at different times can refuse the text together.
   void copy_tokens(int64_t begin, std::span<int64_t> out) const;
+  // Whether a read has found a changed file. One load of an atomic.
+  bool is_unchanged() const;
+  // Throws what the first read has found that is_unchanged() tells of.
+  void check_unchanged() const;
 
  private:
   struct Contents;

@@ -3,9 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <string>
 
 #include "cadre/base/error.h"
@@ -108,6 +110,75 @@ TEST_F(TextCorpusTest, SaysWhereThereIsNoText) {
   };
   EXPECT_THAT(message(folder_), ::testing::HasSubstr("has no text"));
   EXPECT_THAT(message(folder_ + "none"), ::testing::HasSubstr("No such file"));
+}
+
+TEST_F(TextCorpusTest, ALargeTextOnTheDiskIsThatOfMemory) {
+  // Marks lie across the boundaries of the parts in which a file is scanned.
+  std::string text(1 << 20, 'x');
+  for (size_t place = 3; place < 17; ++place) text[text.size() - place] = 'y';
+  for (const size_t before_end : {13, 7, 1, 0}) {
+    const std::string content =
+        text.substr(0, text.size() - before_end) + "<|endoftext|>" + text + "<|endoftext|>z";
+    write("a", content);
+    write("b", "<|endoftext|>b");
+    write("c", std::string("no\0no", 5));
+    const TextCorpus held = TextCorpus::open(folder_);
+    const TextCorpus on_disk = TextCorpus::open(folder_, {.max_bytes_in_memory = 100});
+    EXPECT_EQ(on_disk.num_documents(), 4);
+    EXPECT_EQ(on_disk.num_files(), 2);
+    EXPECT_EQ(on_disk.fingerprint(), held.fingerprint());
+    EXPECT_TRUE(all_of(on_disk) == all_of(held)) << before_end;
+    EXPECT_TRUE(on_disk.is_unchanged());
+  }
+}
+
+TEST_F(TextCorpusTest, ATextInMemoryOutlivesItsFiles) {
+  const std::string path = write("a", "abc");
+  const TextCorpus corpus = TextCorpus::open(path);
+  write("a", "x");
+  EXPECT_EQ(all_of(corpus), "abc|");
+  EXPECT_TRUE(corpus.is_unchanged());
+  EXPECT_NO_THROW(corpus.check_unchanged());
+}
+
+TEST_F(TextCorpusTest, AChangedFileOnTheDiskIsNamedAndEndsInNoSignal) {
+  const auto refusal = [&](const std::function<void(const std::string& path)>& change) {
+    const std::string path = write("a", std::string(20000, 'a'));
+    const TextCorpus corpus = TextCorpus::open(path, {.max_bytes_in_memory = 100});
+    EXPECT_EQ(all_of(corpus).size(), 20001u);
+    EXPECT_TRUE(corpus.is_unchanged());
+    change(path);
+    (void)all_of(corpus);
+    EXPECT_FALSE(corpus.is_unchanged());
+    try {
+      corpus.check_unchanged();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      return error.message();
+    }
+    return std::string("accepted");
+  };
+  const std::string changed = "the text has changed while it was used: " + folder_ + "a ";
+  EXPECT_THAT(refusal([](const std::string& path) { std::filesystem::resize_file(path, 0); }),
+              ::testing::StartsWith(changed + "has 0 bytes instead of 20000 since it was opened"));
+  EXPECT_THAT(refusal([](const std::string& path) {
+                std::fstream(path, std::ios::in | std::ios::out) << "bb";  // in place
+                std::filesystem::last_write_time(
+                    path, std::filesystem::last_write_time(path) + std::chrono::seconds(1));
+              }),
+              ::testing::StartsWith(changed + "was written since it was opened"));
+}
+
+// More files than are open at a time, so that each is opened again.
+TEST_F(TextCorpusTest, AReplacedFileIsNoticedWhenItIsOpenedAgain) {
+  for (int i = 0; i < 100; ++i) write("f" + std::to_string(100 + i), "text " + std::to_string(i));
+  const TextCorpus corpus = TextCorpus::open(folder_, {.max_bytes_in_memory = 100});
+  const std::string before = all_of(corpus);
+  EXPECT_EQ(all_of(corpus), before);
+  std::filesystem::rename(folder_ + "f100", folder_ + ".f100");
+  write("f100", "text 0");
+  (void)all_of(corpus);
+  EXPECT_THROW(corpus.check_unchanged(), Error);
 }
 
 TEST_F(TextCorpusTest, SplitsByPosition) {

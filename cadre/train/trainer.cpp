@@ -185,6 +185,7 @@ Trainer::StepSums Trainer::step(const Batch& batch) {
                              return with_autocast(forward);
                            }});
   const StepSums sums = sum_over_ranks(loss, batch.data.size(0));
+  if (sums.data_have_changed) check_data();
   const double limit = config_.optimizer.clip_norm;  // 0: none
   const double gradient_norm =
       strategy_->clip_gradients(limit > 0 ? limit : std::numeric_limits<double>::infinity());
@@ -217,11 +218,19 @@ at::Tensor Trainer::infer(const at::Tensor& data) {
 
 Trainer::StepSums Trainer::sum_over_ranks(double mean_loss, int64_t num_samples) {
   const auto count = static_cast<double>(num_samples);
-  const at::Tensor sums = torch::tensor(
-      {mean_loss * count, count, context_.stop_is_requested() ? 1.0 : 0.0}, torch::kFloat64);
+  const at::Tensor sums =
+      torch::tensor({mean_loss * count, count, context_.stop_is_requested() ? 1.0 : 0.0,
+                     task_->data_are_unchanged() ? 0.0 : 1.0},
+                    torch::kFloat64);
   context_.world.all_reduce(sums);
   const auto* values = sums.const_data_ptr<double>();
-  return {.loss = values[0] / values[1], .stop = values[2] > 0};
+  return {.loss = values[0] / values[1], .stop = values[2] > 0, .data_have_changed = values[3] > 0};
+}
+
+// Ends the run on all ranks if one of them has read other data than those that the ranks have
+// compared at the start.
+void Trainer::check_data() {
+  on_all_ranks(context_.world, [this] { task_->check_data(); });
 }
 
 // In the operations of the world, in those along the axes of its mesh, and in those of all
@@ -271,6 +280,7 @@ void Trainer::evaluate() {
   result_.held_out = train::evaluate([this](const at::Tensor& data) { return infer(data); }, *task_,
                                      *held_out_loader_, context_.world);
   strategy_->set_training(true);
+  check_data();
   if (progress_) progress_->report(EvaluationReport{.step = step_, .held_out = result_.held_out});
   if (!config_.run.keep_best) return;
   finish_snapshot();  // the snapshot that is being written may be the best so far

@@ -1,17 +1,18 @@
 // Trains a model on text or images with any number of processes, from a configuration.
 //
 // A step: each rank fetches its share of the batch; forward and backward run in run.accumulate
-// parts, and the strategy's wrapper reduces the gradients in the last; one all_reduce of three
-// numbers adds up loss, samples and requests to stop; gradients are clipped, parameters updated,
-// the step reported. So all ranks have the same loss and stop after the same step without further
-// messages. Threads: one. Blocking: run() until the last step; every collective has the group's
-// deadline. Lifetime: the functions of TrainerContext are called until run() returns. Errors:
-// cadre::Error for data, a snapshot or a configuration that do not match, a loss that is NaN or
-// infinite, a failed group, a last snapshot that could not be written, or processes that do not
-// have the same configuration, data, weights and snapshot, which are compared once, before anything
-// is constructed. Errors other than failures of the group are CommonErrors, equal on all ranks. If
-// an earlier snapshot cannot be written, or no text be generated, the trainer prints a warning and
-// continues. A snapshot that is being written when run() fails is completed before it throws.
+// parts, and the strategy's wrapper reduces the gradients in the last; one all_reduce of four
+// numbers adds up loss, samples, requests to stop and changes of the data; gradients are clipped,
+// parameters updated, the step reported. So all ranks have the same loss and stop after the same
+// step without further messages. Threads: one. Blocking: run() until the last step; every
+// collective has the group's deadline. Lifetime: the functions of TrainerContext are called until
+// run() returns. Errors: cadre::Error for data, a snapshot or a configuration that do not match, a
+// loss that is NaN or infinite, data that change while they are used, a failed group, a last
+// snapshot that could not be written, or processes that do not have the same configuration, data,
+// weights and snapshot, which are compared once, before anything is constructed. Errors other than
+// failures of the group are CommonErrors, equal on all ranks. If an earlier snapshot cannot be
+// written, or no text be generated, the trainer prints a warning and continues. A snapshot that is
+// being written when run() fails is completed before it throws.
 #pragma once
 
 #include <cstdint>
@@ -71,6 +72,7 @@ class Trainer {
   struct StepSums {
     double loss = 0;  // mean over all samples
     bool stop = false;
+    bool data_have_changed = false;
   };
 
   // What a rank does alone before the first collective.
@@ -84,6 +86,7 @@ class Trainer {
   at::Tensor with_autocast(const std::function<at::Tensor()>& forward) const;
   at::Tensor infer(const at::Tensor& data);
   StepSums sum_over_ranks(double mean_loss, int64_t num_samples);
+  void check_data();
   void report(double loss, double gradient_norm, TimePoint started, Duration communicated);
   Duration time_in_communication() const;
   void evaluate();

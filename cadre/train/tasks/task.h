@@ -35,6 +35,11 @@ class Task {
   virtual std::shared_ptr<const Dataset> training_data() const = 0;
   virtual std::shared_ptr<const Dataset> held_out_data() const = 0;
   virtual DataIdentity data_identity() const = 0;
+  // Whether every batch so far had the data of data_identity(). A batch that another thread fetches
+  // ahead counts as soon as it is fetched.
+  virtual bool data_are_unchanged() const { return true; }
+  // Throws unless they are, with the name of the file that has changed.
+  virtual void check_data() const {}
   // Mean over the batch, in nats. For an empty batch 0, with a gradient of zeros.
   virtual at::Tensor loss(const at::Tensor& output, const at::Tensor& target) const = 0;
 

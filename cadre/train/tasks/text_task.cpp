@@ -40,6 +40,7 @@ TextTask::TextTask(const Config& config, Deadline deadline)
   // The range of whole samples: a rest shorter than a sample is neither evaluated nor counted.
   bigram_entropy_ = bigram_conditional_entropy(
       *corpus_, first_tokens(evaluated, held_out_data_->size() * context + 1));
+  corpus_->check_unchanged();
 }
 
 std::shared_ptr<Model> TextTask::make_model() const {

@@ -21,6 +21,8 @@ class TextTask : public Task {
   // The first run.evaluate_tokens of the held-out text.
   std::shared_ptr<const Dataset> held_out_data() const override { return held_out_data_; }
   DataIdentity data_identity() const override;
+  bool data_are_unchanged() const override { return corpus_->is_unchanged(); }
+  void check_data() const override { corpus_->check_unchanged(); }
   at::Tensor loss(const at::Tensor& output, const at::Tensor& target) const override;
   bool is_classification() const override { return false; }
   // Counted on exactly the tokens that are evaluated.

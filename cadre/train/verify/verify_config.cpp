@@ -34,11 +34,13 @@ namespace {
 // The batches of a run, one after the other, over as many epochs as needed.
 class Batches {
  public:
-  Batches(std::unique_ptr<DataLoader> loader, at::ScalarType dtype)
-      : loader_(std::move(loader)), dtype_(dtype) {}
+  Batches(std::shared_ptr<const Task> task, std::unique_ptr<DataLoader> loader,
+          at::ScalarType dtype)
+      : task_(std::move(task)), loader_(std::move(loader)), dtype_(dtype) {}
 
   Batch next() {
     const Batch batch = next_batch();
+    task_->check_data();
     return verify::cast_batch(batch, dtype_);
   }
   // Which rows the last batch had; see rows_of_rank().
@@ -57,6 +59,7 @@ class Batches {
     return **next_;
   }
 
+  std::shared_ptr<const Task> task_;
   std::unique_ptr<DataLoader> loader_;
   at::ScalarType dtype_;
   int64_t epoch_ = 0;
@@ -75,7 +78,7 @@ struct VerifiedRun {
     return model;
   }
   Batches batches(const std::optional<ProcessGroup>& group) const {
-    return {make_training_loader(config, *task, group), dtype};
+    return {task, make_training_loader(config, *task, group), dtype};
   }
   double learning_rate(int64_t step) const {
     return learning_rate_at(step, config.run.steps, config.optimizer, config.schedule);

@@ -1,0 +1,79 @@
+#include "cadre/os/files/versioned_file.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "cadre/base/format.h"
+#include "cadre/os/io/errno_error.h"
+
+namespace cadre::os {
+namespace {
+
+FileVersion version_of(const struct stat& status) {
+  constexpr int64_t kNsPerSecond = 1'000'000'000;
+  return {.device = status.st_dev,
+          .inode = status.st_ino,
+          .num_bytes = static_cast<uint64_t>(status.st_size),
+          .modified_ns = status.st_mtim.tv_sec * kNsPerSecond + status.st_mtim.tv_nsec};
+}
+
+}  // namespace
+
+Result<VersionedFile> VersionedFile::open(const std::string& path) {
+  const std::string what = cadre::format("open {}", path);
+  // Without waiting: the name may be that of a FIFO without a writer.
+  Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  struct stat status = {};
+  if (!fd.is_open() || ::fstat(fd.get(), &status) != 0) {
+    return errno_error(ErrorCode::kUnavailable, what, errno);
+  }
+  if (S_ISDIR(status.st_mode)) return errno_error(ErrorCode::kUnavailable, what, EISDIR);
+  if (!S_ISREG(status.st_mode)) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("{} is a pipe, a socket or a device; expected a file", path));
+  }
+  return VersionedFile(std::move(fd), path, version_of(status));
+}
+
+Result<FileVersion> VersionedFile::current_version() const {
+  struct stat status = {};
+  if (::fstat(fd_.get(), &status) != 0) {
+    return errno_error(ErrorCode::kUnavailable, cadre::format("stat {}", path_), errno);
+  }
+  return version_of(status);
+}
+
+Status VersionedFile::read_at(size_t offset, Bytes out) const {
+  while (!out.empty()) {
+    const ssize_t count = ::pread(fd_.get(), out.data(), out.size(), static_cast<off_t>(offset));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      return errno_error(ErrorCode::kUnavailable, cadre::format("read {}", path_), errno);
+    }
+    if (count == 0) {
+      return Error(ErrorCode::kInvalidArgument,
+                   cadre::format("{} was cut short: it had {} bytes when it was opened and ends at "
+                                 "byte {} now",
+                                 path_, version_.num_bytes, offset));
+    }
+    offset += static_cast<size_t>(count);
+    out = out.subspan(static_cast<size_t>(count));
+  }
+  return {};
+}
+
+std::string change_text(const FileVersion& before, const FileVersion& now) {
+  if (before.device != now.device || before.inode != now.inode) {
+    return "was replaced by another file";
+  }
+  if (before.num_bytes != now.num_bytes) {
+    return cadre::format("has {} bytes instead of {}", now.num_bytes, before.num_bytes);
+  }
+  return "was written";
+}
+
+}  // namespace cadre::os
