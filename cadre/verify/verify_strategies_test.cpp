@@ -249,11 +249,19 @@ TEST(VerifyStrategies, NaNIsNotWithinAnyBound) {
 TEST(VerifyStrategies, BoundsOfTheCallerDecide) {
   const VerifyOptions tight{.num_steps = 2, .strategies = {"ddp"}, .bounds = {.gradients = 0}};
   EXPECT_FALSE(verify_heads(3, tight).is_within());
-  const VerifyReport loose = verify_on_ranks(2, [](const ProcessGroup& group) {
-    return verify_strategies(
-        group, [] { return std::make_shared<Normalized>(); }, rows_of_step, kLossOfHeads, kSgd,
-        {.strategies = {"ddp"}, .bounds = {.loss = 0.99, .gradients = 0.99, .parameters = 0.99}});
-  });
+  const auto verify_wrong_loss = [](const VerifyOptions& options) {
+    return verify_on_ranks(2, [&](const ProcessGroup& group) {
+      return verify_strategies(
+          group, [] { return std::make_shared<TwoHeads>(); }, rows_of_step,
+          [](auto& model, const Tensor& rows, const ProcessGroup& ranks) {
+            return kLossOfHeads(model, rows) * (1 + 0.1 * ranks.rank());
+          },
+          kSgd, options);
+    });
+  };
+  EXPECT_FALSE(verify_wrong_loss({.strategies = {"ddp"}}).is_within());
+  const VerifyReport loose = verify_wrong_loss(
+      {.strategies = {"ddp"}, .bounds = {.loss = 0.9, .gradients = 0.9, .parameters = 0.9}});
   EXPECT_TRUE(loose.is_within()) << loose.to_text();
 }
 
