@@ -173,7 +173,7 @@ std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFol
     return (fs::path(run.resume) / "").parent_path().string();  // without a slash at the end
   }
   // The folder of a run is accepted, too.
-  if (const auto latest = SnapshotFolder(run.resume).latest()) return latest;
+  if (const auto latest = followed_or_latest(SnapshotFolder(run.resume))) return latest;
   throw Error(
       ErrorCode::kInvalidArgument,
       cadre::format("run.resume = {}: no snapshot there; expected none, auto, best, or a folder "

@@ -75,6 +75,9 @@ TEST_F(RunFolderTest, ARunFromAnotherRunsSnapshotRemembersIt) {
   config.run.resume = "auto";
   const std::string origin = "resuming from " + folder_ + "/a/step-000002\n";
   EXPECT_THAT(run_until(config, 3).screen, AllOf(HasSubstr(origin), Not(HasSubstr("moved to"))));
+  Config third = config_of_steps("c", 4);
+  third.run.resume = folder_ + "/b";
+  EXPECT_THAT(run(third).screen, HasSubstr(origin));
   run_until(config, 6);  // with a snapshot of step 4
   const Run last = run(config, 2);
   ASSERT_EQ(last.failures, "");

@@ -15,7 +15,7 @@
 
 namespace cadre::os {
 
-class NativeThread final : public Thread {
+class CADRE_EXPORT NativeThread final : public Thread {
  public:
   NativeThread(std::string name, std::function<void()> body);
   ~NativeThread() override { join(); }

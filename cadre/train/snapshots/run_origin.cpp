@@ -80,7 +80,7 @@ std::optional<std::string> followed_or_latest(const SnapshotFolder& snapshots) {
   std::error_code error;
   if (fs::exists(*origin, error)) return origin;
   throw Error(ErrorCode::kInvalidArgument,
-              cadre::format("run.resume = auto: the run in {} has continued from {}, which is no "
+              cadre::format("run.resume: the run in {} has continued from {}, which is no "
                             "longer there, and has no later snapshot: name another one, or start "
                             "at step 0 with run.resume=none",
                             snapshots.run_folder(), *origin));
