@@ -2,8 +2,8 @@
 //
 // Threads: the bytes from any thread. Blocking: reading a byte may wait for the disk.
 // Lifetime: unmapped by the destructor. The file must not be cut short meanwhile: reading a byte
-// that is gone ends the process (SIGBUS), as with every mapping.
-// Errors: kUnavailable with the path and the system's reason.
+// that is gone ends the process (SIGBUS), as with every mapping; versioned_file.h reads without
+// one. Errors: kUnavailable with the path and the system's reason.
 #pragma once
 
 #include <string>

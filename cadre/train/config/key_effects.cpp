@@ -33,7 +33,7 @@ bool has_pipeline(const Config& config) {
 }
 
 // The keys that only some configurations use.
-constexpr std::array<Condition, 37> kConditions{{
+constexpr std::array<Condition, 38> kConditions{{
     {"model.layers", [](const Config& config) { return config.model.kind != "cnn"; }},
     {"model.heads", is_gpt},
     {"model.width", [](const Config& config) { return config.model.kind != "cnn"; }},
@@ -72,6 +72,7 @@ constexpr std::array<Condition, 37> kConditions{{
     {"parallel.form", shards_model},
     {"parallel.reshard", shards_model},
     {"parallel.offload", shards_model},
+    {"parallel.sequence", [](const Config& config) { return config.parallel.tensor > 1; }},
     {"parallel.schedule", has_pipeline},
     {"parallel.microbatches", has_pipeline},
     {"parallel.virtual_stages", has_pipeline},
