@@ -5,12 +5,14 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/types.h>
 
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -116,6 +118,7 @@ void interrupt_everywhere(std::optional<Unsynced> after_power_cut, int64_t next)
     int64_t step = 0;
     ASSERT_EQ(problem_of_run(disk, &step), "");
     EXPECT_TRUE(next == kBefore + 1 || step == next) << "a committed step is lost";
+    EXPECT_EQ(step, folder.steps().back()) << "a complete snapshot is ignored";
     if (!has_struck) {
       ASSERT_EQ(failure, "");
       EXPECT_EQ(step, next);
@@ -143,6 +146,101 @@ TEST(SnapshotCrash, APowerCutAtAnyOperationLeavesTheSnapshotBefore) {
 TEST(SnapshotCrash, APowerCutWhileAStepIsSavedAgainLeavesOneOfTheTwo) {
   interrupt_everywhere(Unsynced::kNone, 3);
   interrupt_everywhere(Unsynced::kOnlyWhatDestroys, 3);
+}
+
+// The writers of the tests of branches: a snapshot of one file.
+void save_text(SnapshotFolder& folder, int64_t step, std::string_view text) {
+  folder.save(step, [&](const std::string& path) {
+    const std::array<ConstBytes, 1> pieces = {std::as_bytes(std::span(text))};
+    os::write_file(folder.files(), path + "/x", pieces).value_or_throw();
+  });
+}
+std::string latest_text(const SnapshotFolder& folder) {
+  const auto latest = folder.latest();
+  return latest ? folder.files().read(*latest + "/x", 100).value_or_throw() : "none";
+}
+
+// Runs `prepare`, then `act` interrupted at its n-th operation for n = 1, 2, ..., then `check`.
+// Its argument: whether `act` has returned without an error.
+void interrupt_branch(const std::function<void(SnapshotFolder&)>& prepare,
+                      const std::function<void(SnapshotFolder&)>& act,
+                      const std::function<void(SnapshotFolder&, bool has_returned)>& check) {
+  using Cut = std::optional<Unsynced>;
+  for (const Cut cut : {Cut(), Cut(Unsynced::kNone), Cut(Unsynced::kOnlyWhatDestroys)}) {
+    for (uint64_t n = 1;; ++n) {
+      SCOPED_TRACE(cadre::format("operation {}", n));
+      sim::SimulatedDisk disk;
+      SnapshotFolder folder(kRun, &disk);
+      prepare(folder);
+      interrupt(disk, cut, n);
+      const std::string failure = testing::failure_of([&] { act(folder); });
+      const bool has_struck = end_interruption(disk, cut);
+      check(folder, failure.empty());
+      if (!has_struck) break;
+      ASSERT_LT(n, 100);
+    }
+  }
+}
+
+// Three snapshots, of which the second and third are abandoned.
+void save_three(SnapshotFolder& folder) {
+  for (const int64_t step : {100, 200, 300}) save_text(folder, step, std::to_string(step));
+}
+
+TEST(SnapshotCrash, GoingBackContinuesFromTheChosenStepOnceItHasBegun) {
+  interrupt_branch(
+      save_three, [](SnapshotFolder& folder) { folder.set_aside_after(100); },
+      [](SnapshotFolder& folder, bool has_returned) {
+        const std::string latest = latest_text(folder);
+        EXPECT_TRUE(latest == "100" || (!has_returned && latest == "300")) << latest;
+        // A snapshot that was moved already was moved after the choice was recorded.
+        if (folder.steps().size() < 3) EXPECT_EQ(latest, "100");
+        folder.set_aside_after(100);
+        EXPECT_EQ(folder.steps(), std::vector<int64_t>{100});
+        EXPECT_EQ(latest_text(folder), "100");
+      });
+}
+
+TEST(SnapshotCrash, TheFirstSnapshotOfABranchIsTheLatestAsSoonAsItIsComplete) {
+  for (const int64_t step : {150, 300}) {
+    interrupt_branch(
+        [](SnapshotFolder& folder) {
+          save_three(folder);
+          folder.set_aside_after(100);
+        },
+        [step](SnapshotFolder& folder) { save_text(folder, step, "new"); },
+        [](SnapshotFolder& folder, bool has_returned) {
+          const bool is_complete = folder.steps().size() == 2;
+          EXPECT_EQ(latest_text(folder), is_complete ? "new" : "100");
+          EXPECT_TRUE(is_complete || !has_returned);
+          // Whatever was left, the next save goes on from there, also if it fails itself.
+          (void)testing::failure_of([&] {
+            folder.save(
+                400, [](const std::string&) { throw Error(ErrorCode::kUnavailable, "disk full"); });
+          });
+          EXPECT_EQ(latest_text(folder), is_complete ? "new" : "100");
+          save_text(folder, 400, "next");
+          EXPECT_EQ(latest_text(folder), "next");
+        });
+  }
+}
+
+// A program that goes back without setting aside; the step of an abandoned snapshot is saved again.
+TEST(SnapshotCrash, AnAbandonedSnapshotIsNeverTakenForTheLatest) {
+  interrupt_branch(
+      [](SnapshotFolder& folder) {
+        save_three(folder);
+        save_text(folder, 150, "new 150");
+      },
+      [](SnapshotFolder& folder) { save_text(folder, 300, "new 300"); },
+      [](SnapshotFolder& folder, bool has_returned) {
+        const std::string latest = latest_text(folder);
+        EXPECT_TRUE(latest == "new 300" || (!has_returned && latest == "new 150")) << latest;
+        save_text(folder, 300, "newer 300");
+        EXPECT_EQ(latest_text(folder), "newer 300");
+        EXPECT_EQ(folder.files().list(kRun).value_or_throw().size(), 5U)
+            << "four snapshots and `latest`";
+      });
 }
 
 // At any size at which the disk is full.

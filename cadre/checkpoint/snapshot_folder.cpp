@@ -1,6 +1,7 @@
 #include "cadre/checkpoint/snapshot_folder.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <filesystem>
 #include <memory>
@@ -17,18 +18,23 @@ namespace {
 
 constexpr size_t kMaxPointerBytes = 4096;
 constexpr std::string_view kNamePrefix = "step-";
+constexpr std::string_view kLatestName = "latest";
+// Becomes `latest` after the snapshot that it names has been renamed into place. Where both
+// exist, the writer was killed between the two renames.
+constexpr std::string_view kNextLatestName = ".latest.next";
 
 std::string name_of(int64_t step) {
   return cadre::format("{}{:06}", kNamePrefix, step);
 }
 
-// nullopt for other names.
+// nullopt for other names, also for other spellings of a step, such as "step-7": path_of() would
+// name another folder.
 std::optional<int64_t> step_of(std::string_view name) {
   if (!name.starts_with(kNamePrefix)) return std::nullopt;
   const std::string_view digits = name.substr(kNamePrefix.size());
   int64_t step = 0;
   const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), step);
-  if (parsed.ec != std::errc() || parsed.ptr != digits.data() + digits.size()) return std::nullopt;
+  if (parsed.ec != std::errc() || name_of(step) != name) return std::nullopt;
   return step;
 }
 
@@ -36,11 +42,11 @@ std::string in_folder(const std::string& folder, std::string_view name) {
   return cadre::format("{}/{}", folder, name);
 }
 
-// Nothing if there is no folder.
+// Empty if there is no folder.
 Result<std::vector<std::string>> names_in(os::FileSystem& files, const std::string& folder) {
   const auto kind = files.kind_of(folder);
   if (!kind.ok()) return kind.error();
-  if (!*kind) return std::vector<std::string>();
+  if (!*kind || *kind == os::FileKind::kFile) return std::vector<std::string>();
   return files.list(folder);
 }
 
@@ -73,9 +79,63 @@ class AttemptFolder {
 
   const std::string& path() const { return path_; }
 
+  // Replaces an error of the file system where its cause is that the folder was removed.
+  Status explained(const Status& status) const {
+    if (status.ok() || status.error().code() != ErrorCode::kUnavailable) return status;
+    const auto kind = files_.kind_of(path_);
+    if (!kind.ok() || *kind) return status;
+    return Error(ErrorCode::kUnavailable,
+                 cadre::format("{} was removed while it was written, as another save of the same "
+                               "step in the same run folder does; let only one program and one "
+                               "saver at a time write to a run folder",
+                               path_));
+  }
+
  private:
   os::FileSystem& files_;
   std::string path_;
+};
+
+// The content of `latest` for a snapshot that is about to be published, written and synced before
+// that, so that only a rename is left to do afterwards. The destructor removes it unless the
+// snapshot was published.
+class NextLatest {
+ public:
+  NextLatest(os::FileSystem& files, const std::string& run_folder, std::string_view file_name,
+             int64_t step)
+      : files_(files),
+        run_folder_(run_folder),
+        path_(in_folder(run_folder, file_name)),
+        target_(in_folder(run_folder, kLatestName)),
+        content_(name_of(step) + "\n") {
+    const std::array<ConstBytes, 1> pieces = {std::as_bytes(std::span(content_))};
+    os::write_file(files_, path_, pieces).value_or_throw();
+    files_.sync(run_folder).value_or_throw();
+  }
+  ~NextLatest() {
+    if (!is_published_) (void)files_.remove(path_);  // the next save replaces it
+  }
+  NextLatest(const NextLatest&) = delete;
+  NextLatest& operator=(const NextLatest&) = delete;
+
+  void snapshot_is_published() { is_published_ = true; }
+  void become_latest() {
+    const Status renamed = files_.rename(path_, target_);
+    if (!renamed.ok()) {
+      // Another save of the same step may have renamed the file.
+      const auto latest = files_.read(target_, kMaxPointerBytes);
+      if (!latest.ok() || *latest != content_) renamed.value_or_throw();
+    }
+    files_.sync(run_folder_).value_or_throw();
+  }
+
+ private:
+  os::FileSystem& files_;
+  const std::string run_folder_;
+  const std::string path_;
+  const std::string target_;
+  const std::string content_;
+  bool is_published_ = false;
 };
 
 }  // namespace
@@ -100,16 +160,41 @@ void SnapshotFolder::save(int64_t step,
 
 void SnapshotFolder::write_and_publish(int64_t step,
                                        const std::function<void(const std::string&)>& write_files) {
+  finish_publishing();
   const AttemptFolder attempt(*files_, run_folder_, cadre::format(".{}.tmp", name_of(step)));
-  write_files(attempt.path());
+  const auto write = [&]() -> Status {
+    try {
+      write_files(attempt.path());
+    } catch (const Error& error) {
+      return error;
+    }
+    return files_->sync(attempt.path());
+  };
+  attempt.explained(write()).value_or_throw();
   const std::string target = path_of(step);
-  if (files_->kind_of(target).value_or_throw()) {
-    os::exchange_paths(*files_, attempt.path(), target).value_or_throw();
-    os::remove_all(*files_, attempt.path()).value_or_throw();  // the replaced snapshot
-  } else {
-    os::rename_path(*files_, attempt.path(), target).value_or_throw();
-  }
-  write_pointer("latest", step);
+  const bool is_replacement = files_->kind_of(target).value_or_throw().has_value();
+  // Before the exchange the name of the step is that of its former snapshot, which latest() must
+  // not take for the new one.
+  const bool names_another = is_replacement && latest() != target;
+  NextLatest next(
+      *files_, run_folder_,
+      names_another ? cadre::format(".{}.tmp.latest", name_of(step)) : std::string(kNextLatestName),
+      step);
+  attempt
+      .explained(is_replacement ? files_->exchange(attempt.path(), target)
+                                : files_->rename(attempt.path(), target))
+      .value_or_throw();
+  next.snapshot_is_published();
+  files_->sync(run_folder_).value_or_throw();
+  next.become_latest();
+}
+
+// Renames what a killed writer has left, before another file takes its name.
+void SnapshotFolder::finish_publishing() {
+  if (!folder_named_by(kNextLatestName)) return;
+  os::rename_path(*files_, in_folder(run_folder_, kNextLatestName),
+                  in_folder(run_folder_, kLatestName))
+      .value_or_throw();
 }
 
 void SnapshotFolder::write_pointer(std::string_view pointer, int64_t step) {
@@ -119,7 +204,8 @@ void SnapshotFolder::write_pointer(std::string_view pointer, int64_t step) {
 }
 
 std::optional<std::string> SnapshotFolder::latest() const {
-  if (auto named = folder_named_by("latest")) return named;
+  if (auto published = folder_named_by(kNextLatestName)) return published;
+  if (auto named = folder_named_by(kLatestName)) return named;
   const std::vector<int64_t> all = steps();
   if (all.empty()) return std::nullopt;
   return path_of(all.back());
@@ -136,9 +222,7 @@ std::optional<int64_t> SnapshotFolder::step_of_folder(const std::string& path) {
 
 std::vector<int64_t> SnapshotFolder::steps() const {
   std::vector<int64_t> steps;
-  const auto names = names_in(*files_, run_folder_);
-  if (!names.ok()) return steps;
-  for (const std::string& name : *names) {
+  for (const std::string& name : names_in(*files_, run_folder_).value_or_throw()) {
     const auto step = step_of(name);
     if (step && is_folder(in_folder(run_folder_, name))) steps.push_back(*step);
   }
@@ -147,10 +231,8 @@ std::vector<int64_t> SnapshotFolder::steps() const {
 }
 
 bool SnapshotFolder::is_folder(const std::string& path) const {
-  const auto kind = files_->kind_of(path);
-  if (!kind.ok()) return false;
-  return *kind == os::FileKind::kFolder ||
-         (*kind == os::FileKind::kLink && files_->list(path).ok());
+  const auto kind = files_->kind_of(path).value_or_throw();
+  return kind == os::FileKind::kFolder || (kind == os::FileKind::kLink && files_->list(path).ok());
 }
 
 // A snapshot is renamed before it is removed, so that no partial one has its name.
@@ -171,7 +253,8 @@ std::optional<std::string> SnapshotFolder::set_aside_after(int64_t step) {
   std::vector<int64_t> later = steps();
   std::erase_if(later, [step](int64_t other) { return other <= step; });
   if (later.empty()) return std::nullopt;
-  write_pointer("latest", step);
+  finish_publishing();
+  write_pointer(kLatestName, step);
   int number = 1;
   std::string target;
   do {
@@ -193,9 +276,18 @@ std::optional<std::string> SnapshotFolder::best() const {
   return folder_named_by("best");
 }
 
-std::optional<std::string> SnapshotFolder::folder_named_by(const std::string& pointer) const {
-  const auto name = files_->read(in_folder(run_folder_, pointer), kMaxPointerBytes);
-  if (!name.ok()) return std::nullopt;
+std::optional<std::string> SnapshotFolder::folder_named_by(std::string_view pointer) const {
+  const std::string file = in_folder(run_folder_, pointer);
+  if (!files_->kind_of(file).value_or_throw()) return std::nullopt;
+  const auto name = files_->read(file, kMaxPointerBytes);
+  if (!name.ok()) {
+    // It is something else than a pointer, or a writer has renamed it meanwhile.
+    const auto kind = files_->kind_of(file).value_or_throw();
+    if (kind != os::FileKind::kFile || name.error().code() == ErrorCode::kInvalidArgument) {
+      return std::nullopt;
+    }
+    throw name.error();
+  }
   const std::string folder = name->substr(0, name->find('\n'));
   if (!step_of(folder)) return std::nullopt;
   const std::string path = in_folder(run_folder_, folder);

@@ -3,8 +3,10 @@
 // runs/NAME/step-000100/ holds the files of one snapshot, runs/NAME/latest its folder's name. A
 // snapshot is written into a temporary folder, renamed into place last, and only then named by
 // `latest` (and `best`); so every earlier snapshot stays usable after a crash at any time, or if
-// the disk is full. Threads: one writer. Blocking: reads and writes a disk. Errors: cadre::Error,
-// kUnavailable with the path, and what `write_files` throws. Layout: docs/formats/snapshot.md.
+// the disk is full. After a crash between the two, latest() returns the new snapshot, which is
+// complete. Threads: one writer; a second one that saves the same step makes one of the two fail.
+// Blocking: reads and writes a disk. Errors: cadre::Error, kUnavailable with the path, and what
+// `write_files` throws. Layout: docs/formats/snapshot.md.
 #pragma once
 
 #include <cstddef>
@@ -38,11 +40,13 @@ class CADRE_EXPORT SnapshotFolder {
 
   // Calls `write_files` with an empty folder to fill with synced files, then publishes the folder
   // as this step's snapshot, replacing an earlier one of the same step. After an error nothing of
-  // it remains, except if only `latest` could not be written: then the snapshot is complete.
+  // it remains, except if the last operations failed, the rename to `latest` and the syncs of the
+  // run folder: then the snapshot is complete.
   void save(int64_t step, const std::function<void(const std::string& folder)>& write_files);
 
-  // The folder of the snapshot that was saved last. If `latest` is missing or names a removed
-  // snapshot, the one of the highest step. nullopt if there is none.
+  // The folder of the snapshot that was saved last, complete at any time, also after a crash. If
+  // `latest` is missing or names a removed snapshot, the one of the highest step. nullopt if there
+  // is none.
   std::optional<std::string> latest() const;
   std::optional<int64_t> latest_step() const;
   // Names this step's snapshot in runs/NAME/best. REQUIRES: it was saved.
@@ -67,9 +71,10 @@ class CADRE_EXPORT SnapshotFolder {
  private:
   void write_and_publish(int64_t step, const std::function<void(const std::string&)>& write_files);
 
+  void finish_publishing();
   void write_pointer(std::string_view pointer, int64_t step);
   bool is_folder(const std::string& path) const;
-  std::optional<std::string> folder_named_by(const std::string& pointer) const;
+  std::optional<std::string> folder_named_by(std::string_view pointer) const;
 
   std::string run_folder_;
   std::shared_ptr<os::FileSystem> files_;  // shared by copies; without an owner if it was given

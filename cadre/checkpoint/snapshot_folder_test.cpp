@@ -9,12 +9,14 @@
 #include <array>
 #include <chrono>
 #include <filesystem>
+#include <optional>
 #include <span>
 #include <string>
 #include <thread>
 
 #include "cadre/os/files/durable_file.h"
 #include "cadre/os/files/file.h"
+#include "cadre/sim/simulated_disk.h"
 #include "cadre/testing/ranks.h"
 #include "cadre/testing/temporary_folder.h"
 
@@ -134,7 +136,44 @@ TEST_F(SnapshotFolderTest, ALatestThatCannotBeWrittenIsAnErrorAndLosesNothing) {
   EXPECT_THAT(testing::failure_of([&] { save(200, "b"); }), ::testing::HasSubstr(run_ + "/latest"));
   EXPECT_THAT(SnapshotFolder(run_).steps(), ::testing::ElementsAre(100, 200));
   EXPECT_EQ(content_of_latest(), "b");
-  EXPECT_EQ(num_entries(), 3u);
+  EXPECT_EQ(num_entries(), 4u) << "two snapshots, what is in the way, and what becomes `latest`";
+  fs::remove_all(run_ + "/latest");
+  save(150, "c");
+  EXPECT_EQ(content_of_latest(), "c");
+  EXPECT_EQ(num_entries(), 4u) << "three snapshots and `latest`";
+}
+
+// keep_last() would look for a folder that does not exist.
+TEST_F(SnapshotFolderTest, AFolderWithAnotherSpellingOfAStepIsNoSnapshot) {
+  save(7, "a");
+  for (const char* const name : {"step-7", "step-0000008", "step-+00009", "step-00000a", "step-"}) {
+    fs::create_directories(run_ + "/" + name);
+    EXPECT_FALSE(SnapshotFolder::step_of_folder(run_ + "/" + name)) << name;
+  }
+  SnapshotFolder folder(run_);
+  EXPECT_THAT(folder.steps(), ::testing::ElementsAre(7));
+  save(10, "b");
+  folder.keep_last(1);
+  EXPECT_THAT(folder.steps(), ::testing::ElementsAre(10));
+  EXPECT_TRUE(fs::exists(run_ + "/step-0000008"));
+  for (const int64_t step : {int64_t{-5}, int64_t{1'234'567}}) {
+    EXPECT_EQ(SnapshotFolder::step_of_folder(folder.path_of(step)), step);
+  }
+}
+
+// The other one has removed the folder of the first attempt and published its own.
+TEST_F(SnapshotFolderTest, ASaveWhoseFolderAnotherSaveHasRemovedSaysSo) {
+  const auto meanwhile = [&](const std::string& folder) {
+    save(7, "of the other");
+    write(folder, "of this one");
+  };
+  EXPECT_THAT(testing::failure_of([&] { SnapshotFolder(run_).save(7, meanwhile); }),
+              ::testing::AllOf(
+                  ::testing::StartsWith("kUnavailable: snapshot of step 7: " + run_ + "/.step-"),
+                  ::testing::HasSubstr("was removed while it was written, as another save of the "
+                                       "same step in the same run folder does")));
+  EXPECT_EQ(content_of_latest(), "of the other");
+  EXPECT_EQ(num_entries(), 2u);
 }
 
 // A child writes the snapshots of three steps, again and again.
@@ -170,6 +209,33 @@ TEST_F(SnapshotFolderTest, WhatAKilledRunLeftIsNoSnapshot) {
   save(200, "b");
   EXPECT_EQ(content_of_latest(), "b");
   EXPECT_EQ(num_entries(), 3u);
+}
+
+// A run would start at step 0, or continue from another step than its last one.
+TEST_F(SnapshotFolderTest, AFolderThatCannotBeReadIsAnErrorAndNotAnEmptyOne) {
+  sim::SimulatedDisk disk;
+  SnapshotFolder folder("/run", &disk);
+  const std::string text = "x";
+  for (const int64_t step : {100, 200}) {
+    folder.save(step, [&](const std::string& path) {
+      const std::array<ConstBytes, 1> pieces = {std::as_bytes(std::span(text))};
+      os::write_file(disk, path + "/x", pieces).value_or_throw();
+    });
+  }
+  for (uint64_t n = 1;; ++n) {
+    disk.fail_operation(n);
+    std::optional<std::string> latest;
+    const std::string failure = testing::failure_of([&] { latest = folder.latest(); });
+    const bool has_failed = disk.has_failed();
+    disk.fail_operation(0);
+    EXPECT_EQ(failure.empty(), !has_failed) << n;
+    if (has_failed) continue;
+    EXPECT_EQ(latest, folder.path_of(200));
+    EXPECT_GT(n, 3);
+    break;
+  }
+  disk.fail_operation(1);
+  EXPECT_THAT(testing::failure_of([&] { folder.steps(); }), ::testing::HasSubstr("/run"));
 }
 
 TEST_F(SnapshotFolderTest, SaysWhereItCannotWrite) {
