@@ -157,7 +157,7 @@ class Bench {
 
   cadre::SnapshotParts parts() {
     cadre::SnapshotParts parts = cadre::parts_of(model_.parameter_shards(), *net_);
-    parts.optimizer = cadre::optimizer_state(optimizer_, parts.parameters);
+    parts.optimizer = cadre::shared_optimizer_state(optimizer_, parts.parameters);
     return parts;
   }
 

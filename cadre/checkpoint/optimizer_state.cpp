@@ -1,6 +1,10 @@
 #include "cadre/checkpoint/optimizer_state.h"
 
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Type.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -157,6 +161,21 @@ const at::Tensor* find(const NamedTensors& tensors, const std::string& name) {
   return found == tensors.end() ? nullptr : &found->second;
 }
 
+// In new memory, dense. A copy that is made in inference mode could not be changed outside of it.
+at::Tensor copy_of(const at::Tensor& tensor) {
+  const c10::InferenceMode mode(false);
+  const at::NoGradGuard no_grad;
+  return at::empty(tensor.sizes(), tensor.options()).copy_(tensor.detach());
+}
+
+// A copy with the sizes of `values`, of the same dtype, in the file where `values` lies in one.
+at::Tensor copy_beside(const at::Tensor& values, const at::Tensor& tensor) {
+  const c10::InferenceMode mode(false);
+  const at::NoGradGuard no_grad;
+  at::Tensor copy = FileMemory::of(values) ? zeros_beside(values) : at::empty_like(values);
+  return copy.copy_(tensor.detach().reshape(values.sizes()));
+}
+
 std::unique_ptr<OptimizerParamState> state_from(const Rule& rule, const Place& place,
                                                 const ParameterState& given) {
   std::unique_ptr<OptimizerParamState> state = rule.make();
@@ -178,7 +197,7 @@ std::unique_ptr<OptimizerParamState> state_from(const Rule& rule, const Place& p
           cadre::format("'{}' is {}; expected {}, as the parameter", name,
                         c10::toString(tensor->scalar_type()), c10::toString(values.scalar_type())));
     }
-    *field = moved_beside(values, tensor->view(values.sizes()));
+    *field = copy_beside(values, *tensor);
   }
   if (wanted.step != nullptr) {
     const at::Tensor* step = find(given.scalars, "step");
@@ -224,6 +243,15 @@ bool is_held_elsewhere(const SnapshotEntries& entries, const ParameterState& sta
 
 std::vector<ParameterState> optimizer_state(const torch::optim::Optimizer& optimizer,
                                             std::span<const SnapshotTensor> parameters) {
+  std::vector<ParameterState> states = shared_optimizer_state(optimizer, parameters);
+  for (ParameterState& state : states) {
+    for (auto& [name, tensor] : state.tensors) tensor = copy_of(tensor);
+  }
+  return states;
+}
+
+std::vector<ParameterState> shared_optimizer_state(const torch::optim::Optimizer& optimizer,
+                                                   std::span<const SnapshotTensor> parameters) {
   const Rule rule = rule_of(optimizer);
   std::vector<ParameterState> states;
   for (const Place& place : places_of(optimizer, parameters)) {

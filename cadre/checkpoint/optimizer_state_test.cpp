@@ -12,6 +12,7 @@
 
 #include "cadre/checkpoint/sharded_load.h"
 #include "cadre/checkpoint/sharded_save.h"
+#include "cadre/group/file_memory.h"
 #include "cadre/group/process_group_test_ranks.h"
 #include "cadre/testing/temporary_folder.h"
 
@@ -107,6 +108,77 @@ TEST(OptimizerState, EveryOptimizerGoesOnOnOtherRanksBitForBit) {
     });
     EXPECT_TRUE(after.ok()) << name << after.failures();
   }
+}
+
+// A state that is kept while training goes on, and set again; also in two optimizers at once.
+TEST(OptimizerState, AStateIsCopiedOnTheWayOutAndOnTheWayIn) {
+  for (const auto& [name, make] : rules()) {
+    OwnedSlices rank(0, 1);
+    const auto optimizer = make(rank.leaves);
+    for (int i = 0; i < 2; ++i) rank.step(*optimizer, i);
+    const std::vector<ParameterState> kept = optimizer_state(*optimizer, rank.parts.parameters);
+    OwnedSlices twin(0, 1);
+    const auto of_twin = make(twin.leaves);
+    for (int i = 0; i < 2; ++i) twin.step(*of_twin, i);
+    twin.step(*of_twin, 7);
+    const auto go_back_and_step = [&](OwnedSlices& other, Optimizer& its_optimizer) {
+      OwnedSlices start(0, 1);
+      const auto first = make(start.leaves);
+      for (int i = 0; i < 2; ++i) start.step(*first, i);
+      const at::NoGradGuard no_grad;
+      for (size_t i = 0; i < start.leaves.size(); ++i) other.leaves[i].copy_(start.leaves[i]);
+      set_optimizer_state(its_optimizer, other.parts.parameters, kept);
+      other.step(its_optimizer, 7);
+      for (size_t i = 0; i < start.leaves.size(); ++i) {
+        EXPECT_TRUE(other.leaves[i].equal(twin.leaves[i])) << name << " " << i;
+      }
+    };
+    for (int i = 2; i < 5; ++i) rank.step(*optimizer, i);
+    go_back_and_step(rank, *optimizer);
+    go_back_and_step(rank, *optimizer);
+    OwnedSlices other(0, 1);
+    const auto of_other = make(other.leaves);
+    go_back_and_step(other, *of_other);
+  }
+}
+
+TEST(OptimizerState, TheSharedFormHasTheTensorsOfTheOptimizer) {
+  OwnedSlices rank(0, 1);
+  torch::optim::AdamW optimizer(rank.leaves, torch::optim::AdamWOptions(0.1));
+  rank.step(optimizer, 0);
+  const auto shared = shared_optimizer_state(optimizer, rank.parts.parameters);
+  const auto again = shared_optimizer_state(optimizer, rank.parts.parameters);
+  const auto copied = optimizer_state(optimizer, rank.parts.parameters);
+  ASSERT_EQ(shared.size(), copied.size());
+  for (size_t i = 0; i < shared.size(); ++i) {
+    EXPECT_TRUE(shared[i].tensors[0].second.is_same(again[i].tensors[0].second));
+    EXPECT_FALSE(shared[i].tensors[0].second.is_alias_of(copied[i].tensors[0].second));
+    EXPECT_TRUE(shared[i].tensors[0].second.equal(copied[i].tensors[0].second));
+  }
+}
+
+// Where a parameter lies in a file, so does its state, also if the given tensors lie there already.
+TEST(OptimizerState, TheStateOfAParameterInAFileIsCopiedIntoTheFile) {
+  const testing::TemporaryFolder folder;
+  const auto file = FileMemory::open(folder.path());
+  file->reserve(1 << 20);
+  const at::Tensor leaf = file->zeros(12, at::kFloat).requires_grad_();
+  torch::optim::AdamW optimizer({leaf}, torch::optim::AdamWOptions(0.1));
+  SnapshotParts parts;
+  parts.parameters = {whole_tensor("w", leaf)};
+  const at::Tensor in_file = file->zeros(12, at::kFloat);
+  ParameterState state{.parameter = "w",
+                       .tensors = {{"exp_avg", in_file}, {"exp_avg_sq", torch::ones({12})}},
+                       .scalars = {{"step", torch::tensor(int64_t{3})}}};
+  set_optimizer_state(optimizer, parts.parameters, std::vector{state});
+  const auto shared = shared_optimizer_state(optimizer, parts.parameters);
+  for (const auto& [name, tensor] : shared.at(0).tensors) {
+    EXPECT_EQ(FileMemory::of(tensor), file) << name;
+    EXPECT_FALSE(tensor.is_alias_of(in_file)) << name;
+  }
+  EXPECT_TRUE(shared[0].tensors[1].second.equal(torch::ones({12})));
+  const auto copied = optimizer_state(optimizer, parts.parameters);
+  EXPECT_EQ(FileMemory::of(copied.at(0).tensors.at(0).second), nullptr);
 }
 
 std::string message_of(const std::function<void()>& body) {
