@@ -14,6 +14,7 @@
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/checkpoint/planning/digest_shares.h"
 #include "cadre/checkpoint/planning/shared_memory.h"
 #include "cadre/checkpoint/rank_agreement.h"
 #include "cadre/checkpoint/snapshot_reader.h"
@@ -50,19 +51,30 @@ class Loader {
 
   const SnapshotReader& reader() const { return reader_; }
 
-  // Everything that may fail.
-  void prepare(const LoadOptions& options, const RankAgreement& ranks) {
+  // Everything that may fail, but for digests and for targets that share memory.
+  void prepare(const LoadOptions& options) {
     check_names();
     for (const auto* tensors : {&parts_.parameters, &parts_.buffers}) {
       for (const SnapshotTensor& tensor : *tensors) plan(tensor);
     }
     if (options.with_optimizer) plan_states();
     for (const Read& read : reads_) reader_.prepare(*read.source, read.boxes);
-    if (options.with_digests) {
-      reader_.check_digests(static_cast<size_t>(ranks.rank()),
-                            static_cast<size_t>(ranks.world_size()));
+  }
+
+  // REQUIRES: prepare(). The tensors of the model may share memory; the states of the optimizer are
+  // new.
+  void check_targets_apart() const {
+    std::vector<PlannedWrite> writes;
+    for (const Read& read : reads_) {
+      if (!read.source->state.empty()) continue;
+      writes.push_back({.name = read.source->name, .target = read.target, .values = [this, &read] {
+                          const at::Tensor flat =
+                              at::empty({read.target.numel()}, read.target.scalar_type());
+                          reader_.read(*read.source, read.boxes, flat);
+                          return flat;
+                        }});
     }
-    check_targets_apart();
+    check_shared_memory(writes);
   }
 
   LoadedSnapshot load() {
@@ -87,21 +99,6 @@ class Loader {
  private:
   [[noreturn]] void refuse(const std::string& what) const {
     throw Error(ErrorCode::kInvalidArgument, cadre::format("{} {}", reader_.path(), what));
-  }
-
-  // The tensors of the model may share memory; the states of the optimizer are new.
-  void check_targets_apart() const {
-    std::vector<PlannedWrite> writes;
-    for (const Read& read : reads_) {
-      if (!read.source->state.empty()) continue;
-      writes.push_back({.name = read.source->name, .target = read.target, .values = [this, &read] {
-                          const at::Tensor flat =
-                              at::empty({read.target.numel()}, read.target.scalar_type());
-                          reader_.read(*read.source, read.boxes, flat);
-                          return flat;
-                        }});
-    }
-    check_shared_memory(writes);
   }
 
   // The model and the snapshot have the same tensors.
@@ -232,9 +229,43 @@ LoadedSnapshot load_and_gather(Loader& loader,
   return loaded;
 }
 
+[[noreturn]] void throw_other_snapshot(const std::string& path, size_t rank) {
+  throw Error(ErrorCode::kInvalidArgument,
+              cadre::format("load {}: rank {} reads another snapshot than rank 0", path, rank));
+}
+
 // The options that must be equal on all ranks, one character for each.
 std::string text_of(const LoadOptions& options) {
   return {options.with_optimizer ? 'o' : '-', options.with_digests ? 'd' : '-'};
+}
+
+// The same options and the same snapshot on all ranks.
+void check_equal(const std::string& path, const std::vector<FileView>& views) {
+  for (size_t rank = 1; rank < views.size(); ++rank) {
+    if (views[rank].options != views[0].options) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  cadre::format("load {}: with_optimizer or with_digests of the options is not the "
+                                "same on all ranks: rank {} differs from rank 0",
+                                path, rank));
+    }
+    if (views[rank].fingerprint != views[0].fingerprint) throw_other_snapshot(path, rank);
+  }
+}
+
+// Compares this rank's share of the files with their digests. A single file has none: then returns
+// a digest of it, if this rank is to read it.
+std::string check_share(const SnapshotReader& reader, const std::vector<FileView>& views,
+                        size_t rank) {
+  std::vector<uint64_t> num_bytes;
+  for (const ManifestFile& file : reader.manifest().files) num_bytes.push_back(file.bytes);
+  const std::vector<std::vector<size_t>> shares = share_digests(views, num_bytes);
+  if (reader.has_digests()) {
+    reader.check_digests(shares[rank]);
+    return "";
+  }
+  const bool is_one_file = std::ranges::all_of(
+      views, [&](const FileView& view) { return view.sight == views[0].sight; });
+  return is_one_file || shares[rank].empty() ? "" : reader.content_digest(shares[rank].front());
 }
 
 LoadedSnapshot load_on(const std::string& path, const SnapshotParts& parts,
@@ -242,21 +273,30 @@ LoadedSnapshot load_on(const std::string& path, const SnapshotParts& parts,
   std::optional<Loader> loader;
   const auto prepare = [&] {
     loader.emplace(path, parts);
-    loader->prepare(options, ranks);
-    return text_of(options) + loader->reader().fingerprint();
+    loader->prepare(options);
+    const SnapshotReader& reader = loader->reader();
+    return encode_file_view({.options = text_of(options),
+                             .fingerprint = reader.fingerprint(),
+                             .sight = options.with_digests ? reader.sight() : "",
+                             .files = reader.mapped_files()});
   };
-  const std::vector<std::string> fingerprints = ranks.gather(outcome_of(prepare)).value_or_throw();
-  for (size_t rank = 1; rank < fingerprints.size(); ++rank) {
-    if (fingerprints[rank] == fingerprints[0]) continue;
-    const size_t num_options = text_of(options).size();
-    if (fingerprints[rank].compare(0, num_options, fingerprints[0], 0, num_options) != 0) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  cadre::format("load {}: with_optimizer or with_digests of the options is not the "
-                                "same on all ranks: rank {} differs from rank 0",
-                                path, rank));
+  const std::vector<std::string> texts = ranks.gather(outcome_of(prepare)).value_or_throw();
+  std::vector<FileView> views;
+  for (const std::string& text : texts) views.push_back(decode_file_view(text).value_or_throw());
+  check_equal(path, views);
+  const auto check_content = [&] {
+    std::string digest;
+    if (options.with_digests) {
+      digest = check_share(loader->reader(), views, static_cast<size_t>(ranks.rank()));
     }
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("load {}: rank {} reads another snapshot than rank 0", path, rank));
+    loader->check_targets_apart();
+    return digest;
+  };
+  const std::vector<std::string> digests = ranks.gather(outcome_of(check_content)).value_or_throw();
+  std::string first;
+  for (size_t rank = 0; rank < digests.size(); ++rank) {
+    if (first.empty()) first = digests[rank];
+    if (!digests[rank].empty() && digests[rank] != first) throw_other_snapshot(path, rank);
   }
   return load_and_gather(*loader, flats_of(parts), ranks);
 }

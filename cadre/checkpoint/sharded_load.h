@@ -22,8 +22,10 @@ namespace cadre {
 
 struct LoadOptions {
   bool with_optimizer = true;
-  // Compares each file with its digest: every byte of the snapshot is read once, by one of the
-  // ranks. Without it, each rank reads only what it loads.
+  // Compares each file with its digest before anything is loaded. Ranks of one machine that see the
+  // same files, by device and inode, divide them; a rank with other files, as on another machine,
+  // compares all that it reads. Of a safetensors file, which has no digest, ranks with other files
+  // compare the content. Without it, each rank reads only what it loads.
   bool with_digests = true;
   Duration timeout = kDefaultSnapshotTimeout;
 };

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <numeric>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -17,6 +18,9 @@
 #include "cadre/checkpoint/snapshot_folder.h"
 #include "cadre/mesh/layout.h"
 #include "cadre/os/files/file.h"
+#include "cadre/os/files/file_identity.h"
+#include "cadre/os/host/host_info.h"
+#include "cadre/wire/blake2b.h"
 #include "cadre/wrap/named_tensors.h"
 
 namespace cadre {
@@ -97,8 +101,9 @@ SnapshotReader SnapshotReader::open(const std::string& path) {
   if (fs::is_regular_file(path, failure)) {
     const SafetensorsFile file = SafetensorsFile::open(path);
     SnapshotManifest manifest = manifest_of(file, path);
-    std::string text = encode_snapshot_manifest(manifest).value_or_throw();
-    return SnapshotReader(path, std::move(text), std::move(manifest), /*is_folder=*/false);
+    const std::string text = encode_snapshot_manifest(manifest).value_or_throw();
+    std::string digest = wire::blake2b_hex(std::as_bytes(std::span(text))).value_or_throw();
+    return SnapshotReader(path, std::move(digest), std::move(manifest), /*is_folder=*/false);
   }
   const std::string manifest_path = cadre::format("{}/{}", path, kSnapshotManifestName);
   const std::array<std::string_view, 1> names = {kSnapshotManifestName};
@@ -110,21 +115,46 @@ SnapshotReader SnapshotReader::open(const std::string& path) {
   const std::string text = os::read_file(manifest_path, kMaxSnapshotManifestBytes).value_or_throw();
   Result<SnapshotManifest> manifest = parse_snapshot_manifest(text);
   if (!manifest.ok()) throw manifest.error().with_context(manifest_path);
-  return SnapshotReader(path, digest_of(manifest_path).value_or_throw(),
-                        std::move(manifest).value(), /*is_folder=*/true);
+  const std::string list = cadre::format("{}/{}", path, kDigestsName);
+  return SnapshotReader(path, digest_of(list).value_or_throw(), std::move(manifest).value(),
+                        /*is_folder=*/true);
 }
 
 std::string SnapshotReader::path_of(const ManifestFile& file) const {
   return is_folder_ ? cadre::format("{}/{}", path_, file.name) : path_;
 }
 
-void SnapshotReader::check_digests(size_t first, size_t stride) const {
+void SnapshotReader::check_digests(std::span<const size_t> files) const {
   if (!is_folder_) return;
   std::vector<std::string_view> names;
-  for (size_t i = first; i < manifest_.files.size(); i += stride) {
-    names.push_back(manifest_.files[i].name);
-  }
+  for (const size_t file : files) names.push_back(manifest_.files[file].name);
   cadre::check_digests(path_, names).value_or_throw();
+}
+
+void SnapshotReader::check_all_digests() const {
+  std::vector<size_t> all(manifest_.files.size());
+  std::iota(all.begin(), all.end(), size_t{0});
+  check_digests(all);
+}
+
+std::string SnapshotReader::content_digest(size_t file) const {
+  return digest_of(path_of(manifest_.files[file])).value_or_throw();
+}
+
+std::string SnapshotReader::sight() const {
+  std::string text = os::read_host_info().boot_id;
+  for (const ManifestFile& file : manifest_.files) {
+    const auto identity = os::file_identity(path_of(file));
+    // A missing file is an error of the rank that reads it.
+    text += identity.ok() ? cadre::format("\n{} {}", identity->device, identity->inode) : "\n-";
+  }
+  return wire::blake2b_hex(std::as_bytes(std::span(text))).value_or_throw();
+}
+
+std::vector<size_t> SnapshotReader::mapped_files() const {
+  std::vector<size_t> files;
+  for (const auto& [file, mapped] : files_) files.push_back(file);
+  return files;
 }
 
 void SnapshotReader::prepare(const ManifestTensor& tensor, std::span<const Box> boxes) {

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <map>
 #include <span>
 #include <string>
@@ -31,7 +32,8 @@ class CADRE_EXPORT SnapshotReader {
 
   const std::string& path() const { return path_; }
   const SnapshotManifest& manifest() const { return manifest_; }
-  // A digest of the manifest; equal on ranks that have opened the same snapshot.
+  // Equal on ranks that have opened the same snapshot: a digest of its list of digests, which has
+  // that of the manifest. Of a single file without digests: what its header says.
   const std::string& fingerprint() const { return fingerprint_; }
   // The tensors of the model by name; the states of the optimizer by parameter.
   const std::map<std::string, const ManifestTensor*>& model() const { return model_; }
@@ -39,8 +41,17 @@ class CADRE_EXPORT SnapshotReader {
     return optimizer_;
   }
 
-  // Compares every `stride`-th file from `first` on with its digest.
-  void check_digests(size_t first, size_t stride) const;
+  // Compares files, by index of the manifest's, with their digests; a single file has none.
+  void check_digests(std::span<const size_t> files) const;
+  void check_all_digests() const;
+  bool has_digests() const { return is_folder_; }
+  // A digest of the content of a file.
+  std::string content_digest(size_t file) const;
+  // Which files this process sees under the names of the manifest, as a digest of this machine and
+  // of the files' devices and inodes. Where it is equal, the files are the same ones.
+  std::string sight() const;
+  // Indices of the manifest's files that prepare() has mapped, in ascending order.
+  std::vector<size_t> mapped_files() const;
   // Maps the files that contain the boxes, and compares their headers with the manifest.
   void prepare(const ManifestTensor& tensor, std::span<const Box> boxes);
   // The elements of the boxes, one box after the other, into `flat`: (n), contiguous, of the

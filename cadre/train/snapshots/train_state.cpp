@@ -186,7 +186,7 @@ std::optional<double> best_loss_in(const std::string& folder) {
 
 void check_snapshot(const std::string& folder) {
   (void)read_train_state(folder);
-  if (is_in_parts(folder)) SnapshotReader::open(folder).check_digests(0, 1);
+  if (is_in_parts(folder)) SnapshotReader::open(folder).check_all_digests();
 }
 
 }  // namespace cadre::train

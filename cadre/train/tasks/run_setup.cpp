@@ -2,8 +2,10 @@
 
 #include <torch/version.h>
 
+#include <array>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -38,7 +40,8 @@ void load_weights(Model& model, const std::string& path) {
   }
 }
 
-// The list of digests stands for a snapshot in parts.
+// Of a snapshot in parts that of its list of digests: load_sharded() compares the files with the
+// list. A whole model in a snapshot is compared with the list here.
 std::string digest_of_weights(const std::string& path) {
   if (path.empty()) return "none";
   if (!std::filesystem::exists(path)) {
@@ -46,7 +49,13 @@ std::string digest_of_weights(const std::string& path) {
                 cadre::format("model.weights: there is no file or folder {}", path));
   }
   std::string source = weights_source(path);
-  if (std::filesystem::is_directory(source)) source = cadre::format("{}/{}", source, kDigestsName);
+  const std::string listed = cadre::format("{}/{}", path, kDigestsName);
+  if (std::filesystem::is_directory(source)) {
+    source = listed;
+  } else if (source != path && std::filesystem::exists(listed)) {
+    const std::array<std::string_view, 1> names = {kModelFile};
+    check_digests(path, names).value_or_throw();
+  }
   const auto file = os::ReadOnlyFile::open(source).value_or_throw();
   const ConstBytes bytes = file.bytes();
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
