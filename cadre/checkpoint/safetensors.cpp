@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "cadre/base/format.h"
+#include "cadre/base/printable.h"
 #include "cadre/os/files/durable_file.h"
 #include "cadre/os/files/native_file_system.h"
 #include "cadre/wire/blake2b.h"
@@ -55,6 +56,10 @@ Status check_writable(const NamedTensors& tensors) {
     if (!names.insert(name).second) {
       return Error(ErrorCode::kInvalidArgument,
                    cadre::format("safetensors: two tensors are named '{}'", name));
+    }
+    if (const auto problem = problem_of_name(name)) {
+      return Error(ErrorCode::kInvalidArgument,
+                   cadre::format("safetensors: the name '{}' {}", name, *problem));
     }
     const bool is_plain = tensor.defined() && tensor.layout() == at::kStrided && tensor.is_cpu();
     if (!is_plain || !safetensors_dtype(tensor.scalar_type())) {
@@ -109,6 +114,12 @@ std::optional<at::ScalarType> scalar_type_of(std::string_view safetensors_dtype)
   const auto found = std::ranges::find(kDTypeNames, safetensors_dtype, &DTypeName::name);
   if (found == kDTypeNames.end()) return std::nullopt;
   return found->type;
+}
+
+std::optional<std::string_view> problem_of_name(std::string_view name) {
+  if (!is_utf8(name)) return "is no UTF-8 text";
+  if (name == wire::kSafetensorsMetadataKey) return "is reserved by the safetensors format";
+  return std::nullopt;
 }
 
 Result<WrittenFile> write_and_digest_safetensors(

@@ -31,6 +31,10 @@ namespace cadre {
 std::optional<std::string_view> safetensors_dtype(at::ScalarType type);
 std::optional<at::ScalarType> scalar_type_of(std::string_view safetensors_dtype);
 
+// What forbids the name of a tensor in a file, "is no UTF-8 text"; nullopt for a name that can be
+// read again.
+std::optional<std::string_view> problem_of_name(std::string_view name);
+
 // Dense CPU tensors of any shape and strides, with distinct names. Written in full and synced, but
 // not atomic: write to a temporary name, or into a folder that is renamed when complete.
 CADRE_EXPORT Status write_safetensors(const std::string& path, const NamedTensors& tensors,

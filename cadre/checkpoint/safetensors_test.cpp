@@ -68,7 +68,14 @@ TEST_F(SafetensorsTest, SaysWhatItCannotHold) {
   EXPECT_THAT(message({{"a", at::Tensor()}}), ::testing::HasSubstr("undefined"));
   EXPECT_THAT(message({{"a", torch::empty({2}, torch::kMeta)}}),
               ::testing::HasSubstr("call cadre::materialize() for a module of defer_init()"));
+  // What is written under these names could not be read again.
+  EXPECT_THAT(message({{"__metadata__", torch::ones(1)}}),
+              ::testing::HasSubstr("'__metadata__' is reserved by the safetensors format"));
+  EXPECT_THAT(message({{"\xff", torch::ones(1)}}), ::testing::HasSubstr("is no UTF-8 text"));
   EXPECT_FALSE(std::filesystem::exists(path_));
+  torch::nn::Module named;
+  named.register_parameter("__metadata__", torch::zeros({2}));
+  EXPECT_THROW(save(named, path_), Error);
   torch::nn::Module module;
   module.register_buffer("z", torch::zeros({2}, torch::kComplexDouble));
   EXPECT_THROW(save(module, path_), Error);

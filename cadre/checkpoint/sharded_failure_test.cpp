@@ -14,6 +14,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/file_digests.h"
+#include "cadre/checkpoint/full_state.h"
 #include "cadre/checkpoint/planning/save_plan.h"
 #include "cadre/checkpoint/sharded_load.h"
 #include "cadre/checkpoint/sharded_save.h"
@@ -141,6 +142,70 @@ TEST_F(ShardedFailureTest, RanksThatReadOtherSnapshotsAllSaySo) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// The list of digests and the manifest are equal; one rank's copy of any file is damaged, as on a
+// machine with a disk of its own. Every rank reads every file.
+TEST_F(ShardedFailureTest, DamageToTheCopyThatOneRankReadsIsFound) {
+  const World whole{Strategy::kReplicated, 2};
+  for (const auto& entry : fs::directory_iterator(snapshot_)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with("shard-")) continue;
+    const testing::TemporaryFolder place;
+    const std::string copy = place.file("copy");
+    fs::copy(snapshot_, copy, fs::copy_options::recursive);
+    std::fstream stream(copy + "/" + name, std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekp(-1, std::ios::end);  // in the values
+    stream.put('\x7f');
+    stream.close();
+    const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+      const SnapshotParts parts = make_parts(whole, group.rank(), /*is_filled=*/false);
+      output = testing::failure_of(
+          [&] { load_sharded(group.rank() == 0 ? snapshot_ : copy, parts, group); });
+      EXPECT_TRUE(parts.parameters[0].values.eq(0).all().item<bool>());
+    });
+    ASSERT_TRUE(result.ok()) << result.failures();
+    for (const auto& rank : result.ranks) {
+      EXPECT_EQ(rank.output,
+                cadre::format("kCorruption: rank 1: {}/{}: its bytes do not match its digest in "
+                              "B2SUMS: one of the two files is damaged, or of another snapshot",
+                              copy, name));
+    }
+  }
+}
+
+// Two runs of one program write the same manifest for other values.
+TEST(ShardedLoad, SnapshotsThatDifferInTheirValuesOnlyAreTwo) {
+  const testing::TemporaryFolder run;
+  const World whole{Strategy::kReplicated, 2};
+  std::vector<std::string> paths;
+  std::vector<std::string> files;
+  for (const double value : {1.0, 2.0}) {
+    SnapshotFolder folder(run.file(std::to_string(value)));
+    SnapshotParts parts = make_parts(whole, 0, /*is_filled=*/true);
+    {
+      const at::NoGradGuard no_grad;
+      parts.parameters[0].values.fill_(value);
+    }
+    parts.optimizer.clear();
+    save_sharded(folder, 1, parts);
+    paths.push_back(folder.path_of(1));
+    files.push_back(run.file(std::to_string(value) + ".safetensors"));
+    write_full_state(paths.back(), files.back());
+  }
+  for (const std::vector<std::string>& of_ranks : {paths, files}) {
+    const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
+      const SnapshotParts parts = make_parts(whole, group.rank(), /*is_filled=*/false);
+      const std::string& path = of_ranks[static_cast<size_t>(group.rank())];
+      EXPECT_EQ(
+          testing::error_of([&] { load_sharded(path, parts, group); }, ErrorCode::kInvalidArgument),
+          cadre::format("load {}: rank 1 reads another snapshot than rank 0", path));
+      EXPECT_TRUE(parts.parameters[0].values.eq(0).all().item<bool>());
+      load_sharded(of_ranks[0], parts, group);
+      EXPECT_TRUE(parts.parameters[0].values.eq(1).all().item<bool>());
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
 TEST_F(ShardedFailureTest, AMissingOrShortFileIsNamed) {
   const std::string content = *os::read_file(file(shard_), size_t{1} << 30);
   fs::remove(file(shard_));
@@ -256,6 +321,17 @@ TEST(ShardedSave, WhatTheRanksDoNotAgreeOnIsNamed) {
                   parts.optimizer.pop_back();
                 },
                 1),
+            "kInvalidArgument: snapshot of step 3: 'embed.weight' is a tensor of the model on rank "
+            "0, but not on rank 1, which could not load the snapshot: all ranks need the same "
+            "names of parameters and buffers; a parameter of which a rank holds nothing has no "
+            "boxes there");
+  EXPECT_EQ(save_error(
+                [](SnapshotParts& parts) {
+                  parts.parameters.back().boxes.clear();
+                  parts.parameters.back().values = torch::zeros({0});
+                  parts.optimizer.pop_back();
+                },
+                1),
             "kInvalidArgument: snapshot of step 3: 'embed.weight': its pieces cover 256 of 512 "
             "elements; all ranks together must hold the whole tensor");
   EXPECT_EQ(
@@ -272,10 +348,67 @@ TEST(ShardedSave, WhatTheRanksDoNotAgreeOnIsNamed) {
             "overlap; the boxes of a rank have no element in common");
 }
 
+// A load on the same ranks would refuse the snapshot.
+TEST(ShardedSave, BuffersThatNotAllRanksHaveAreRefused) {
+  const auto add = [](SnapshotParts& parts) {
+    parts.buffers.push_back(whole_tensor("running_mean", torch::zeros({3})));
+  };
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(save_error(add, rank),
+                ::testing::StartsWith(cadre::format(
+                    "kInvalidArgument: snapshot of step 3: 'running_mean' is a tensor of the model "
+                    "on rank {}, but not on rank {}",
+                    rank, 1 - rank)));
+  }
+  EXPECT_EQ(save_error(
+                [](SnapshotParts& parts) {
+                  parts.buffers[1] = whole_tensor("mask", torch::zeros({2, 3}, at::kBool));
+                },
+                1),
+            "kInvalidArgument: snapshot of step 3: 'mask' is BOOL (3, 2) on rank 0, but BOOL (2, "
+            "3) on rank 1");
+  EXPECT_EQ(save_error([](SnapshotParts& parts) { parts.buffers[0].name = "fc.weight"; }, 1),
+            "kInvalidArgument: snapshot of step 3: rank 1: 'fc.weight' occurs twice");
+}
+
+TEST(ShardedSave, StatesThatWouldHaveOneNameInTheFilesAreRefused) {
+  const testing::TemporaryFolder run;
+  SnapshotFolder folder(run.path());
+  SnapshotParts parts;
+  parts.parameters = {whole_tensor("w", torch::zeros({2})), whole_tensor("w.a", torch::ones({2}))};
+  parts.optimizer = {{.parameter = "w", .tensors = {{"a.b", torch::zeros({2})}}},
+                     {.parameter = "w.a", .tensors = {{"b", torch::ones({2})}}}};
+  EXPECT_EQ(testing::failure_of([&] { save_sharded(folder, 3, parts); }),
+            "kInvalidArgument: snapshot of step 3: the states 'a.b' of 'w' and 'b' of 'w.a' would "
+            "have one name in the files, 'state.w.a.b'; rename one of the parameters");
+  EXPECT_TRUE(fs::is_empty(run.path()));
+}
+
+// check_savable() throws what a save throws.
 TEST(ShardedSave, WhatCannotBeSavedIsKnownBeforeTheFirstSnapshot) {
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
     SnapshotParts parts = make_parts(kTwo, group.rank(), true);
     check_savable(parts, group);
+    for (const char* const text : {"7", "", "epoch 3", "[1]", "{\"a\": \"\xff\"}"}) {
+      SnapshotParts other = parts;
+      if (group.rank() == 0) other.extra = text;  // that of the other ranks is not written
+      const std::string refusal = testing::failure_of([&] { check_savable(other, group); });
+      testing::require(refusal.find("kInvalidArgument: snapshot: rank 0: `extra` of the parts is "
+                                    "no JSON object, such as {\"epoch\": 3}; it is ") == 0,
+                       refusal);
+    }
+    const std::string mesh =
+        testing::failure_of([&] { check_savable(parts, group, {.mesh = "\xff"}); });
+    testing::require(
+        mesh == "kInvalidArgument: snapshot: rank 0: `mesh` of the options is no UTF-8 text", mesh);
+    SnapshotParts renamed = parts;
+    renamed.parameters[0].name = "__metadata__";
+    renamed.optimizer.clear();
+    const std::string reserved = testing::failure_of([&] { check_savable(renamed, group); });
+    testing::require(reserved ==
+                         "kInvalidArgument: snapshot: rank 0: '__metadata__' has a name that is "
+                         "reserved by the safetensors format",
+                     reserved);
     if (group.rank() == 1) parts.parameters[0].values = at::Tensor();
     const std::string failure = testing::failure_of([&] { check_savable(parts, group); });
     testing::require(
@@ -301,8 +434,9 @@ TEST(ShardedSave, WhatARankCannotGiveIsNamedWithTheRank) {
   EXPECT_EQ(
       save_error([](SnapshotParts& parts) { parts.buffers[0].name = "\xff"; }, 0),
       "kInvalidArgument: snapshot of step 3: rank 0: '\xff' has a name that is no UTF-8 text");
-  EXPECT_THAT(save_error([](SnapshotParts& parts) { parts.extra = "3"; }, 0),
-              HasSubstr("`extra` is no JSON object"));
+  EXPECT_EQ(save_error([](SnapshotParts& parts) { parts.extra = std::string(50, '3'); }, 0),
+            "kInvalidArgument: snapshot of step 3: rank 0: `extra` of the parts is no JSON object, "
+            "such as {\"epoch\": 3}; it is 3333333333333333333333333333333333333333...");
   EXPECT_THAT(save_error(
                   [](SnapshotParts& parts) {
                     parts.optimizer[0].scalars.emplace_back("lr", torch::zeros({1}));

@@ -32,11 +32,26 @@ constexpr size_t kMaxDigestBytes = 1024;
 // The tensors and boxes of this rank.
 struct Held {
   std::vector<HeldTensor> tensors;
-  std::vector<at::Tensor> values;  // (n), contiguous, by index of `tensors`
+  // (n), contiguous, by index of `tensors`; undefined for those of which it writes nothing
+  std::vector<at::Tensor> values;
 };
 
 Error invalid(const std::string& name, const std::string& what) {
   return Error(ErrorCode::kInvalidArgument, cadre::format("'{}' {}", name, what));
+}
+
+// Every rank holds a tensor without elements, as one box.
+std::vector<Box> boxes_held(const SnapshotTensor& tensor) {
+  const Box whole{std::vector<int64_t>(tensor.sizes.size(), 0), tensor.sizes};
+  if (whole.numel() == 0) return {whole};
+  std::vector<Box> boxes;
+  std::ranges::copy_if(tensor.boxes, std::back_inserter(boxes),
+                       [](const Box& box) { return box.numel() > 0; });
+  return boxes;
+}
+
+ManifestTensor model_tensor(const SnapshotTensor& tensor) {
+  return {.name = tensor.name, .state = {}, .dtype = {}, .shape = tensor.sizes, .pieces = {}};
 }
 
 class HeldBuilder {
@@ -57,7 +72,9 @@ class HeldBuilder {
       return invalid(name, cadre::format("has {} elements on this rank, but its boxes have {}",
                                          values.numel(), numel));
     }
-    if (!is_utf8(name)) return invalid(name, "has a name that is no UTF-8 text");
+    if (const auto problem = problem_of_name(name)) {
+      return invalid(name, cadre::format("has a name that {}", *problem));
+    }
     if (!names_.emplace(tensor.state, tensor.name).second) {
       return invalid(name, "occurs twice");
     }
@@ -72,22 +89,21 @@ class HeldBuilder {
     return {};
   }
 
+  bool has(const std::string& name) const { return names_.contains({"", name}); }
+  // A tensor that another rank writes, with the same checks.
+  Status add_name_of(const SnapshotTensor& tensor) {
+    CADRE_RETURN_IF_ERROR(add(model_tensor(tensor), boxes_held(tensor), tensor.values));
+    held_.tensors.back().boxes.clear();
+    held_.values.back().reset();
+    return {};
+  }
+
   Held take() { return std::move(held_); }
 
  private:
   Held held_;
   std::set<std::pair<std::string, std::string>> names_;
 };
-
-// Every rank holds a tensor without elements, as one box.
-std::vector<Box> boxes_held(const SnapshotTensor& tensor) {
-  const Box whole{std::vector<int64_t>(tensor.sizes.size(), 0), tensor.sizes};
-  if (whole.numel() == 0) return {whole};
-  std::vector<Box> boxes;
-  std::ranges::copy_if(tensor.boxes, std::back_inserter(boxes),
-                       [](const Box& box) { return box.numel() > 0; });
-  return boxes;
-}
 
 Status add_state(HeldBuilder& held, const ParameterState& state, const SnapshotTensor& parameter) {
   for (const auto& [key, values] : state.tensors) {
@@ -114,20 +130,22 @@ Status add_state(HeldBuilder& held, const ParameterState& state, const SnapshotT
   return {};
 }
 
-Result<Held> held_of(const SnapshotParts& parts, int rank) {
+Result<Held> held_of(const SnapshotParts& given, int rank) {
+  const SnapshotParts parts = without_copies(given);
   HeldBuilder held;
   std::map<std::string_view, const SnapshotTensor*> parameters;
   const auto add = [&held](const SnapshotTensor& tensor) {
-    return held.add(
-        {.name = tensor.name, .state = {}, .dtype = {}, .shape = tensor.sizes, .pieces = {}},
-        boxes_held(tensor), tensor.values);
+    return held.add(model_tensor(tensor), boxes_held(tensor), tensor.values);
   };
   for (const SnapshotTensor& tensor : parts.parameters) {
     CADRE_RETURN_IF_ERROR(add(tensor));
     parameters.emplace(tensor.name, &tensor);
   }
+  for (const SnapshotTensor& tensor : given.parameters) {
+    if (!held.has(tensor.name)) CADRE_RETURN_IF_ERROR(held.add_name_of(tensor));
+  }
   for (const SnapshotTensor& tensor : parts.buffers) {
-    if (rank == 0) CADRE_RETURN_IF_ERROR(add(tensor));
+    CADRE_RETURN_IF_ERROR(rank == 0 ? add(tensor) : held.add_name_of(tensor));
   }
   for (const ParameterState& state : parts.optimizer) {
     const auto parameter = parameters.find(state.parameter);
@@ -139,11 +157,30 @@ Result<Held> held_of(const SnapshotParts& parts, int rank) {
   return held.take();
 }
 
+// The texts that rank 0 writes to the manifest.
+Status check_texts(const SnapshotParts& parts, const SaveOptions& options) {
+  for (const auto& [name, text] :
+       {std::pair("strategy", &options.strategy), std::pair("mesh", &options.mesh)}) {
+    if (is_utf8(*text)) continue;
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("`{}` of the options is no UTF-8 text", name));
+  }
+  const auto encoded = encode_snapshot_manifest({.extra = parts.extra});
+  if (encoded.ok()) return {};
+  constexpr size_t kShown = 40;
+  const bool is_long = parts.extra.size() > kShown;
+  return Error(ErrorCode::kInvalidArgument,
+               cadre::format("`extra` of the parts is no JSON object, such as {{\"epoch\": 3}}; it "
+                             "is {}{}",
+                             printable(parts.extra.substr(0, kShown)), is_long ? "..." : ""));
+}
+
 // Exceptions, of libtorch and for lack of memory, become an error that all ranks get.
-Result<Held> try_held_of(const Result<SnapshotParts>& parts, int rank) {
+Result<Held> try_held_of(const Result<SnapshotParts>& parts, int rank, const SaveOptions& options) {
   if (!parts.ok()) return parts.error();
   try {
-    return held_of(without_copies(*parts), rank);
+    if (rank == 0) CADRE_RETURN_IF_ERROR(check_texts(*parts, options));
+    return held_of(*parts, rank);
   } catch (...) {
     return caught_error();
   }
@@ -326,7 +363,7 @@ Status write_as_other(const SnapshotFolder& folder, const FileWriter& writer,
 
 void save_sharded(SnapshotFolder& folder, int64_t step, const Result<SnapshotParts>& parts,
                   const RankAgreement& ranks, const SaveOptions& options) {
-  const Result<Held> held = try_held_of(parts, ranks.rank());
+  const Result<Held> held = try_held_of(parts, ranks.rank(), options);
   const std::string subject = cadre::format("snapshot of step {}", step);
   Result<SavePlan> plan = agree_on_plan(held, subject, ranks);
   if (!plan.ok()) throw plan.error().with_context(subject);
@@ -343,8 +380,12 @@ void save_sharded(SnapshotFolder& folder, int64_t step, const Result<SnapshotPar
 void check_savable(const SnapshotParts& parts, const ProcessGroup& group,
                    const SaveOptions& options) {
   const RankAgreement ranks(group, options.timeout);
-  const Result<SavePlan> plan = agree_on_plan(try_held_of(parts, ranks.rank()), "snapshot", ranks);
+  const Result<SavePlan> plan =
+      agree_on_plan(try_held_of(parts, ranks.rank(), options), "snapshot", ranks);
   if (!plan.ok()) throw plan.error().with_context("snapshot");
+  // The plan is equal on all ranks, and so is the length of its manifest.
+  const auto manifest = encode_snapshot_manifest(plan->manifest);
+  if (!manifest.ok()) throw manifest.error().with_context("snapshot");
 }
 
 void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,

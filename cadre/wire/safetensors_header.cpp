@@ -17,7 +17,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr size_t kAlignment = 8;
-constexpr std::string_view kMetadataKey = "__metadata__";
 
 struct DTypeBytes {
   std::string_view name;
@@ -54,7 +53,7 @@ class HeaderReader : public nlohmann::json_sax<Json> {
 
   bool start_object(size_t) override {
     if (place_ == Place::kStart) return enter(Place::kTop);
-    if (place_ == Place::kTop && key_ == kMetadataKey) return enter(Place::kMetadata);
+    if (place_ == Place::kTop && key_ == kSafetensorsMetadataKey) return enter(Place::kMetadata);
     if (place_ == Place::kTop) {
       tensors_.push_back({.name = key_, .dtype = {}, .shape = {}});
       seen_fields_.clear();
@@ -275,7 +274,7 @@ Result<SafetensorsHeader> parse_safetensors_header(ConstBytes prefix, uint64_t f
 std::string encode_safetensors_header(const SafetensorsHeader& header) {
   // Keys in the order of the data, as the format's own writer does: ordered_json keeps it.
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
-  if (!header.metadata.empty()) json[std::string(kMetadataKey)] = header.metadata;
+  if (!header.metadata.empty()) json[std::string(kSafetensorsMetadataKey)] = header.metadata;
   for (const SafetensorsEntry& entry : header.tensors) {
     json[entry.name] = {
         {"dtype", entry.dtype}, {"shape", entry.shape}, {"data_offsets", {entry.begin, entry.end}}};

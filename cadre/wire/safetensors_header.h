@@ -40,13 +40,15 @@ struct SafetensorsHeader {
 // Longer headers are refused before anything is allocated for them: the format's own bound.
 inline constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 inline constexpr size_t kSafetensorsLengthBytes = 8;
+// The key of the metadata, which therefore cannot be the name of a tensor.
+inline constexpr std::string_view kSafetensorsMetadataKey = "__metadata__";
 
 // Bytes of one element; 0 for a dtype that this library does not know.
 CADRE_EXPORT size_t safetensors_dtype_bytes(std::string_view dtype);
 
 // The header of a file with these tensors, whose `begin` and `end` it sets, in the format's own
 // order: by descending size of an element, so that every tensor is aligned, then by name. REQUIRES:
-// dtypes that this library knows.
+// dtypes that this library knows, and names in UTF-8 other than kSafetensorsMetadataKey.
 CADRE_EXPORT SafetensorsHeader lay_out_safetensors(std::vector<SafetensorsEntry> tensors,
                                                    std::map<std::string, std::string> metadata);
 

@@ -39,11 +39,12 @@ struct BoxOrder {
 // The ranks that hold each box of a tensor, in ascending order.
 using Holders = std::map<Box, std::vector<int>, BoxOrder>;
 
-// A tensor and its holders.
+// A tensor, its holders, and the ranks that have its name, in ascending order.
 struct Known {
   const HeldTensor* first = nullptr;
   int first_rank = 0;
   Holders boxes;
+  std::vector<int> ranks;
 };
 
 bool is_within(const Box& box, std::span<const int64_t> shape) {
@@ -135,6 +136,44 @@ Error mismatch(const Known& known, const HeldTensor& other, int rank) {
       ErrorCode::kInvalidArgument,
       cadre::format("'{}' is {} {} on rank {}, but {} {} on rank {}", name_in_files(a), a.dtype,
                     list_of(a.shape), known.first_rank, b.dtype, list_of(b.shape), rank));
+}
+
+// A rank of `size` ranks that does not have the name; nullopt for the state of an optimizer, which
+// a rank has of its own parameters only.
+std::optional<int> rank_without(const Known& known, size_t size) {
+  if (!known.first->tensor.state.empty()) return std::nullopt;
+  for (int rank = 0; rank < static_cast<int>(size); ++rank) {
+    if (!std::ranges::binary_search(known.ranks, rank)) return rank;
+  }
+  return std::nullopt;
+}
+
+Error missing_name(const Known& known, int rank) {
+  return Error(ErrorCode::kInvalidArgument,
+               cadre::format("'{}' is a tensor of the model on rank {}, but not on rank {}, which "
+                             "could not load the snapshot: all ranks need the same names of "
+                             "parameters and buffers; a parameter of which a rank holds nothing "
+                             "has no boxes there",
+                             known.first->tensor.name, known.first_rank, rank));
+}
+
+// Files and torch.distributed.checkpoint have one name for a state, without the border between the
+// names of the parameter and of the state.
+Status check_names_apart(const std::map<std::pair<std::string, std::string>, Known>& tensors) {
+  std::map<std::string, const ManifestTensor*> by_name;
+  for (const auto& [key, known] : tensors) {
+    const ManifestTensor& tensor = known.first->tensor;
+    if (tensor.state.empty()) continue;
+    const auto [other, is_new] = by_name.emplace(name_in_files(tensor), &tensor);
+    if (is_new) continue;
+    return Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format("the states '{}' of '{}' and '{}' of '{}' would have one name in the "
+                      "files, '{}'; rename one of the parameters",
+                      other->second->state, other->second->name, tensor.state, tensor.name,
+                      other->first));
+  }
+  return {};
 }
 
 bool is_same(const HeldTensor& a, const HeldTensor& b) {
@@ -292,8 +331,13 @@ Result<SavePlan> plan_save(std::span<const std::vector<HeldTensor>> by_rank) {
       }
       if (!is_same(*known.first, held)) return mismatch(known, held, rank);
       for (const Box& box : held.boxes) known.boxes[box].push_back(rank);
+      known.ranks.push_back(rank);
     }
   }
+  for (const auto& [key, known] : tensors) {
+    if (const auto rank = rank_without(known, by_rank.size())) return missing_name(known, *rank);
+  }
+  CADRE_RETURN_IF_ERROR(check_names_apart(tensors));
   Planner planner(by_rank.size());
   for (const auto& [key, known] : tensors) CADRE_RETURN_IF_ERROR(planner.add(known));
   return planner.take();

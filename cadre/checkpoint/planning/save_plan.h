@@ -21,7 +21,8 @@
 
 namespace cadre {
 
-// A tensor and the boxes of it that a rank holds. The pieces of `tensor` are not used.
+// A tensor and the boxes of it that a rank holds; none, if the rank only has its name, as of a
+// buffer that another rank writes. The pieces of `tensor` are not used.
 struct HeldTensor {
   ManifestTensor tensor;
   std::vector<Box> boxes;
@@ -46,7 +47,8 @@ struct SavePlan {
   std::vector<PlannedFile> files;  // by index of manifest.files
 };
 
-// Computes the plan from the tensors that each rank holds, by rank.
+// Computes the plan from the tensors that each rank holds, by rank. Every rank must have the names
+// of all tensors of the model: a load refuses a rank whose model lacks one.
 Result<SavePlan> plan_save(std::span<const std::vector<HeldTensor>> by_rank);
 
 }  // namespace cadre
