@@ -142,6 +142,36 @@ TEST(OptimizerState, AStateIsCopiedOnTheWayOutAndOnTheWayIn) {
   }
 }
 
+// As docs/guide/snapshots.md resumes it: a schedule has no state but the number of its steps.
+TEST(OptimizerState, AScheduleThatIsSteppedAsOftenGoesOn) {
+  const testing::TemporaryFolder run;
+  SnapshotFolder folder(run.path());
+  const auto train = [&](int first, int last, OwnedSlices& rank, Optimizer& optimizer) {
+    torch::optim::StepLR schedule(optimizer, /*step_size=*/2, /*gamma=*/0.5);
+    for (int i = 0; i < first; ++i) schedule.step();
+    for (int i = first; i < last; ++i) {
+      rank.step(optimizer, i);
+      schedule.step();
+    }
+  };
+  OwnedSlices whole(0, 1);
+  torch::optim::AdamW uninterrupted(whole.leaves, torch::optim::AdamWOptions(0.1));
+  train(0, 7, whole, uninterrupted);
+  OwnedSlices before(0, 1);
+  torch::optim::AdamW optimizer(before.leaves, torch::optim::AdamWOptions(0.1));
+  train(0, 3, before, optimizer);
+  before.parts.optimizer = shared_optimizer_state(optimizer, before.parts.parameters);
+  save_sharded(folder, 3, before.parts);
+  OwnedSlices after(0, 1);
+  torch::optim::AdamW resumed(after.leaves, torch::optim::AdamWOptions(0.1));
+  const LoadedSnapshot loaded = load_sharded(folder.path_of(3), after.parts);
+  set_optimizer_state(resumed, after.parts.parameters, loaded.optimizer);
+  train(static_cast<int>(loaded.step), 7, after, resumed);
+  for (size_t i = 0; i < whole.leaves.size(); ++i) {
+    EXPECT_TRUE(after.leaves[i].equal(whole.leaves[i])) << i;
+  }
+}
+
 TEST(OptimizerState, TheSharedFormHasTheTensorsOfTheOptimizer) {
   OwnedSlices rank(0, 1);
   torch::optim::AdamW optimizer(rank.leaves, torch::optim::AdamWOptions(0.1));

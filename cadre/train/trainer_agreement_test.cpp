@@ -120,6 +120,50 @@ TEST_F(TrainerAgreementTest, OtherWeightsAreRefused) {
   EXPECT_FALSE(fs::exists(folder_ + "/a"));
 }
 
+// Rank 1 reads another copy of the snapshot, with the same list of digests.
+TEST_F(TrainerAgreementTest, DamageToTheCopyThatOneRankReadsIsFound) {
+  config_.parallel.strategy = "fsdp";
+  ASSERT_EQ(run(config_, 2).failures, "");
+  fs::rename(folder_ + "/a", folder_ + "/first");
+  const std::string whole = folder_ + "/first/step-000002";
+  const std::string copy = folder_ + "/copy";
+  fs::copy(whole, copy, fs::copy_options::recursive);
+  const std::string damaged = copy + "/shard-00001-model-00001-of-00001.safetensors";
+  std::string content = content_of(damaged);
+  content.back() ^= 1;
+  write_content(damaged, content);
+  const auto is_damage =
+      AllOf(HasSubstr("rank 0: kCorruption: rank 1: " + damaged), HasSubstr("rank 1: kCorruption"),
+            HasSubstr("its bytes do not match its digest"));
+  for (const std::string strategy : {"fsdp", "zero2", "ddp"}) {
+    config_.parallel.strategy = strategy;
+    config_.model.weights = whole;
+    config_.run.resume = "none";
+    EXPECT_THAT(failures_with([&](Config& config) { config.model.weights = copy; }), is_damage)
+        << strategy;
+    config_.model.weights = "";
+    config_.run.resume = whole;
+    config_.run.steps = 3;
+    EXPECT_THAT(failures_with([&](Config& config) { config.run.resume = copy; }), is_damage)
+        << strategy;
+    EXPECT_FALSE(fs::exists(folder_ + "/a"));
+  }
+}
+
+TEST_F(TrainerAgreementTest, DamagedWeightsInASnapshotOfWholeFilesAreRefused) {
+  ASSERT_EQ(run(config_).failures, "");
+  fs::rename(folder_ + "/a", folder_ + "/first");
+  const std::string file = folder_ + "/first/step-000002/model.safetensors";
+  std::string content = content_of(file);
+  content.back() ^= 1;
+  write_content(file, content);
+  config_.model.weights = folder_ + "/first/step-000002";
+  EXPECT_THAT(
+      failures_with([](Config&) {}),
+      AllOf(HasSubstr("kCorruption: "), HasSubstr(file + ": its bytes do not match its digest")));
+  EXPECT_FALSE(fs::exists(folder_ + "/a"));
+}
+
 TEST_F(TrainerAgreementTest, AnotherSnapshotIsRefused) {
   config_.run.snapshot_every = 1;
   ASSERT_EQ(run(config_).failures, "");
