@@ -169,10 +169,12 @@ Status check_texts(const SnapshotParts& parts, const SaveOptions& options) {
   if (encoded.ok()) return {};
   constexpr size_t kShown = 40;
   const bool is_long = parts.extra.size() > kShown;
-  return Error(ErrorCode::kInvalidArgument,
-               cadre::format("`extra` of the parts is no JSON object, such as {{\"epoch\": 3}}; it "
-                             "is {}{}",
-                             printable(parts.extra.substr(0, kShown)), is_long ? "..." : ""));
+  return Error(
+      ErrorCode::kInvalidArgument,
+      cadre::format("`extra` of the parts must be a JSON object, such as {{\"epoch\": 3}}, "
+                    "and is {}{} ({})",
+                    printable(parts.extra.substr(0, kShown)), is_long ? "..." : "",
+                    encoded.error().message()));
 }
 
 // Exceptions, of libtorch and for lack of memory, become an error that all ranks get.

@@ -134,9 +134,10 @@ TEST(ShardedSave, WhatCannotBeSavedIsKnownBeforeTheFirstSnapshot) {
       SnapshotParts other = parts;
       if (group.rank() == 0) other.extra = text;  // that of the other ranks is not written
       const std::string refusal = testing::failure_of([&] { check_savable(other, group); });
-      testing::require(refusal.find("kInvalidArgument: snapshot: rank 0: `extra` of the parts is "
-                                    "no JSON object, such as {\"epoch\": 3}; it is ") == 0,
-                       refusal);
+      testing::require(
+          refusal.find("kInvalidArgument: snapshot: rank 0: `extra` of the parts must be "
+                       "a JSON object, such as {\"epoch\": 3}, and is ") == 0,
+          refusal);
     }
     const std::string mesh =
         testing::failure_of([&] { check_savable(parts, group, {.mesh = "\xff"}); });
@@ -175,9 +176,11 @@ TEST(ShardedSave, WhatARankCannotGiveIsNamedWithTheRank) {
   EXPECT_EQ(
       save_error([](SnapshotParts& parts) { parts.buffers[0].name = "\xff"; }, 0),
       "kInvalidArgument: snapshot of step 3: rank 0: '\xff' has a name that is no UTF-8 text");
-  EXPECT_EQ(save_error([](SnapshotParts& parts) { parts.extra = std::string(50, '3'); }, 0),
-            "kInvalidArgument: snapshot of step 3: rank 0: `extra` of the parts is no JSON object, "
-            "such as {\"epoch\": 3}; it is 3333333333333333333333333333333333333333...");
+  EXPECT_EQ(
+      save_error([](SnapshotParts& parts) { parts.extra = "[" + std::string(48, '3') + "]"; }, 0),
+      "kInvalidArgument: snapshot of step 3: rank 0: `extra` of the parts must be a JSON "
+      "object, such as {\"epoch\": 3}, and is [" +
+          std::string(39, '3') + "... (the manifest cannot be written: `extra` is no JSON object)");
   EXPECT_THAT(save_error(
                   [](SnapshotParts& parts) {
                     parts.optimizer[0].scalars.emplace_back("lr", torch::zeros({1}));

@@ -25,6 +25,17 @@ constexpr const char* kThreadName = "cadre-snapshot";
 // How long a destructor waits for a save while an exception ends its scope.
 constexpr Duration kUnwindingTimeout = std::chrono::seconds(5);
 
+// The name of a tensor that a save leaves out, without its elements: saving compares the names of
+// all ranks.
+SnapshotTensor name_of_copy(const SnapshotTensor& tensor) {
+  const c10::InferenceMode mode(false);
+  return {.name = tensor.name,
+          .sizes = tensor.sizes,
+          .boxes = {},
+          .values = at::empty({0}, tensor.values.options()),
+          .is_copy = true};
+}
+
 // Copies of tensors, in memory that the next copy of the same sizes reuses.
 class Staging {
  public:
@@ -43,6 +54,9 @@ class Staging {
           tensor = staged({key, state.parameter}, tensor);
         }
       }
+    }
+    for (const SnapshotTensor& tensor : parts.parameters) {
+      if (tensor.is_copy) copied.parameters.push_back(name_of_copy(tensor));
     }
     return copied;
   }

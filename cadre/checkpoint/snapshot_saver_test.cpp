@@ -84,6 +84,32 @@ TEST(SnapshotSaver, SavesWhatThePartsWereWhenItWasCalled) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// As of a weight that two stages of a pipeline tie: rank 1 has the name of what rank 0 writes.
+TEST(SnapshotSaver, ARankWithACopyOfATensorHasItsName) {
+  const testing::TemporaryFolder run;
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
+    SnapshotFolder folder(run.path());
+    SnapshotParts parts;
+    parts.parameters = {whole_tensor("w", torch::full({3}, group.rank() + 1.0))};
+    parts.parameters[0].is_copy = group.rank() == 1;
+    parts.optimizer = {
+        {.parameter = "w", .tensors = {{"exp_avg", torch::full({3}, group.rank() + 3.0)}}}};
+    check_savable(parts, group);
+    save_sharded(folder, 1, parts, group);
+    SnapshotSaver saver(folder, group);
+    saver.save(2, parts);
+    saver.close();
+    for (const int64_t step : {1, 2}) {
+      parts.parameters[0].values.zero_();
+      const LoadedSnapshot loaded = load_sharded(folder.path_of(step), parts, group);
+      testing::require(parts.parameters[0].values.eq(1).all().item<bool>(), "the copy is loaded");
+      testing::require(loaded.optimizer.at(0).tensors.at(0).second.eq(3).all().item<bool>(),
+                       "and its state");
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(SnapshotSaver, TheNextCallReportsAFailureOnAllRanks) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
