@@ -32,7 +32,8 @@ struct SaveOptions {
   Duration timeout = kDefaultSnapshotTimeout;
 };
 
-// Collective, of one step on all ranks. The parts of all ranks together must be whole tensors.
+// Collective, of one step on all ranks. The parts of all ranks together must be whole tensors, and
+// all ranks have the same names of parameters and buffers, as a load requires.
 // Elements that several ranks hold are written once, also where the boxes of these ranks begin and
 // end at different places.
 CADRE_EXPORT void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
