@@ -389,8 +389,13 @@ void CollectiveRunner::explain(const Running& call, const Error& error) {
       break;
   }
   const Rank self = parts_.monitor.roster().self;
-  const int culprit = error.details().is_own_limit ? self.value : waiting_for(progress);
-  fail(call, {error.code(), culprit, error.message(), {}});
+  const bool is_own = error.details().is_own_limit;
+  const int culprit = is_own ? self.value : waiting_for(progress);
+  const bool is_closed = is_own && error.code() == ErrorCode::kInvalidArgument;
+  fail(call, {.code = error.code(),
+              .culprit = culprit,
+              .cause = error.message(),
+              .remedy = std::string(is_closed ? kCloseOnlyOwn : "")});
 }
 
 // A rank that reaches its own deadline reports its own timeout if it can name the culprit with

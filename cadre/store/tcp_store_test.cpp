@@ -14,6 +14,8 @@
 #include "cadre/os/system.h"
 #include "cadre/sim/simulator.h"
 #include "cadre/store/tcp_store_server.h"
+#include "cadre/testing/program_file.h"
+#include "cadre/testing/temporary_folder.h"
 #include "cadre/wire/byte_codec.h"
 #include "cadre/wire/framing.h"
 #include "cadre/wire/store/c10d_message.h"
@@ -370,6 +372,29 @@ TEST_F(TcpStoreTest, ConnectionsOverTheLimitAreRefusedAndLogged) {
   EXPECT_EQ(say(*server, ""), "");
   EXPECT_NE(log_.text().find("1 connections are open"), std::string::npos) << log_.text();
   EXPECT_TRUE(first->set("k", "v", soon()).ok());
+}
+
+// Its thread waits for an event, which nobody can send any more.
+TEST_F(TcpStoreTest, AServerEndsAlthoughTheProgramHasClosedItsDescriptors) {
+  const testing::TemporaryFolder folder;
+  for (const bool are_taken : {false, true}) {
+    const testing::ProgramFile file(folder.file("of the program"));
+    const std::set<int> before = testing::open_descriptors();
+    auto server = start();
+    const std::set<int> numbers = testing::opened_since(before);
+    ASSERT_GE(numbers.size(), 3u);
+    for (const int number : numbers) are_taken ? file.take_number(number) : void(::close(number));
+    const TimePoint begin = system_->now();
+    server->close();
+    EXPECT_LT(system_->now() - begin, std::chrono::seconds(20));
+    server.reset();
+    EXPECT_TRUE(file.is_intact());
+    if (!are_taken) continue;
+    for (const int number : numbers) {
+      EXPECT_TRUE(testing::ProgramFile::is_open(number));
+      ::close(number);
+    }
+  }
 }
 
 }  // namespace

@@ -72,18 +72,18 @@ void ControlLink::flush() {
   }
 }
 
-bool ControlLink::receive(std::vector<wire::ControlMessage>& messages) {
+Status ControlLink::receive(std::vector<wire::ControlMessage>& messages) {
   std::array<std::byte, 16384> buffer;
   while (true) {
     const Result<size_t> received = setup_.socket->try_recv(buffer);
-    if (!received.ok()) return false;
-    if (*received == 0) return true;
+    if (!received.ok()) return received.error();
+    if (*received == 0) return {};
     meter_.bytes_received += *received;
     silent_for = Duration(0);
     splitter_.append(ConstBytes(buffer).first(*received));
     while (true) {
       auto message = splitter_.next();
-      if (!message.ok()) return false;
+      if (!message.ok()) return message.error();
       if (!message.value()) break;
       ++meter_.frames_received;
       has_heard_ = true;

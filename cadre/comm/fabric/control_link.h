@@ -75,8 +75,9 @@ class ControlLink {
   void beat();
   void flush();
   bool is_flushed() const { return pending_.empty() && !owes_receipt_ && outbox_.empty(); }
-  // Appends the messages that have arrived; false once the stream has ended.
-  bool receive(std::vector<wire::ControlMessage>& messages);
+  // Appends the messages that have arrived; an error once the stream has ended, with
+  // ErrorDetails::is_own_limit where this process has closed its end without knowing it.
+  Status receive(std::vector<wire::ControlMessage>& messages);
 
   os::PollItem interest() const {
     return {.target = setup_.socket.get(), .want_read = true, .want_write = !outbox_.empty()};

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cadre/comm/defaults.h"
+#include "cadre/os/io/handle_owner.h"
 
 namespace cadre {
 namespace {
@@ -74,8 +75,13 @@ void PlaneLoop::look(std::vector<os::PollItem>& items) {
   for (int rank = 0; rank < layout_.num_ranks(); ++rank) {
     auto& process = setup_.processes[static_cast<size_t>(rank)];
     if (process == nullptr || !(item++)->can_read) continue;
-    ended_processes_[rank] = now;
+    const bool is_own = os::owns_handle(*process);
     process.reset();
+    if (is_own) {
+      ended_processes_[rank] = now;
+    } else {
+      report_closed_here();
+    }
   }
   const bool is_healer_ready = std::any_of(
       item, items.end(), [](const os::PollItem& one) { return one.can_read || one.can_write; });
@@ -188,9 +194,11 @@ bool PlaneLoop::has_left() {
 
 void PlaneLoop::receive_from(ControlLink& link) {
   std::vector<wire::ControlMessage> messages;
-  const bool is_open = link.receive(messages);
+  const Status status = link.receive(messages);
   for (const wire::ControlMessage& message : messages) handle(link, message);
-  if (!is_open) ends_.push_back({link.id(), SignOfLoss::kConnectionEnded});
+  if (status.ok()) return;
+  const bool is_own = status.error().details().is_own_limit;
+  ends_.push_back({link.id(), SignOfLoss::kConnectionEnded, is_own});
 }
 
 void PlaneLoop::handle(ControlLink& link, const wire::ControlMessage& message) {
@@ -270,7 +278,8 @@ void PlaneLoop::judge_ends() {
     const int peer = link->peer();
     const bool is_unheard = link->is_unheard();
     std::erase_if(links_, [&](const auto& one) { return one->id() == end.link; });
-    if (has_link(peer)) continue;
+    if (end.is_own) report_closed_here();
+    if (end.is_own || has_link(peer)) continue;
     if (is_unheard) {
       healer_.suspect(peer);
     } else {
@@ -314,6 +323,11 @@ void PlaneLoop::report_loss(int rank, SignOfLoss sign) {
   if (is_near(rank) && setup_.last_activities) loss.last = setup_.last_activities(rank);
   loss.last.resize(std::min(loss.last.size(), wire::kMaxLastActivities));
   learn(loss, nullptr);
+}
+
+// The peers see the end of the connections and report the loss of this rank.
+void PlaneLoop::report_closed_here() {
+  if (!receipts_by_) learn(LossReport{self_, self_, SignOfLoss::kConnectionEnded, {}}, nullptr);
 }
 
 void PlaneLoop::heal(bool is_ready) {

@@ -46,6 +46,7 @@ class PlaneLoop {
   struct End {
     uint64_t link = 0;
     SignOfLoss sign{};
+    bool is_own = false;  // its descriptor was closed in this process, which is no loss of the peer
   };
 
   void add_link(int peer, std::unique_ptr<os::Socket> socket, bool is_healed);
@@ -77,6 +78,7 @@ class PlaneLoop {
   void bury_ended(TimePoint now);
   void judge_silence(TimePoint now);
   void report_loss(int rank, SignOfLoss sign);
+  void report_closed_here();
   void heal(bool is_ready);
   void send_heartbeats(TimePoint now);
 

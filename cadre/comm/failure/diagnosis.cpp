@@ -151,6 +151,16 @@ Failure failure_from_notice(const wire::AbortNotice& notice, bool is_loss,
           ranks.reporter};
 }
 
+Failure closed_here(const Roster& roster) {
+  return {.code = ErrorCode::kInvalidArgument,
+          .culprit = roster.self.value,
+          .cause = format("{} has no connections any more: other code of its process has closed "
+                          "file descriptors of Cadre",
+                          roster.describe(roster.self)),
+          .reporter = roster.self.value,
+          .remedy = std::string(kCloseOnlyOwn)};
+}
+
 bool is_message(const Fingerprint& fingerprint) {
   const OpKind kind = OpDescriptor::from_fingerprint(fingerprint).kind;
   return kind == OpKind::kSend || kind == OpKind::kRecv || kind == OpKind::kWaitSignal;
@@ -212,6 +222,20 @@ std::string gone_cause(const Roster& roster, int peer, const PeerView& view, Sig
   if (sign == SignOfLoss::kSilence) why = "it sends nothing although its connection is open";
   return format("{} is gone: {}, {}", roster.describe(peer), why,
                 describe_last_seen(view.activity));
+}
+
+int first_left(std::span<const PeerView> views) {
+  const auto found =
+      std::ranges::find_if(views, [](const PeerView& view) { return view.left_after.has_value(); });
+  return found == views.end() ? -1 : static_cast<int>(found - views.begin());
+}
+
+std::string all_left_cause(const Roster& roster, std::span<const PeerView> views,
+                           const Error& error) {
+  const int peer = first_left(views);
+  if (peer < 0) return error.message();
+  const uint64_t left_after = *views[static_cast<size_t>(peer)].left_after;
+  return format("no other rank can send any more: {}", left_cause(roster, peer, left_after));
 }
 
 std::string left_cause(const Roster& roster, int peer, uint64_t left_after) {

@@ -84,6 +84,13 @@ struct Failure {
   std::string remedy = {};
 };
 
+// The remedy where a descriptor was closed from outside (os/io/fd.h).
+inline constexpr std::string_view kCloseOnlyOwn =
+    "let the program close only descriptors that it has opened itself, and start the job anew";
+
+// The failure of this rank whose connections were closed from outside.
+Failure closed_here(const Roster& roster);
+
 // Prefix of the cause on a rank that refers to the failure of another rank.
 inline constexpr std::string_view kFirstFailure = "first failure: ";
 
@@ -118,6 +125,11 @@ std::string describe_peer(const PeerView& view);
 
 std::string gone_cause(const Roster& roster, int peer, const PeerView& view,
                        SignOfLoss sign = SignOfLoss::kConnectionEnded);
+// The lowest rank that has left, or -1.
+int first_left(std::span<const PeerView> views);
+// Of a receive from any rank when all streams have ended; `error` is that of one of them.
+std::string all_left_cause(const Roster& roster, std::span<const PeerView> views,
+                           const Error& error);
 std::string left_cause(const Roster& roster, int peer, uint64_t left_after);
 std::string timeout_cause(const Roster& roster, int culprit, const PeerView& view);
 // What one rank called.

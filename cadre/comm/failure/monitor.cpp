@@ -244,7 +244,8 @@ Error Monitor::published_failure() {
 std::optional<Monitor::EndOfStream> Monitor::why_stream_ended(int peer, const Error& error) {
   await_failure(peer, system_.deadline_in(kVerdictTime));
   if (has_failed()) return std::nullopt;
-  if (peer < 0) return EndOfStream{peer, error.message()};
+  // All streams have ended, of which a receive from any rank awaits one.
+  if (peer < 0) return EndOfStream{first_left(peers()), all_left_cause(roster(), peers(), error)};
   const PeerView view = peers()[static_cast<size_t>(peer)];
   if (view.left_after) return EndOfStream{peer, left_cause(roster(), peer, *view.left_after)};
   if (auto loss = loss_after_leaving()) return loss;
@@ -412,13 +413,15 @@ void Monitor::report_activity(int peer, const Activity& activity) {
   peers_[static_cast<size_t>(peer)].reported_at = now;
 }
 
-// Another rank has reported this one as lost, so a connection of this rank was cut.
+// Another rank has reported this one as lost, so a connection of this rank was cut; or this process
+// has found that its connections were closed from outside.
 void Monitor::fail_as_reported_lost(const LossReport& loss) {
   {
     std::lock_guard lock(mutex_);
     if (is_leaving_) return;
   }
   const int reporter = group_rank(loss.reporter);
+  if (reporter == roster().self.value) return fail(closed_here(roster()));
   const std::string who = reporter < 0 ? "another rank" : roster().describe(reporter);
   fail({ErrorCode::kAborted,
         roster().self.value,

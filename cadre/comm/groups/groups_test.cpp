@@ -212,7 +212,11 @@ TEST_P(Groups, AReceiveFromAnyRankEndsWhenAllOthersHaveLeft) {
       const std::string failure =
           testing::failure_of([&] { group->recv_from_any(bytes_of(values), DType::kInt64, 1); });
       require(failure.find("kPeerLost") == 0, failure);
-      require(failure.find("no other rank can send any more") != std::string::npos, failure);
+      require(failure.find("no other rank can send any more: rank 1 ") != std::string::npos,
+              failure);
+      require(failure.find(") left the group before its first collective (it ended its loop "
+                           "early?). Remedy: ") != std::string::npos,
+              failure);
     } else {
       group->close(soon(context));
     }

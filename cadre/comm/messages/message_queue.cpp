@@ -172,13 +172,16 @@ Error MessageQueue::explain(const Pending& pending, const Error& error) {
   } else if (error.code() == ErrorCode::kPeerLost) {
     explain_loss(pending, activity, error);
   } else if (error.code() != ErrorCode::kAborted) {
-    const bool is_mismatch = error.code() == ErrorCode::kInvalidArgument;
+    const bool is_own = error.details().is_own_limit;
+    const bool is_invalid = error.code() == ErrorCode::kInvalidArgument;
     parts_.monitor.fail(
         {.code = error.code(),
-         .culprit = pending.peer.value,
+         .culprit = is_own ? parts_.monitor.roster().self.value : pending.peer.value,
          .cause = format("{}: {}", pending.space.describe(pending.tag), error.message()),
          .operation = activity,
-         .remedy = std::string(is_mismatch ? kMatchingMessages : "")});
+         .remedy = std::string(!is_invalid ? ""
+                               : is_own    ? kCloseOnlyOwn
+                                           : kMatchingMessages)});
   }
   return parts_.monitor.published_failure();
 }

@@ -43,7 +43,13 @@ Result<LockedFile> LockedFile::open(const std::string& path, mode_t mode) {
   return LockedFile(std::move(fd), path);
 }
 
+Status LockedFile::check_own() const {
+  if (fd_.is_own()) return {};
+  return closed_from_outside(cadre::format("use {}", path_), fd_.get());
+}
+
 Result<bool> LockedFile::try_lock() {
+  CADRE_RETURN_IF_ERROR(check_own());
   const int status = set_lock(fd_.get(), F_WRLCK, kWriterByte);
   if (status == 0) return true;
   if (is_taken(status)) return false;
@@ -51,16 +57,18 @@ Result<bool> LockedFile::try_lock() {
 }
 
 void LockedFile::unlock() {
-  set_lock(fd_.get(), F_UNLCK, kWriterByte);
+  if (fd_.is_own()) set_lock(fd_.get(), F_UNLCK, kWriterByte);
 }
 
 Status LockedFile::enter() {
+  CADRE_RETURN_IF_ERROR(check_own());
   const int status = set_lock(fd_.get(), F_RDLCK, kPresenceByte);
   if (status == 0) return {};
   return errno_error(ErrorCode::kUnavailable, cadre::format("lock {}", path_), status);
 }
 
 Result<bool> LockedFile::is_alone() {
+  CADRE_RETURN_IF_ERROR(check_own());
   const int status = set_lock(fd_.get(), F_WRLCK, kPresenceByte);
   if (is_taken(status)) return false;
   if (status != 0) {
@@ -71,10 +79,11 @@ Result<bool> LockedFile::is_alone() {
 }
 
 void LockedFile::leave() {
-  set_lock(fd_.get(), F_UNLCK, kPresenceByte);
+  if (fd_.is_own()) set_lock(fd_.get(), F_UNLCK, kPresenceByte);
 }
 
 Result<size_t> LockedFile::size() const {
+  CADRE_RETURN_IF_ERROR(check_own());
   struct stat info {};
   if (::fstat(fd_.get(), &info) != 0) {
     return errno_error(ErrorCode::kUnavailable, cadre::format("stat {}", path_), errno);
@@ -83,6 +92,7 @@ Result<size_t> LockedFile::size() const {
 }
 
 Result<size_t> LockedFile::read_at(size_t offset, Bytes buffer) const {
+  CADRE_RETURN_IF_ERROR(check_own());
   size_t total = 0;
   while (total < buffer.size()) {
     const ssize_t received = ::pread(fd_.get(), buffer.data() + total, buffer.size() - total,
@@ -98,6 +108,7 @@ Result<size_t> LockedFile::read_at(size_t offset, Bytes buffer) const {
 }
 
 Status LockedFile::append_at(size_t offset, ConstBytes data) {
+  CADRE_RETURN_IF_ERROR(check_own());
   CADRE_RETURN_IF_ERROR(check_file_size(cadre::format("write {}", path_), offset + data.size()));
   size_t total = 0;
   while (total < data.size()) {
@@ -117,6 +128,7 @@ Status LockedFile::append_at(size_t offset, ConstBytes data) {
 }
 
 Status LockedFile::truncate(size_t num_bytes) {
+  CADRE_RETURN_IF_ERROR(check_own());
   CADRE_RETURN_IF_ERROR(check_file_size(cadre::format("truncate {}", path_), num_bytes));
   if (::ftruncate(fd_.get(), static_cast<off_t>(num_bytes)) == 0) return {};
   return errno_error(ErrorCode::kUnavailable, cadre::format("truncate {}", path_), errno);

@@ -40,6 +40,9 @@ class CADRE_EXPORT LockedFile final : public SharedFile {
   Status remove() override;
 
  private:
+  // As Fd::check(): before the descriptor is used.
+  Status check_own() const;
+
   LockedFile(Fd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
 
   Fd fd_;

@@ -38,6 +38,7 @@ class NativeOutputFile final : public OutputFile {
   NativeOutputFile(Fd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
 
   Status write(ConstBytes data) override {
+    CADRE_RETURN_IF_ERROR(check_own());
     CADRE_RETURN_IF_ERROR(
         check_file_size(cadre::format("write {}", path_), num_written_ + data.size()));
     while (!data.empty()) {
@@ -49,9 +50,17 @@ class NativeOutputFile final : public OutputFile {
     }
     return {};
   }
-  Status sync() override { return status_of(::fsync(fd_.get()), "sync", path_); }
+  Status sync() override {
+    CADRE_RETURN_IF_ERROR(check_own());
+    return status_of(::fsync(fd_.get()), "sync", path_);
+  }
 
  private:
+  Status check_own() const {
+    if (fd_.is_own()) return {};
+    return closed_from_outside(cadre::format("write {}", path_), fd_.get());
+  }
+
   const Fd fd_;
   const std::string path_;
   uint64_t num_written_ = 0;  // the file was empty at first

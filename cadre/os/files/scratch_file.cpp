@@ -40,7 +40,13 @@ Result<ScratchFile> ScratchFile::make(const std::string& folder) {
   return ScratchFile(std::move(fd), folder);
 }
 
+Status ScratchFile::check_own() const {
+  if (fd_.is_own()) return {};
+  return closed_from_outside(cadre::format("use a scratch file in {}", folder_), fd_.get());
+}
+
 Status ScratchFile::write(uint64_t offset, ConstBytes bytes) const {
+  CADRE_RETURN_IF_ERROR(check_own());
   CADRE_RETURN_IF_ERROR(check_file_size(
       cadre::format("write {} bytes at {} of a scratch file in {}", bytes.size(), offset, folder_),
       offset + bytes.size()));
@@ -62,6 +68,7 @@ Status ScratchFile::write(uint64_t offset, ConstBytes bytes) const {
 }
 
 Status ScratchFile::read(uint64_t offset, Bytes bytes) const {
+  CADRE_RETURN_IF_ERROR(check_own());
   while (!bytes.empty()) {
     const ssize_t got = ::pread(fd_.get(), bytes.data(), std::min(bytes.size(), kMostInOneCall),
                                 static_cast<off_t>(offset));

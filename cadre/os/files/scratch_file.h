@@ -3,7 +3,8 @@
 //
 // Threads: any. Blocking: for the time of the disk; what is written lies in the page cache until
 // the kernel wants the memory. Lifetime: the destructor gives the space back. Errors: kUnavailable
-// with the folder and the system's reason (no folder, full disk).
+// with the folder and the system's reason (no folder, full disk); kInvalidArgument where the
+// descriptor was closed from outside (fd.h).
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,9 @@ class CADRE_EXPORT ScratchFile {
   // kCorruption if less was written there.
   Status read(uint64_t offset, Bytes bytes) const;
   const std::string& folder() const { return folder_; }
-  int fd() const { return fd_.get(); }  // to map it
+  const Fd& fd() const { return fd_; }  // to map it
+  // As Fd::check(): before the descriptor is used.
+  Status check_own() const;
 
  private:
   ScratchFile(Fd fd, std::string folder) : fd_(std::move(fd)), folder_(std::move(folder)) {}

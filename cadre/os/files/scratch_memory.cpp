@@ -42,19 +42,20 @@ Status ScratchArena::reserve(size_t num_bytes) {
 }
 
 Status ScratchArena::reserve_up_to(size_t end) {
+  CADRE_RETURN_IF_ERROR(file_.check_own());
   if (end <= reserved_end_) return {};
   const size_t begin = reserved_end_;
   const size_t num_bytes = end - begin;
   CADRE_RETURN_IF_ERROR(check_file_size(
       cadre::format("reserve {} bytes in folder \"{}\"", num_bytes, folder()), end));
   const int status =
-      ::posix_fallocate(file_.fd(), static_cast<off_t>(begin), static_cast<off_t>(num_bytes));
+      ::posix_fallocate(file_.fd().get(), static_cast<off_t>(begin), static_cast<off_t>(num_bytes));
   if (status != 0) {
     free_blocks(begin, num_bytes);  // those that were found
     return errno_error(
         ErrorCode::kUnavailable,
         cadre::format("reserve {} bytes in folder \"{}\", whose disk has {} bytes free", num_bytes,
-                      folder(), free_bytes_of(file_.fd())),
+                      folder(), free_bytes_of(file_.fd().get())),
         status);
   }
   reserved_end_ = end;
@@ -69,7 +70,7 @@ Result<ScratchMemory> ScratchArena::allocate(size_t num_bytes) {
     if (const Status status = reserve_up_to(end_ + size); !status.ok()) return status.error();
     offset = std::exchange(end_, end_ + size);
   }
-  void* const start = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file_.fd(),
+  void* const start = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file_.fd().get(),
                              static_cast<off_t>(offset));
   if (start == MAP_FAILED) {
     const int error_number = errno;
@@ -83,9 +84,9 @@ Result<ScratchMemory> ScratchArena::allocate(size_t num_bytes) {
 
 // Where the file system cannot, the blocks stay until the file goes.
 void ScratchArena::free_blocks(size_t begin, size_t num_bytes) {
-  if (::getpid() != owner_) return;
-  ::fallocate(file_.fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
-              static_cast<off_t>(num_bytes));
+  if (::getpid() != owner_ || !file_.fd().is_own()) return;
+  ::fallocate(file_.fd().get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+              static_cast<off_t>(begin), static_cast<off_t>(num_bytes));
 }
 
 ScratchMemory::ScratchMemory(ScratchMemory&& other) noexcept

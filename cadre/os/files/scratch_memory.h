@@ -8,7 +8,8 @@
 // destroys stays the parent's.
 // Errors: kUnavailable with the folder, for a missing folder, a full disk, and a file that would be
 // larger than the process may make one. Blocks are reserved before memory is handed out, so a write
-// to it never ends the process by SIGBUS for want of disk space.
+// to it never ends the process by SIGBUS for want of disk space. kInvalidArgument where the file's
+// descriptor was closed from outside (fd.h): memory that was handed out stays usable.
 #pragma once
 
 #include <sys/types.h>

@@ -5,15 +5,14 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <chrono>
 
 #include "cadre/os/io/errno_error.h"
+#include "cadre/os/io/handle_owner.h"
 
 namespace cadre::os {
 namespace {
 
 constexpr int kMaxEventsPerWait = 256;
-constexpr Duration kMaxWait = std::chrono::minutes(10);
 
 bool wants_something(const PollItem& item) {
   return item.want_read || item.want_write;
@@ -21,7 +20,10 @@ bool wants_something(const PollItem& item) {
 
 }  // namespace
 
+// The kernel has forgotten what was closed from outside, and the number may belong to a file of the
+// program; wait() reports it.
 void PollSet::change_in_kernel(int operation, uint64_t key, const PollItem& item) {
+  if (!epoll_.is_own() || !owns_handle(*item.target)) return;
   epoll_event event{};
   if (item.want_read) event.events |= EPOLLIN;
   if (item.want_write) event.events |= EPOLLOUT;
@@ -60,7 +62,7 @@ void PollSet::forget(uint64_t key) {
 
 std::span<const PollSet::Ready> PollSet::wait(Deadline deadline) {
   ready_.clear();
-  if (epoll_.is_open()) {
+  if (epoll_.is_open() && epoll_.is_own()) {
     wait_in_kernel(deadline);
   } else {
     wait_through_system(deadline);
@@ -71,7 +73,7 @@ std::span<const PollSet::Ready> PollSet::wait(Deadline deadline) {
 void PollSet::wait_in_kernel(Deadline deadline) {
   std::array<epoll_event, kMaxEventsPerWait> events;
   while (true) {
-    const Duration budget = std::min(deadline.remaining(system_.now()), kMaxWait);
+    const Duration budget = std::min(deadline.remaining(system_.now()), kHandleLook);
     // Rounded up: a wait that ends early would be begun again at once, in a spin.
     const auto budget_ms = std::chrono::ceil<std::chrono::milliseconds>(budget).count();
     const int num_ready =
@@ -84,7 +86,16 @@ void PollSet::wait_in_kernel(Deadline deadline) {
       ready_.push_back({event.data.u64, is_broken || (event.events & EPOLLIN) != 0,
                         is_broken || (event.events & EPOLLOUT) != 0});
     }
-    if (num_ready > 0 || deadline.has_passed(system_.now())) return;
+    if (num_ready == 0) add_closed();
+    if (!ready_.empty() || deadline.has_passed(system_.now())) return;
+  }
+}
+
+void PollSet::add_closed() {
+  for (const auto& [key, watched] : watched_) {
+    if (watched.is_in_kernel && !owns_handle(*watched.item.target)) {
+      ready_.push_back({key, true, true});
+    }
   }
 }
 

@@ -4,7 +4,8 @@
 // Threads: one owner. Blocking: wait(), until its Deadline. Lifetime: the System and everything
 // watched outlive the set, or are forgotten first. Errors: Error(kInternal) thrown by the
 // constructor and watch() when the kernel has no descriptors or memory left.
-// Over epoll for what has a poll_handle(), over System::poll in the simulator.
+// Over epoll for what has a poll_handle(); over System::poll in the simulator, and after the epoll
+// was closed from outside (fd.h). What was closed from outside is ready, within kHandleLook.
 #pragma once
 
 #include <cstdint>
@@ -46,6 +47,7 @@ class PollSet {
 
   void wait_in_kernel(Deadline deadline);
   void wait_through_system(Deadline deadline);
+  void add_closed();
   void change_in_kernel(int operation, uint64_t key, const PollItem& item);
 
   System& system_;

@@ -136,7 +136,7 @@ NativeSocket::NativeSocket(Fd fd, SegmentTable& segments)
 }
 
 void NativeSocket::limit_silence(Duration limit) {
-  if (peer_.kind != Address::Kind::kTcp) return;
+  if (peer_.kind != Address::Kind::kTcp || !fd_.is_own()) return;
   const auto limit_ms = std::chrono::duration_cast<std::chrono::milliseconds>(limit).count();
   keep_alive(fd_.get(), limit);
   set_option(fd_.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, limit_ms);
@@ -148,6 +148,7 @@ Status NativeSocket::check_peer_user() const {
 
 Result<size_t> NativeSocket::try_send(ConstBytes data) {
   if (data.empty()) return size_t{0};
+  CADRE_RETURN_IF_ERROR(check_own());
   const ssize_t sent = retry_interrupted(
       [&] { return ::send(fd_.get(), data.data(), data.size(), MSG_NOSIGNAL | MSG_DONTWAIT); });
   return sent_or_lost(sent);
@@ -155,6 +156,7 @@ Result<size_t> NativeSocket::try_send(ConstBytes data) {
 
 Result<size_t> NativeSocket::try_recv(Bytes buffer) {
   if (buffer.empty()) return size_t{0};
+  CADRE_RETURN_IF_ERROR(check_own());
   const ssize_t received = retry_interrupted(
       [&] { return ::recv(fd_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT); });
   return received_or_lost(received);
@@ -172,6 +174,7 @@ Result<size_t> NativeSocket::try_send_parts(std::span<const ConstBytes> parts) {
     }
     return try_send(ConstBytes(joined).first(io.size()));
   }
+  CADRE_RETURN_IF_ERROR(check_own());
   const ssize_t sent = retry_interrupted(
       [&] { return ::sendmsg(fd_.get(), &io.message(), MSG_NOSIGNAL | MSG_DONTWAIT); });
   return sent_or_lost(sent);
@@ -180,6 +183,7 @@ Result<size_t> NativeSocket::try_send_parts(std::span<const ConstBytes> parts) {
 Result<size_t> NativeSocket::try_recv_parts(std::span<const Bytes> parts) {
   IoParts io(parts);
   if (io.size() == 0) return size_t{0};
+  CADRE_RETURN_IF_ERROR(check_own());
   const ssize_t received =
       retry_interrupted([&] { return ::recvmsg(fd_.get(), &io.message(), MSG_DONTWAIT); });
   return received_or_lost(received);
@@ -212,6 +216,8 @@ Result<bool> NativeSocket::try_send_segment(const SharedMemory& segment) {
     return Error(ErrorCode::kInvalidArgument,
                  "send a segment: it was made by another kind of System than this socket");
   }
+  CADRE_RETURN_IF_ERROR(check_own());
+  CADRE_RETURN_IF_ERROR(native->check("send a shared segment"));
   const int number = native->fd();
   FdMessage message;
   const msghdr& header = message.header;
@@ -229,6 +235,7 @@ Result<bool> NativeSocket::try_send_segment(const SharedMemory& segment) {
 
 Result<std::unique_ptr<SharedMemory>> NativeSocket::try_recv_segment() {
   CADRE_RETURN_IF_ERROR(require_unix());
+  CADRE_RETURN_IF_ERROR(check_own());
   FdMessage message;
   msghdr& header = message.header;
   const ssize_t received = retry_interrupted(
@@ -255,7 +262,7 @@ Result<std::unique_ptr<SharedMemory>> NativeSocket::try_recv_segment() {
 
 void NativeSocket::shutdown() {
   was_shut_down_.store(true, std::memory_order_relaxed);
-  ::shutdown(fd_.get(), SHUT_RDWR);
+  if (fd_.is_own()) ::shutdown(fd_.get(), SHUT_RDWR);
 }
 
 Error NativeSocket::lost(int error_number) const {
@@ -271,6 +278,13 @@ Error NativeSocket::ended() const {
   return Error(ErrorCode::kPeerLost,
                cadre::format("connection from {} to {} was ended by {} end", local_.to_string(),
                              peer_.to_string(), here ? "this" : "the other"));
+}
+
+// On a number that belongs to the program now, bytes would go to its peer, or come from there.
+Status NativeSocket::check_own() const {
+  if (fd_.is_own()) return {};
+  return closed_from_outside(
+      cadre::format("connection from {} to {}", local_.to_string(), peer_.to_string()), fd_.get());
 }
 
 Status NativeSocket::require_unix() const {
@@ -295,15 +309,18 @@ NativeListener::NativeListener(std::vector<Fd> fds, SegmentTable& segments)
 
 Result<std::unique_ptr<Socket>> NativeListener::try_accept() {
   for (const Fd& fd : fds_) {
-    Result<std::unique_ptr<Socket>> accepted = try_accept_at(fd.get());
+    Result<std::unique_ptr<Socket>> accepted = try_accept_at(fd);
     if (!accepted.ok() || *accepted != nullptr) return accepted;
   }
   return std::unique_ptr<Socket>();
 }
 
-Result<std::unique_ptr<Socket>> NativeListener::try_accept_at(int number) {
+Result<std::unique_ptr<Socket>> NativeListener::try_accept_at(const Fd& fd) {
+  if (!fd.is_own()) {
+    return closed_from_outside(cadre::format("accept on {}", address_.to_string()), fd.get());
+  }
   Fd accepted(static_cast<int>(retry_interrupted([&]() -> ssize_t {
-    return ::accept4(number, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    return ::accept4(fd.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC);
   })));
   if (accepted.is_open()) {
     return std::unique_ptr<Socket>(std::make_unique<NativeSocket>(std::move(accepted), segments_));

@@ -8,12 +8,13 @@
 
 #include "cadre/base/deadline.h"
 #include "cadre/os/io/fd.h"
+#include "cadre/os/io/handle_owner.h"
 #include "cadre/os/native/segment.h"
 #include "cadre/os/socket.h"
 
 namespace cadre::os {
 
-class NativeSocket final : public Socket {
+class NativeSocket final : public Socket, public HandleOwner {
  public:
   // `fd` is connected and non-blocking; `segments` outlives the socket.
   NativeSocket(Fd fd, SegmentTable& segments);
@@ -31,8 +32,10 @@ class NativeSocket final : public Socket {
   Address local_address() const override { return local_; }
   Address peer_address() const override { return peer_; }
   int poll_handle() const override { return fd_.get(); }
+  bool owns_handle() const override { return fd_.is_own(); }
 
  private:
+  Status check_own() const;
   Result<size_t> sent_or_lost(ssize_t sent) const;
   Result<size_t> received_or_lost(ssize_t received) const;
   Error lost(int error_number) const;
@@ -46,7 +49,7 @@ class NativeSocket final : public Socket {
   std::atomic<bool> was_shut_down_{false};
 };
 
-class NativeListener final : public Listener {
+class NativeListener final : public Listener, public HandleOwner {
  public:
   // `fds` is not empty: one for each address of the name that is listened on.
   NativeListener(std::vector<Fd> fds, SegmentTable& segments);
@@ -55,9 +58,10 @@ class NativeListener final : public Listener {
   // The first one's.
   Address address() const override { return address_; }
   int poll_handle() const override { return fds_.size() == 1 ? fds_[0].get() : any_.get(); }
+  bool owns_handle() const override { return fds_.size() == 1 ? fds_[0].is_own() : any_.is_own(); }
 
  private:
-  Result<std::unique_ptr<Socket>> try_accept_at(int number);
+  Result<std::unique_ptr<Socket>> try_accept_at(const Fd& fd);
 
   std::vector<Fd> fds_;
   Fd any_;  // of several: an epoll that is readable when one of them is

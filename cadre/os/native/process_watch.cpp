@@ -7,14 +7,16 @@
 #include <utility>
 
 #include "cadre/os/io/fd.h"
+#include "cadre/os/io/handle_owner.h"
 
 namespace cadre::os {
 namespace {
 
-class ProcessWatch final : public Pollable {
+class ProcessWatch final : public Pollable, public HandleOwner {
  public:
   explicit ProcessWatch(Fd pidfd) : pidfd_(std::move(pidfd)) {}
   int poll_handle() const override { return pidfd_.get(); }
+  bool owns_handle() const override { return pidfd_.is_own(); }
 
  private:
   Fd pidfd_;

@@ -39,6 +39,7 @@ Mapping::~Mapping() {
 }
 
 Status NativeSharedMemory::reserve(size_t begin, size_t num_bytes) {
+  CADRE_RETURN_IF_ERROR(check("reserve shared memory"));
   const size_t end = begin + num_bytes;
   for (size_t at = begin; at < end;) {
     const size_t size = std::min(kReservedAtOnce, end - at);
@@ -61,6 +62,7 @@ Status NativeSharedMemory::reserve(size_t begin, size_t num_bytes) {
 // shows what other processes write, so an atomic write that changes nothing forces it; not a
 // fetch_or of 0, which compilers turn into a load.
 Status NativeSharedMemory::make_private(size_t begin, size_t num_bytes) {
+  CADRE_RETURN_IF_ERROR(check("make shared memory private"));
   const auto page_bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
   const size_t first = begin / page_bytes * page_bytes;
   const Bytes pages = bytes().subspan(
@@ -84,6 +86,7 @@ Status NativeSharedMemory::make_private(size_t begin, size_t num_bytes) {
 
 // The mapping is made anew because pages that were made private are copies of this process alone.
 Status NativeSharedMemory::release(size_t begin, size_t num_bytes) {
+  CADRE_RETURN_IF_ERROR(check("give back shared memory"));
   int status = 0;
   do {
     status = ::fallocate(fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
@@ -101,6 +104,7 @@ Status NativeSharedMemory::release(size_t begin, size_t num_bytes) {
 // Reserves the addresses first, so that no other mapping can come between the ranges.
 Result<std::unique_ptr<SharedMemory>> NativeSharedMemory::map_ranges(std::span<const size_t> begins,
                                                                      size_t num_bytes) {
+  CADRE_RETURN_IF_ERROR(check("map ranges of shared memory"));
   const size_t total = begins.size() * num_bytes;
   const auto failed = [&] {
     return errno_error(ErrorCode::kUnavailable,

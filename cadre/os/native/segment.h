@@ -4,7 +4,8 @@
 // Lifetime: a mapping lives as long as the SharedMemory objects that refer to it; the table only
 // remembers it.
 // Errors: kUnavailable when memory or descriptors are short, kCorruption for a descriptor that is
-// not a sealed memfd.
+// not a sealed memfd, kInvalidArgument where the segment's descriptor was closed from outside
+// (fd.h): what needs the descriptor fails, what needs only the mapping goes on.
 #pragma once
 
 #include <sys/types.h>
@@ -13,6 +14,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <string_view>
 #include <utility>
 
 #include "cadre/base/error.h"
@@ -30,7 +32,7 @@ class Mapping {
   Mapping(const Mapping&) = delete;
   Mapping& operator=(const Mapping&) = delete;
 
-  int fd() const { return fd_.get(); }
+  const Fd& fd() const { return fd_; }
   Bytes bytes() const { return bytes_; }
 
  private:
@@ -48,7 +50,9 @@ class NativeSharedMemory final : public SharedMemory, public SharedPages {
   Status release(size_t begin, size_t num_bytes) override;
   Result<std::unique_ptr<SharedMemory>> map_ranges(std::span<const size_t> begins,
                                                    size_t num_bytes) override;
-  int fd() const { return mapping_->fd(); }
+  // As Fd::check(): of a descriptor that is used long after it was opened.
+  Status check(std::string_view what) const { return mapping_->fd().check(what); }
+  int fd() const { return mapping_->fd().get(); }
 
  private:
   std::shared_ptr<Mapping> mapping_;  // shared with the other ranks of this System

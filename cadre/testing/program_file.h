@@ -1,0 +1,61 @@
+// A file of the program that gets the numbers of descriptors which the program has closed by
+// mistake: whatever is written to such a number afterwards destroys the file.
+//
+// Threads: one. Lifetime: the numbers stay open until the process ends, or somebody closes them.
+#pragma once
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <string>
+
+namespace cadre::testing {
+
+class ProgramFile {
+ public:
+  explicit ProgramFile(std::string path) : path_(std::move(path)) {
+    std::ofstream(path_) << content();
+  }
+
+  // Closes the descriptor and opens the file with its number.
+  void take_number(int number) const {
+    const int fd = ::open(path_.c_str(), O_RDWR | O_CLOEXEC);
+    ::dup3(fd, number, O_CLOEXEC);
+    ::close(fd);
+  }
+  // Whether all bytes and the size are what they were.
+  bool is_intact() const {
+    std::ifstream file(path_);
+    return std::string(std::istreambuf_iterator<char>(file), {}) == content();
+  }
+  // Whether the number still leads to the file, from whose beginning nobody has read or written.
+  static bool is_open(int number) { return ::lseek(number, 0, SEEK_CUR) == 0; }
+
+ private:
+  static std::string content() { return std::string(256 << 10, 'A'); }
+
+  std::string path_;
+};
+
+// The numbers of all descriptors of this process.
+inline std::set<int> open_descriptors() {
+  std::set<int> numbers;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    numbers.insert(std::stoi(entry.path().filename().string()));
+  }
+  std::erase_if(numbers, [](int number) { return ::fcntl(number, F_GETFD) < 0; });
+  return numbers;
+}
+
+// Those that were opened since `before`.
+inline std::set<int> opened_since(const std::set<int>& before) {
+  std::set<int> numbers = open_descriptors();
+  std::erase_if(numbers, [&](int number) { return before.contains(number); });
+  return numbers;
+}
+
+}  // namespace cadre::testing
