@@ -14,6 +14,7 @@
 #include "cadre/comm/defaults.h"
 #include "cadre/comm/flight_record.h"
 #include "cadre/comm/groups/backend_factory.h"
+#include "cadre/comm/groups/rejoin_group.h"
 #include "cadre/comm/groups/split.h"
 #include "cadre/comm/work.h"
 #include "cadre/os/system.h"

@@ -3,11 +3,10 @@
 #include <vector>
 
 #include "cadre/comm/calls/group_destruction.h"
+#include "cadre/comm/groups/rejoin_group.h"
 #include "cadre/comm/groups/split.h"
 #include "cadre/group/operands/operands.h"
 #include "cadre/group/process_group.h"
-#include "cadre/os/system.h"
-#include "cadre/rendezvous/rendezvous.h"
 
 namespace cadre {
 
@@ -66,26 +65,8 @@ ProcessGroup ProcessGroup::rejoin(const RejoinOptions& options) const {
   // Both are checked before this group is given up.
   static_cast<void>(deadline_of(group, "rejoin", options.timeout));
   static_cast<void>(deadline_of(group, "rejoin", options.connect_timeout));
-  os::System& system = group.system();
-  // A rank that closes a group which has not failed counts as one that has left it. The barrier
-  // returns when this rank has published the failure, which another thread may just be composing.
-  abort("rejoin() replaces this group");
-  try {
-    barrier();
-  } catch (const Error&) {
-    // The failure of this group, which the caller knows.
-  }
-  const std::vector<Rank> lost = group.lost_ranks();
-  try {
-    close();
-  } catch (const Error&) {
-    // The failure of this group again.
-  }
-  const Membership membership =
-      cadre::rejoin(system, group.membership(), lost, system.deadline_in(options.timeout))
-          .value_or_throw();
-  return *child(Communicator::connect(system, membership, group.options(),
-                                      system.deadline_in(options.connect_timeout)));
+  return *child(rejoin_group(
+      group, {.agreement = options.timeout, .connection = options.connect_timeout}));
 }
 
 }  // namespace cadre

@@ -56,10 +56,14 @@ CADRE_EXPORT Membership join_within(os::System& system, Rendezvous& rendezvous, 
 CADRE_EXPORT Membership rejoin_within(os::System& system, const Membership& previous,
                                       std::span<const Rank> lost, Duration timeout);
 
-// The survivors of `previous` agree on a new Membership with round + 1 in which the ranks keep
+// The survivors of `previous` agree on a new Membership with a later round in which the ranks keep
 // their order. `lost` are the ranks this survivor knows to be gone; it waits for all others until
-// the deadline and then goes on without them. A rank that comes after the decision gets kAborted.
-// All survivors pass a membership of the same group: groups of a job rejoin side by side.
+// the deadline and then goes on without them. A rank that dies meanwhile costs a round: the result
+// has only ranks that were there when all had agreed. A rank that comes after the decision gets
+// kAborted. All survivors pass a membership of the same group: groups of a job rejoin side by side.
+// A rank may still die before Communicator::connect() has ended, which then fails on all ranks:
+// call rejoin() again with the membership that it was given, or use rejoin_group()
+// (comm/groups/rejoin_group.h), which does so.
 CADRE_EXPORT Result<Membership> rejoin(os::System& system, const Membership& previous,
                                        std::span<const Rank> lost, Deadline deadline);
 

@@ -4,11 +4,15 @@
 #include <unistd.h>
 
 #include <array>
+#include <string>
 
 #include "cadre/comm/communicator.h"
+#include "cadre/comm/groups/rejoin_group.h"
 #include "cadre/comm/groups/split.h"
+#include "cadre/rendezvous/file_rendezvous.h"
 #include "cadre/rendezvous/tcp_rendezvous.h"
 #include "cadre/testing/ranks.h"
+#include "cadre/testing/temporary_folder.h"
 
 namespace cadre {
 namespace {
@@ -65,6 +69,53 @@ TEST(RejoinAfterLoss, ARankOfAnotherGroupThatDiedIsNotTakenForOneOfThisGroup) {
   EXPECT_EQ(result.ranks[0].failure, "");
   EXPECT_EQ(result.ranks[1].failure, "");
   EXPECT_EQ(result.ranks[2].signal, SIGKILL);
+}
+
+// Rank 0 dies. It hosts the store of a TcpRendezvous; that of a FileRendezvous stays.
+std::string rejoin_without_rank_0(RankContext& context, Rendezvous& rendezvous) {
+  const Deadline deadline = context.system.deadline_in(seconds(20));
+  const Membership membership = rendezvous.join(deadline).value_or_throw();
+  auto group = Communicator::connect(context.system, membership, {}, deadline);
+  group->barrier({.deadline = deadline});
+  if (context.rank == 0) ::kill(::getpid(), SIGKILL);
+  (void)testing::failure_of([&] { group->barrier({.deadline = deadline}); });
+  const std::string failure = testing::failure_of([&] {
+    group = rejoin_group(*group, {.agreement = seconds(10), .connection = seconds(10)});
+    require(group->world_size() == 2 && group->rank() == context.rank - 1, "two are left");
+    group->barrier({.deadline = deadline});
+  });
+  if (failure.empty()) group->close(deadline);
+  return failure;
+}
+
+TEST(RejoinAfterLoss, WithoutTheRankThatHostsTheStoreTheErrorSaysSo) {
+  const auto result = testing::run_ranks_as_processes(3, [](RankContext& context) {
+    TcpRendezvous rendezvous(context.system, {.address = context.rendezvous_address,
+                                              .rank = context.rank,
+                                              .world_size = 3,
+                                              .job_token = "token"});
+    const std::string failure = rejoin_without_rank_0(context, rendezvous);
+    require(failure.starts_with("kPeerLost: rejoin: the ranks meet at the job's store, which has "
+                                "ended with its process (the launcher, or rank 0 where none was "
+                                "used); start the job anew from its last snapshot: "),
+            failure);
+  });
+  EXPECT_EQ(result.ranks[1].failure, "");
+  EXPECT_EQ(result.ranks[2].failure, "");
+}
+
+TEST(RejoinAfterLoss, AnyRankMayBeLostWhereTheStoreIsAFile) {
+  const testing::TemporaryFolder folder;
+  const auto result = testing::run_ranks_as_processes(3, [&](RankContext& context) {
+    FileRendezvous rendezvous(context.system, {.path = folder.file("meeting"),
+                                               .rank = context.rank,
+                                               .world_size = 3,
+                                               .job_token = "token"});
+    const std::string failure = rejoin_without_rank_0(context, rendezvous);
+    require(failure.empty(), failure);
+  });
+  EXPECT_EQ(result.ranks[1].failure, "");
+  EXPECT_EQ(result.ranks[2].failure, "");
 }
 
 }  // namespace
