@@ -295,12 +295,12 @@ void UnitSchedule::use(size_t unit) {
     gather(unit);
     // The next unit is gathered after the one that is needed first, while this rank waits.
     prefetch();
-    units_[unit].memory->wait_full();
   } catch (const Error& error) {
     throw error.with_context(
         format("FullyShardedDataParallel, {}, gathering {}", options_.rank,
                unit == 0 ? "the root's parameters" : format("unit \"{}\"", units_[unit].name)));
   }
+  units_[unit].memory->wait_full();
 }
 
 void UnitSchedule::prefetch() {

@@ -44,7 +44,7 @@ class UnitMemory {
   // Starts to gather from the owners; collective.
   virtual void gather() = 0;
   // The parameters may be read afterwards.
-  virtual void wait_full() = 0;
+  virtual void wait_full() = 0;  // its errors name the unit
   // Ends a gather that is on its way, and frees the memory.
   virtual void release() = 0;
   // Frees it but for a part, with which the next gather costs less, until mark_stale() or

@@ -42,6 +42,7 @@ class NotedMemory final : public UnitMemory {
   }
   void wait_full() override {
     if (fail) throw std::runtime_error("gather failed");
+    if (loses_a_rank) throw Error(ErrorCode::kPeerLost, "gathering unit \"" + name_ + "\": gone");
   }
   void release() override {
     if (!is_full()) return;
@@ -57,6 +58,7 @@ class NotedMemory final : public UnitMemory {
   bool is_outdated() const override { return false; }
 
   static inline bool fail = false;
+  static inline bool loses_a_rank = false;
 
  private:
   std::string name_;
@@ -329,6 +331,14 @@ TEST_F(ScheduleTest, AFailedGatherLeavesNothingFull) {
   NotedMemory::fail = false;
   EXPECT_THAT(notes_.full, IsEmpty());
   forward();
+}
+
+// The memory names the unit, so the schedule does not name it again.
+TEST_F(ScheduleTest, AFailedGatherNamesItsUnitOnce) {
+  make();
+  NotedMemory::loses_a_rank = true;
+  EXPECT_EQ(error_of([&] { forward(); }), "gathering unit \"root\": gone");
+  NotedMemory::loses_a_rank = false;
 }
 
 TEST_F(ScheduleTest, ARankThatHasLeftABackwardGathersWhatTheOthersGather) {
