@@ -65,8 +65,8 @@ ProcessGroup ProcessGroup::rejoin(const RejoinOptions& options) const {
   // Both are checked before this group is given up.
   static_cast<void>(deadline_of(group, "rejoin", options.timeout));
   static_cast<void>(deadline_of(group, "rejoin", options.connect_timeout));
-  return *child(rejoin_group(
-      group, {.agreement = options.timeout, .connection = options.connect_timeout}));
+  return *child(
+      rejoin_group(group, {.agreement = options.timeout, .connection = options.connect_timeout}));
 }
 
 }  // namespace cadre
