@@ -115,6 +115,13 @@ TEST_F(DialerTest, ADialThatIsDroppedBeforeItsHandshakeIsNotHeardOf) {
   EXPECT_EQ(num_accepted_, 0U);
 }
 
+TEST_F(DialerTest, RanksOfOneHostMeetWithoutTcp) {
+  std::vector<wire::RankAddress> addresses{listening_[0].rank_address, listening_[1].rank_address};
+  for (wire::RankAddress& address : addresses) address.tcp_address = "";
+  layout_ = Layout(std::move(addresses));
+  expect_connected(*system_);
+}
+
 TEST_F(DialerTest, AThreadThatCannotBeStartedIsTriedAgain) {
   FewThreads few(*system_);
   expect_connected(few);

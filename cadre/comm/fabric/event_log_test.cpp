@@ -50,6 +50,9 @@ TEST(EventLog, ALossThatAnotherRankReportsIsNewsAlsoAfterTheLeave) {
   EXPECT_FALSE(log.add(loss_of(1, 2), 2, kStart));
   EXPECT_TRUE(log.has_left(1));
   EXPECT_EQ(log.of_group(7, kStart), (std::vector<Event>{loss_of(1, 2)}));
+  EventLog of_rank_2(3, 2);
+  EXPECT_TRUE(of_rank_2.add(FabricLeave{1}, 1, kStart));
+  EXPECT_TRUE(of_rank_2.add(loss_of(1, 0), 0, kStart)) << "rank 0 is another rank, too";
 }
 
 TEST(EventLog, RanksThatDoNotExistAreNoNews) {
