@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <vector>
 
 #include "cadre/base/deadline.h"
@@ -36,6 +37,7 @@ class NativeSocket final : public Socket, public HandleOwner {
 
  private:
   Status check_own() const;
+  Error closed_here() const;
   Result<size_t> sent_or_lost(ssize_t sent) const;
   Result<size_t> received_or_lost(ssize_t received) const;
   Error lost(int error_number) const;
@@ -47,6 +49,7 @@ class NativeSocket final : public Socket, public HandleOwner {
   Address local_;
   Address peer_;
   std::atomic<bool> was_shut_down_{false};
+  mutable std::atomic<int64_t> checked_at_{-1};  // the tick in which the descriptor was its own
 };
 
 class NativeListener final : public Listener, public HandleOwner {
