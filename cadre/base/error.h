@@ -48,8 +48,8 @@ struct ErrorDetails {
   std::string operation = {};
   std::optional<uint64_t> operation_number = {};  // counted from 1
   std::string group = {};                         // its name
-  // A limit of this process or machine is exhausted, for example RLIMIT_NOFILE; no peer is at
-  // fault.
+  // No peer is at fault: a limit of this process or machine is exhausted, for example
+  // RLIMIT_NOFILE, or the program has closed a descriptor of the library.
   bool is_own_limit = false;
 };
 

@@ -274,7 +274,7 @@ class CADRE_EXPORT ProcessGroup {
   // Closes this group, which fails on all ranks if it has not failed yet, and connects a new one of
   // the ranks that are left, which all call it and keep their order. An operation that has ended on
   // this rank may still run on another one, also a barrier: it may throw kAborted there, and that
-  // rank calls rejoin() as after any failure. See rejoin() in rendezvous/rendezvous.h.
+  // rank calls rejoin() as after any failure. As rejoin_group() in comm/groups/rejoin_group.h.
   ProcessGroup rejoin(const RejoinOptions& options = {}) const;
   // The ranks of this group in the world, by rank of this group; one of them; and the reverse,
   // nullopt for a rank of the world that is not in this group. c10d's get_process_group_ranks,

@@ -42,7 +42,9 @@ class NotedMemory final : public UnitMemory {
   }
   void wait_full() override {
     if (fail) throw std::runtime_error("gather failed");
-    if (loses_a_rank) throw Error(ErrorCode::kPeerLost, "gathering unit \"" + name_ + "\": gone");
+    if (is_refused) {
+      throw Error(ErrorCode::kInvalidArgument, "gathering unit \"" + name_ + "\": refused");
+    }
   }
   void release() override {
     if (!is_full()) return;
@@ -58,7 +60,7 @@ class NotedMemory final : public UnitMemory {
   bool is_outdated() const override { return false; }
 
   static inline bool fail = false;
-  static inline bool loses_a_rank = false;
+  static inline bool is_refused = false;
 
  private:
   std::string name_;
@@ -336,9 +338,9 @@ TEST_F(ScheduleTest, AFailedGatherLeavesNothingFull) {
 // The memory names the unit, so the schedule does not name it again.
 TEST_F(ScheduleTest, AFailedGatherNamesItsUnitOnce) {
   make();
-  NotedMemory::loses_a_rank = true;
-  EXPECT_EQ(error_of([&] { forward(); }), "gathering unit \"root\": gone");
-  NotedMemory::loses_a_rank = false;
+  NotedMemory::is_refused = true;
+  EXPECT_EQ(error_of([&] { forward(); }), "gathering unit \"root\": refused");
+  NotedMemory::is_refused = false;
 }
 
 TEST_F(ScheduleTest, ARankThatHasLeftABackwardGathersWhatTheOthersGather) {
