@@ -280,10 +280,16 @@ Status check_files(os::FileSystem& files, const std::string& folder, const SaveP
     const auto kind = files.kind_of(path);
     if (!kind.ok()) return kind.error();
     if (*kind) continue;
-    return Error(ErrorCode::kUnavailable,
-                 cadre::format("rank {} has written {}, but rank 0 does not see it; the run folder "
-                               "must be on a disk that all ranks share",
-                               plan.files[i].writer, path));
+    const Rank writer = plan.files[i].writer;
+    return Error(
+        ErrorCode::kUnavailable,
+        writer == 0 ? cadre::format("{} was removed by another save of the same step; let only one "
+                                    "program and one saver at a time write to a run folder",
+                                    path)
+                    : cadre::format("rank {} has written {}, but rank 0 does not see it; the run "
+                                    "folder must be on a disk that all ranks share, and no other "
+                                    "save of this step may write to it",
+                                    writer, path));
   }
   return {};
 }

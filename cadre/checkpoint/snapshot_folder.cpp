@@ -70,7 +70,11 @@ class AttemptFolder {
   AttemptFolder(os::FileSystem& files, const std::string& run_folder, const std::string& prefix)
       : files_(files) {
     os::make_folders(files, run_folder).value_or_throw();
-    remove_all_with_prefix(files, run_folder, prefix).value_or_throw();
+    const Status removed = remove_all_with_prefix(files, run_folder, prefix);
+    if (!removed.ok()) {
+      throw removed.error().with_context(
+          "what another save of this step has left, or is still writing, cannot be removed");
+    }
     path_ = files.make_folder_beside(in_folder(run_folder, prefix)).value_or_throw();
   }
   ~AttemptFolder() { (void)os::remove_all(files_, path_); }  // the next attempt tries it again
@@ -122,9 +126,9 @@ class NextLatest {
   void become_latest() {
     const Status renamed = files_.rename(path_, target_);
     if (!renamed.ok()) {
-      // Another save of the same step may have renamed the file.
-      const auto latest = files_.read(target_, kMaxPointerBytes);
-      if (!latest.ok() || *latest != content_) renamed.value_or_throw();
+      // Another save in this run folder may have renamed the file, or removed it when it failed.
+      if (files_.kind_of(path_).value_or_throw()) renamed.value_or_throw();
+      os::replace_file(files_, target_, std::as_bytes(std::span(content_))).value_or_throw();
     }
     files_.sync(run_folder_).value_or_throw();
   }

@@ -17,6 +17,7 @@
 #include "cadre/os/files/durable_file.h"
 #include "cadre/os/files/file.h"
 #include "cadre/sim/simulated_disk.h"
+#include "cadre/testing/forwarding_files.h"
 #include "cadre/testing/ranks.h"
 #include "cadre/testing/temporary_folder.h"
 
@@ -174,6 +175,23 @@ TEST_F(SnapshotFolderTest, ASaveWhoseFolderAnotherSaveHasRemovedSaysSo) {
                                        "same step in the same run folder does")));
   EXPECT_EQ(content_of_latest(), "of the other");
   EXPECT_EQ(num_entries(), 2u);
+}
+
+// Two programs that write to one run folder, and one of them fails at the end of its save.
+TEST_F(SnapshotFolderTest, AFileThatBecomesLatestAndIsRemovedMeanwhileIsWrittenAgain) {
+  class Removing final : public testing::ForwardingFiles {
+   public:
+    Status rename(const std::string& from, const std::string& to) override {
+      if (from.ends_with("/.latest.next")) (void)remove(from);
+      return ForwardingFiles::rename(from, to);
+    }
+  };
+  save(100, "a");
+  Removing files;
+  const auto write_b = [](const std::string& folder) { write(folder, "b"); };
+  SnapshotFolder(run_, &files).save(200, write_b);
+  EXPECT_EQ(*os::read_file(run_ + "/latest", 100), "step-000200\n");
+  EXPECT_EQ(num_entries(), 3u);
 }
 
 // A child writes the snapshots of three steps, again and again.
