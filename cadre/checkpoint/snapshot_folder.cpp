@@ -50,6 +50,24 @@ Result<std::vector<std::string>> names_in(os::FileSystem& files, const std::stri
   return files.list(folder);
 }
 
+constexpr std::string_view kRemovedSuffix = ".removed";
+
+// A folder is renamed first: the rank that writes to it may be about to publish it, and must not
+// publish a part.
+Status remove_as_whole(os::FileSystem& files, const std::string& path) {
+  const auto kind = files.kind_of(path);
+  if (!kind.ok()) return kind.error();
+  if (!*kind) return {};
+  if (*kind != os::FileKind::kFolder || path.ends_with(kRemovedSuffix)) {
+    return os::remove_all(files, path);
+  }
+  const std::string removed = cadre::format("{}{}", path, kRemovedSuffix);
+  const Status renamed = files.rename(path, removed);
+  if (renamed.ok()) return os::remove_all(files, removed);
+  const auto now = files.kind_of(path);
+  return now.ok() && !*now ? Status() : renamed;  // published or removed meanwhile
+}
+
 // Removes the folders of earlier attempts at this snapshot: by a run that was killed while writing,
 // or by a rank that may still be writing and then fails because its folder is removed.
 Status remove_all_with_prefix(os::FileSystem& files, const std::string& folder,
@@ -58,7 +76,7 @@ Status remove_all_with_prefix(os::FileSystem& files, const std::string& folder,
   if (!names.ok()) return names.error();
   for (const std::string& name : *names) {
     if (name.starts_with(prefix)) {
-      CADRE_RETURN_IF_ERROR(os::remove_all(files, in_folder(folder, name)));
+      CADRE_RETURN_IF_ERROR(remove_as_whole(files, in_folder(folder, name)));
     }
   }
   return {};
@@ -70,11 +88,7 @@ class AttemptFolder {
   AttemptFolder(os::FileSystem& files, const std::string& run_folder, const std::string& prefix)
       : files_(files) {
     os::make_folders(files, run_folder).value_or_throw();
-    const Status removed = remove_all_with_prefix(files, run_folder, prefix);
-    if (!removed.ok()) {
-      throw removed.error().with_context(
-          "what another save of this step has left, or is still writing, cannot be removed");
-    }
+    remove_all_with_prefix(files, run_folder, prefix).value_or_throw();
     path_ = files.make_folder_beside(in_folder(run_folder, prefix)).value_or_throw();
   }
   ~AttemptFolder() { (void)os::remove_all(files_, path_); }  // the next attempt tries it again
@@ -196,9 +210,10 @@ void SnapshotFolder::write_and_publish(int64_t step,
 // Renames what a killed writer has left, before another file takes its name.
 void SnapshotFolder::finish_publishing() {
   if (!folder_named_by(kNextLatestName)) return;
-  os::rename_path(*files_, in_folder(run_folder_, kNextLatestName),
-                  in_folder(run_folder_, kLatestName))
-      .value_or_throw();
+  const std::string file = in_folder(run_folder_, kNextLatestName);
+  const Status renamed = os::rename_path(*files_, file, in_folder(run_folder_, kLatestName));
+  // Another save in this run folder may have renamed it meanwhile.
+  if (!renamed.ok() && files_->kind_of(file).value_or_throw()) renamed.value_or_throw();
 }
 
 void SnapshotFolder::write_pointer(std::string_view pointer, int64_t step) {
@@ -248,7 +263,9 @@ void SnapshotFolder::keep_last(size_t count) {
     if (path == latest() || path == best()) continue;
     const std::string prefix = cadre::format(".{}.tmp", name_of(step));
     remove_all_with_prefix(*files_, run_folder_, prefix).value_or_throw();
-    os::rename_path(*files_, path, in_folder(run_folder_, prefix + ".removed")).value_or_throw();
+    os::rename_path(*files_, path,
+                    in_folder(run_folder_, cadre::format("{}{}", prefix, kRemovedSuffix)))
+        .value_or_throw();
     remove_all_with_prefix(*files_, run_folder_, prefix).value_or_throw();
   }
 }

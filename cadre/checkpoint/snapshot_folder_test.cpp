@@ -177,6 +177,35 @@ TEST_F(SnapshotFolderTest, ASaveWhoseFolderAnotherSaveHasRemovedSaysSo) {
   EXPECT_EQ(num_entries(), 2u);
 }
 
+// The first save of a step publishes its folder while the second one removes the files in it.
+TEST_F(SnapshotFolderTest, APartOfASnapshotIsNotPublishedWhileAnotherSaveRemovesIt) {
+  class Publishing final : public testing::ForwardingFiles {
+   public:
+    Publishing(std::string attempt, std::string published)
+        : attempt_(std::move(attempt)), published_(std::move(published)) {}
+    Status remove(const std::string& path) override {
+      const Status removed = ForwardingFiles::remove(path);
+      if (path.ends_with("/x")) (void)ForwardingFiles::rename(attempt_, published_);
+      return removed;
+    }
+
+   private:
+    const std::string attempt_;
+    const std::string published_;
+  };
+  const std::string attempt = run_ + "/.step-000007.tmp.abcdef";
+  const std::string published = run_ + "/step-000007";
+  fs::create_directories(attempt);
+  write(attempt, "of the first");
+  Publishing files(attempt, published);
+  SnapshotFolder(run_, &files).save(7, [&](const std::string& folder) {
+    EXPECT_FALSE(fs::exists(published)) << "without its file";
+    write(folder, "of the second");
+  });
+  EXPECT_EQ(content_of_latest(), "of the second");
+  EXPECT_EQ(num_entries(), 2u);
+}
+
 // Two programs that write to one run folder, and one of them fails at the end of its save.
 TEST_F(SnapshotFolderTest, AFileThatBecomesLatestAndIsRemovedMeanwhileIsWrittenAgain) {
   class Removing final : public testing::ForwardingFiles {
