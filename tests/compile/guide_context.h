@@ -104,7 +104,11 @@ Tensor contrastive_loss(const Tensor& own, const Tensor& all);
 namespace errors {
 using namespace any_page;
 void train(const cadre::ProcessGroup& group);
+void train(cadre::FullyShardedDataParallel<Net>& model,
+           cadre::ShardedOptimizer<cadre::AdamW>& optimizer, const cadre::ProcessGroup& group,
+           cadre::SnapshotFolder& folder);
 extern cadre::ProcessGroup group;
+extern cadre::SnapshotFolder folder;
 }  // namespace errors
 
 namespace first_program {
@@ -189,6 +193,8 @@ extern cadre::ShardedOptimizer<cadre::AdamW> optimizer;
 extern cadre::ZeroRedundancyOptimizer<cadre::AdamW> zero_optimizer;
 extern cadre::SnapshotFolder folder;
 extern cadre::SnapshotParts parts;
+extern const std::vector<Tensor> leaves;
+extern const int64_t num_steps;
 }  // namespace snapshots
 
 namespace verify {
