@@ -383,7 +383,9 @@ TEST_F(TcpStoreTest, AServerEndsAlthoughTheProgramHasClosedItsDescriptors) {
     auto server = start();
     const std::set<int> numbers = testing::opened_since(before);
     ASSERT_GE(numbers.size(), 3u);
-    for (const int number : numbers) are_taken ? file.take_number(number) : void(::close(number));
+    for (const int number : numbers) {
+      are_taken ? file.take_number(number) : testing::close_from_outside(number);
+    }
     const TimePoint begin = system_->now();
     server->close();
     EXPECT_LT(system_->now() - begin, std::chrono::seconds(20));
@@ -392,7 +394,7 @@ TEST_F(TcpStoreTest, AServerEndsAlthoughTheProgramHasClosedItsDescriptors) {
     if (!are_taken) continue;
     for (const int number : numbers) {
       EXPECT_TRUE(testing::ProgramFile::is_open(number));
-      ::close(number);
+      testing::close_from_outside(number);
     }
   }
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -15,6 +16,12 @@
 
 namespace cadre::testing {
 
+// What a program does to a descriptor of Cadre. By the system call itself, because a detector of
+// data races reports the close of a descriptor that another thread uses, which is the purpose here.
+inline void close_from_outside(int number) {
+  ::syscall(SYS_close, number);
+}
+
 class ProgramFile {
  public:
   explicit ProgramFile(std::string path) : path_(std::move(path)) {
@@ -24,7 +31,7 @@ class ProgramFile {
   // Closes the descriptor and opens the file with its number.
   void take_number(int number) const {
     const int fd = ::open(path_.c_str(), O_RDWR | O_CLOEXEC);
-    ::dup3(fd, number, O_CLOEXEC);
+    ::syscall(SYS_dup3, fd, number, O_CLOEXEC);
     ::close(fd);
   }
   // Whether all bytes and the size are what they were.

@@ -45,7 +45,7 @@ class ClosedFromOutside : public ::testing::Test {
     EXPECT_TRUE(file_.is_intact());
     for (const int number : stolen_) {
       EXPECT_TRUE(testing::ProgramFile::is_open(number)) << number;
-      ::close(number);
+      testing::close_from_outside(number);
     }
   }
   static void expect_refused(const Status& status, std::string_view begin) {
@@ -81,7 +81,7 @@ TEST_F(ClosedFromOutside, ADescriptorClosesOnlyWhatIsItsOwn) {
 
 TEST_F(ClosedFromOutside, AClosedNumberIsNotItsOwn) {
   const Fd fd(::eventfd(0, EFD_CLOEXEC));
-  ::close(fd.get());
+  testing::close_from_outside(fd.get());
   EXPECT_FALSE(fd.is_own());
   EXPECT_FALSE(Fd().is_own());
 }
@@ -108,7 +108,7 @@ TEST_F(ClosedFromOutside, APollOfAnEventEnds) {
   });
   system_->make_waiter()->park(system_->deadline_in(std::chrono::milliseconds(50)));
   const TimePoint start = system_->now();
-  ::close(number);
+  testing::close_from_outside(number);
   waiting->join();
   EXPECT_TRUE(is_ready);
   EXPECT_LT(system_->now() - start, seconds(15));
@@ -123,7 +123,7 @@ TEST_F(ClosedFromOutside, APollSetReportsWhatItHasLost) {
     const std::set<int> numbers = testing::opened_since(earlier);
     ASSERT_EQ(numbers.size(), 2u);
     for (const int number : numbers) {
-      if (loses_epoll || number == event->poll_handle()) ::close(number);
+      if (loses_epoll || number == event->poll_handle()) testing::close_from_outside(number);
     }
     const auto ready = set.wait(system_->deadline_in(seconds(30)));
     ASSERT_EQ(ready.size(), 1u);
