@@ -84,8 +84,8 @@ class Staging {
 
 class SnapshotSaver::Impl {
  public:
-  Impl(SnapshotFolder folder, std::optional<ProcessGroup> group, SaveOptions options)
-      : folder_(std::move(folder)),
+  Impl(const SnapshotFolder& folder, std::optional<ProcessGroup> group, SaveOptions options)
+      : folder_(folder),
         options_(std::move(options)),
         group_(std::move(group)),
         ranks_(group_ ? RankAgreement(*group_, options_.timeout) : RankAgreement()) {}

@@ -437,4 +437,60 @@ void FlatParameters::mark_stale() {
   if (is_to_check) check_unwritten();
 }
 
+void FlatParameters::make_private() {
+  if (!is_unsharded()) {
+    refuse_use(
+        "make_private() needs the whole parameters; call unshard_async() and "
+        "wait_unsharded() before");
+  }
+  is_private_ = true;
+  if (private_.defined() || options_.keep_full || !(is_mapped() || shares_memory())) return;
+  const at::NoGradGuard no_grad;
+  private_ = options_.pool->take(layout_.numel(), compute_dtype());
+  private_.copy_(buffer_);
+  flat_.set_memory(private_);
+}
+
+void FlatParameters::end_private() {
+  is_private_ = false;
+  if (!private_.defined()) return;
+  flat_.set_memory(buffer_);
+  options_.pool->give_back(std::exchange(private_, at::Tensor()));
+}
+
+void FlatParameters::take_from_parameters() {
+  const bool is_in_update = options_.fence->is_in_update();
+  if (state_ != State::kFull || (is_stale_ && !is_in_update)) {
+    refuse_use(
+        "take_from_parameters() needs the whole parameters; call unshard_async() and "
+        "wait_unsharded() before");
+  }
+  if (is_mapped() && !(private_.defined() && is_in_update)) {
+    refuse_use(
+        "take_from_parameters() is for mapped parameters that are private, and in an update; "
+        "call make_private() before the program writes, and hold a ShardUpdate");
+  }
+  const at::NoGradGuard no_grad;
+  if (shares_memory() && !private_.defined()) {
+    // The memory is the same, but the values are others.
+    shard_.unsafeGetTensorImpl()->bump_version();
+  } else {
+    const at::Tensor own = own_part_of(private_.defined() ? private_ : buffer_);
+    shard_.copy_(own.scalar_type() == dtype_
+                     ? own
+                     : at::where(own.eq(shard_.to(own.scalar_type())), shard_, own.to(dtype_)));
+  }
+  is_stale_ = false;
+  flat_.clear_guard();
+  written_->begin();
+  // A mapped shard has its new version at the end of the update.
+  filled_ = state_of_shard();
+  if (is_mapped()) ++filled_->version;
+}
+
+void FlatParameters::guard(const std::string& reason) {
+  flat_.guard(format("The values of parameters {} {}. To use them, {}.", options_.name, reason,
+                     options_.remedy));
+}
+
 }  // namespace cadre
