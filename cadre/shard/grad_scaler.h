@@ -58,6 +58,7 @@ class CADRE_EXPORT GradScaler {
   // Gradients: dense, floating point. parameters: whole on each rank, where
   // DistributedDataParallel has reduced their gradients, and each once; shards of a wrapper are
   // refused.
+  // NOLINTBEGIN(readability-identifier-naming): torch's name for what works in place
   bool unscale_(std::span<const at::Tensor> parameters);
   bool unscale_(std::span<const ParameterShard> shards);
   // Of any wrapper: its shards, or its parameters where their gradients are whole.
@@ -70,6 +71,7 @@ class CADRE_EXPORT GradScaler {
           return unscale_(std::span<const at::Tensor>(parameters));
         });
   }
+  // NOLINTEND(readability-identifier-naming)
 
   // Calls optimizer.step() if unscale_() has found all gradients finite, and returns whether.
   template <typename Optimizer>
