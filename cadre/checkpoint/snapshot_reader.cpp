@@ -16,6 +16,7 @@
 #include "cadre/base/format.h"
 #include "cadre/checkpoint/file_digests.h"
 #include "cadre/checkpoint/snapshot_folder.h"
+#include "cadre/checkpoint/snapshot_parts.h"
 #include "cadre/mesh/layout.h"
 #include "cadre/os/files/file.h"
 #include "cadre/os/files/file_identity.h"
