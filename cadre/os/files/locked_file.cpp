@@ -44,8 +44,7 @@ Result<LockedFile> LockedFile::open(const std::string& path, mode_t mode) {
 }
 
 Status LockedFile::check_own() const {
-  if (fd_.is_own()) return {};
-  return closed_from_outside(cadre::format("use {}", path_), fd_.get());
+  return fd_.check(cadre::format("use {}", path_));
 }
 
 Result<bool> LockedFile::try_lock() {

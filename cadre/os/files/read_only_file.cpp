@@ -1,6 +1,5 @@
 #include "cadre/os/files/read_only_file.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -8,27 +7,18 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/os/files/regular_file.h"
 #include "cadre/os/io/errno_error.h"
-#include "cadre/os/io/fd.h"
 
 namespace cadre::os {
 
 Result<ReadOnlyFile> ReadOnlyFile::open(const std::string& path) {
-  const std::string what = cadre::format("open {}", path);
-  // Without waiting: the name may be that of a FIFO without a writer.
-  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   struct stat status = {};
-  if (!fd.is_open() || ::fstat(fd.get(), &status) != 0) {
-    return errno_error(ErrorCode::kUnavailable, what, errno);
-  }
-  if (S_ISDIR(status.st_mode)) return errno_error(ErrorCode::kUnavailable, what, EISDIR);
-  if (!S_ISREG(status.st_mode)) {
-    return Error(ErrorCode::kInvalidArgument,
-                 cadre::format("{} is a pipe, a socket or a device; expected a file", path));
-  }
+  const Result<Fd> fd = open_regular_file(path, status);
+  if (!fd.ok()) return fd.error();
   const auto num_bytes = static_cast<size_t>(status.st_size);
   if (num_bytes == 0) return ReadOnlyFile(ConstBytes());  // mmap refuses an empty file
-  void* start = ::mmap(nullptr, num_bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
+  void* start = ::mmap(nullptr, num_bytes, PROT_READ, MAP_SHARED, fd->get(), 0);
   if (start == MAP_FAILED) {
     return errno_error(ErrorCode::kUnavailable, cadre::format("map {}", path), errno);
   }

@@ -41,8 +41,7 @@ Result<ScratchFile> ScratchFile::make(const std::string& folder) {
 }
 
 Status ScratchFile::check_own() const {
-  if (fd_.is_own()) return {};
-  return closed_from_outside(cadre::format("use a scratch file in {}", folder_), fd_.get());
+  return fd_.check(cadre::format("use a scratch file in {}", folder_));
 }
 
 Status ScratchFile::write(uint64_t offset, ConstBytes bytes) const {

@@ -1,6 +1,5 @@
 #include "cadre/os/files/versioned_file.h"
 
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -8,6 +7,7 @@
 #include <utility>
 
 #include "cadre/base/format.h"
+#include "cadre/os/files/regular_file.h"
 #include "cadre/os/io/errno_error.h"
 
 namespace cadre::os {
@@ -15,8 +15,7 @@ namespace {
 
 FileVersion version_of(const struct stat& status) {
   constexpr int64_t kNsPerSecond = 1'000'000'000;
-  return {.device = status.st_dev,
-          .inode = status.st_ino,
+  return {.identity = identity_of(status),
           .num_bytes = static_cast<uint64_t>(status.st_size),
           .modified_ns = status.st_mtim.tv_sec * kNsPerSecond + status.st_mtim.tv_nsec};
 }
@@ -24,19 +23,10 @@ FileVersion version_of(const struct stat& status) {
 }  // namespace
 
 Result<VersionedFile> VersionedFile::open(const std::string& path) {
-  const std::string what = cadre::format("open {}", path);
-  // Without waiting: the name may be that of a FIFO without a writer.
-  Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   struct stat status = {};
-  if (!fd.is_open() || ::fstat(fd.get(), &status) != 0) {
-    return errno_error(ErrorCode::kUnavailable, what, errno);
-  }
-  if (S_ISDIR(status.st_mode)) return errno_error(ErrorCode::kUnavailable, what, EISDIR);
-  if (!S_ISREG(status.st_mode)) {
-    return Error(ErrorCode::kInvalidArgument,
-                 cadre::format("{} is a pipe, a socket or a device; expected a file", path));
-  }
-  return VersionedFile(std::move(fd), path, version_of(status));
+  Result<Fd> fd = open_regular_file(path, status);
+  if (!fd.ok()) return fd.error();
+  return VersionedFile(std::move(fd).value(), path, version_of(status));
 }
 
 Result<FileVersion> VersionedFile::current_version() const {
@@ -67,7 +57,7 @@ Status VersionedFile::read_at(size_t offset, Bytes out) const {
 }
 
 std::string change_text(const FileVersion& before, const FileVersion& now) {
-  if (before.device != now.device || before.inode != now.inode) {
+  if (before.identity != now.identity) {
     return "was replaced by another file";
   }
   if (before.num_bytes != now.num_bytes) {

@@ -13,6 +13,7 @@
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"
 #include "cadre/base/types.h"
+#include "cadre/os/files/regular_file.h"
 #include "cadre/os/io/fd.h"
 
 namespace cadre::os {
@@ -20,8 +21,7 @@ namespace cadre::os {
 // Differs if the file of a name was written, cut short or replaced. A program that restores the
 // time of the last change is not noticed.
 struct FileVersion {
-  uint64_t device = 0;
-  uint64_t inode = 0;
+  FileIdentity identity;
   uint64_t num_bytes = 0;
   int64_t modified_ns = 0;  // since 1970
 
