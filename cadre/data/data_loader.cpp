@@ -1,7 +1,6 @@
 #include "cadre/data/data_loader.h"
 
 #include <algorithm>
-#include <atomic>
 #include <functional>
 #include <numeric>
 #include <string_view>
@@ -19,11 +18,6 @@ namespace cadre {
 namespace {
 
 constexpr int kMaxThreads = 256;
-
-int64_t new_number() {
-  static std::atomic<int64_t> last = 0;
-  return ++last;
-}
 
 [[noreturn]] void refuse_older_loop() {
   throw Error(ErrorCode::kInvalidArgument,
@@ -183,18 +177,19 @@ DataLoader::Epoch DataLoader::epoch(int64_t epoch) {
   if (!is_positioned_ || position_.epoch != epoch) position_ = {.epoch = epoch, .samples = 0};
   is_positioned_ = false;
   end_loops();
-  return Epoch(this, epoch_number_);
+  return Epoch(this, epoch_);
 }
 
 void DataLoader::end_loops() {
-  epoch_number_ = loop_ = new_number();
+  epoch_ = loop_ = std::make_shared<Token>();
   prefetch_.reset();
 }
 
-int64_t DataLoader::begin_loop(int64_t epoch_number) {
+std::shared_ptr<const DataLoader::Token> DataLoader::begin_loop(
+    const std::shared_ptr<const Token>& epoch) {
   (void)dataset();
-  if (epoch_number != epoch_number_) refuse_older_loop();
-  return loop_ = new_number();
+  if (epoch != epoch_) refuse_older_loop();
+  return loop_ = std::make_shared<Token>();
 }
 
 void DataLoader::seek(const LoaderPosition& position) {
@@ -216,7 +211,7 @@ DataLoader::Epoch::Iterator& DataLoader::Epoch::Iterator::operator++() {
   return *this;
 }
 
-bool DataLoader::next(Batch& batch, int64_t loop) {
+bool DataLoader::next(Batch& batch, const std::shared_ptr<const Token>& loop) {
   if (const int64_t now = dataset().size(); now != num_samples_) {
     throw Error(ErrorCode::kInvalidArgument,
                 cadre::format("DataLoader: the dataset had {} samples when the loader was made and "

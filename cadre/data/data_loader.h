@@ -71,6 +71,10 @@ struct LoaderPosition {
 };
 
 class CADRE_EXPORT DataLoader {
+  // Its address says to which epoch() or begin() a loop belongs, also after another loader was
+  // assigned to this one.
+  struct Token {};
+
  public:
   // The remaining batches of one epoch: `for (const auto& [x, y] : loader.epoch(e))`. The next call
   // of epoch() or seek() ends it, and the next begin() ends the iterators before: they throw at the
@@ -90,23 +94,27 @@ class CADRE_EXPORT DataLoader {
 
      private:
       friend class Epoch;
-      Iterator(DataLoader* loader, int64_t loop) : loader_(loader), loop_(loop) { ++*this; }
+      Iterator(DataLoader* loader, std::shared_ptr<const Token> loop)
+          : loader_(loader), loop_(std::move(loop)) {
+        ++*this;
+      }
 
       DataLoader* loader_;
-      int64_t loop_;
+      std::shared_ptr<const Token> loop_;  // shared with the loader
       Batch batch_;
       bool is_at_end_ = false;
     };
 
-    Iterator begin() const { return Iterator(loader_, loader_->begin_loop(number_)); }
+    Iterator begin() const { return Iterator(loader_, loader_->begin_loop(epoch_)); }
     std::default_sentinel_t end() const { return {}; }
 
    private:
     friend class DataLoader;
-    Epoch(DataLoader* loader, int64_t number) : loader_(loader), number_(number) {}
+    Epoch(DataLoader* loader, std::shared_ptr<const Token> epoch)
+        : loader_(loader), epoch_(std::move(epoch)) {}
 
     DataLoader* loader_;
-    int64_t number_;
+    std::shared_ptr<const Token> epoch_;  // shared with the loader
   };
 
   DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderOptions& options);
@@ -137,8 +145,8 @@ class CADRE_EXPORT DataLoader {
 
   const Dataset& dataset() const;  // throws if this loader was moved from
   void end_loops();
-  int64_t begin_loop(int64_t epoch_number);
-  bool next(Batch& batch, int64_t loop);
+  std::shared_ptr<const Token> begin_loop(const std::shared_ptr<const Token>& epoch);
+  bool next(Batch& batch, const std::shared_ptr<const Token>& loop);
   void make_order();
   // This rank's samples of the batch that begins at `begin` of the order.
   static std::vector<int64_t> samples_of(const Share& share, const std::vector<int64_t>& order,
@@ -151,10 +159,8 @@ class CADRE_EXPORT DataLoader {
   Share share_;
   LoaderPosition position_;
   bool is_positioned_ = false;
-  // Of the last epoch() or seek(), and of the loop that may request batches. No two loaders of a
-  // process have the same number, so a loop also notices that another loader was assigned to its.
-  int64_t epoch_number_ = 0;
-  int64_t loop_ = 0;
+  std::shared_ptr<const Token> epoch_;  // made by the last epoch() or seek()
+  std::shared_ptr<const Token> loop_;   // made by the last begin(): the loop that may get batches
   // The samples of all ranks in epoch order_epoch_; shared with the threads.
   std::shared_ptr<const std::vector<int64_t>> order_;
   int64_t order_epoch_ = -1;            // none

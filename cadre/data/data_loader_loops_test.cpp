@@ -16,23 +16,12 @@
 
 #include "cadre/base/error.h"
 #include "cadre/data/data_loader.h"
+#include "cadre/data/data_loader_test.h"
 
 namespace cadre {
 namespace {
 
-// Its samples are their own indices.
-class Indexed : public Dataset {
- public:
-  explicit Indexed(int64_t num_samples) : num_samples_(num_samples) {}
-  int64_t size() const override { return num_samples_; }
-  Batch get(std::span<const int64_t> indices) const override {
-    const at::Tensor rows = at::tensor(at::IntArrayRef(indices.data(), indices.size()), at::kLong);
-    return {.data = rows, .target = rows};
-  }
-
- private:
-  int64_t num_samples_;
-};
+using testing::Counting;
 
 std::string failure_of_loop(const std::function<void()>& loop) {
   try {
@@ -47,7 +36,7 @@ std::string failure_of_loop(const std::function<void()>& loop) {
 TEST(DataLoaderLoops, ALoopOfAnOlderEpochIsRefused) {
   for (const int num_threads : {0, 2}) {
     const DataLoaderOptions options = {.batch_size = 2, .num_threads = num_threads};
-    DataLoader loader = make_data_loader(Indexed(20), options);
+    DataLoader loader = make_data_loader(Counting(20), options);
     int64_t num_outer = 0;
     int64_t num_inner = 0;
     const auto nested = [&](const std::function<void()>& inner) {
@@ -68,7 +57,7 @@ TEST(DataLoaderLoops, ALoopOfAnOlderEpochIsRefused) {
     EXPECT_EQ(num_inner, 10);
     EXPECT_THAT(nested([&] { loader.seek({.epoch = 0, .samples = 4}); }),
                 ::testing::StartsWith(refusal));
-    EXPECT_THAT(nested([&] { loader = make_data_loader(Indexed(20), options); }),
+    EXPECT_THAT(nested([&] { loader = make_data_loader(Counting(20), options); }),
                 ::testing::StartsWith(refusal));
     EXPECT_EQ(nested([] {}), "accepted");
     EXPECT_EQ(num_outer, 10);
@@ -76,7 +65,7 @@ TEST(DataLoaderLoops, ALoopOfAnOlderEpochIsRefused) {
 }
 
 TEST(DataLoaderLoops, TwoIteratorsOfAnEpochDoNotShareItsBatches) {
-  DataLoader loader = make_data_loader(Indexed(20), {.batch_size = 2});
+  DataLoader loader = make_data_loader(Counting(20), {.batch_size = 2});
   const DataLoader::Epoch older = loader.epoch(3);
   const DataLoader::Epoch epoch = loader.epoch(0);
   EXPECT_THAT(failure_of_loop([&] { (void)older.begin(); }), ::testing::HasSubstr("has ended"));
@@ -90,7 +79,7 @@ TEST(DataLoaderLoops, TwoIteratorsOfAnEpochDoNotShareItsBatches) {
 }
 
 // Blocks in every get() until it may go on.
-class Stuck : public Indexed {
+class Stuck : public Counting {
  public:
   struct Gate {
     std::mutex mutex;
@@ -99,7 +88,7 @@ class Stuck : public Indexed {
     bool is_destroyed = false;  // the dataset
   };
 
-  explicit Stuck(std::shared_ptr<Gate> gate) : Indexed(20), gate_(std::move(gate)) {}
+  explicit Stuck(std::shared_ptr<Gate> gate) : Counting(20), gate_(std::move(gate)) {}
   ~Stuck() override {
     const std::lock_guard lock(gate_->mutex);
     gate_->is_destroyed = true;
@@ -108,7 +97,7 @@ class Stuck : public Indexed {
   Batch get(std::span<const int64_t> indices) const override {
     std::unique_lock lock(gate_->mutex);
     gate_->changed.wait(lock, [this] { return gate_->is_open; });
-    return Indexed::get(indices);
+    return Counting::get(indices);
   }
 
  private:

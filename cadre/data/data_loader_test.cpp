@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cadre/base/error.h"
+#include "cadre/data/data_loader_test.h"
 #include "cadre/data/distributed_sampler.h"
 #include "cadre/data/synthetic_dataset.h"
 #include "cadre/group/process_group_test_ranks.h"
@@ -21,23 +22,11 @@
 namespace cadre {
 namespace {
 
+using testing::Counting;
+
 using Indices = std::vector<int64_t>;
 
 constexpr SyntheticRegressionOptions kNine = {.num_samples = 9, .num_inputs = 2};
-
-// Its samples are their own indices.
-class Counting : public Dataset {
- public:
-  explicit Counting(int64_t num_samples) : num_samples_(num_samples) {}
-  int64_t size() const override { return num_samples_; }
-  Batch get(std::span<const int64_t> indices) const override {
-    const at::Tensor rows = at::tensor(at::IntArrayRef(indices.data(), indices.size()), at::kLong);
-    return {.data = rows, .target = rows};
-  }
-
- private:
-  int64_t num_samples_;
-};
 
 Indices values(const at::Tensor& tensor) {
   const auto* first = tensor.const_data_ptr<int64_t>();
