@@ -15,6 +15,7 @@
 #include "cadre/buckets/handed_out_memory.h"
 #include "cadre/group/dtype.h"
 #include "cadre/group/file_memory.h"
+#include "cadre/shard/shard_fence.h"
 
 namespace cadre {
 
@@ -61,10 +62,11 @@ ShardedGradients::ShardedGradients(std::vector<NamedTensor> parameters,
   is_learned_ = options_.layout.has_value();
   allocate();
   unreduced_.review_all(std::nullopt);  // gradients from before
-  for (size_t i = 0; i < slots_.size(); ++i)
+  for (size_t i = 0; i < slots_.size(); ++i) {
     places_.emplace(slots_[i].leaf.unsafeGetTensorImpl(), i);
+  }
   for (const Bucket& bucket : buckets_) {
-    bucket.flat->set_gradient_check([this](const at::Tensor& values) {
+    bucket.flat->fence()->set_gradient_check([this](const at::Tensor& values) {
       const auto found = places_.find(values.unsafeGetTensorImpl());
       if (found != places_.end()) unreduced_.check_complete(found->second);
     });
@@ -72,7 +74,7 @@ ShardedGradients::ShardedGradients(std::vector<NamedTensor> parameters,
 }
 
 ShardedGradients::~ShardedGradients() {
-  for (const Bucket& bucket : buckets_) bucket.flat->set_gradient_check(nullptr);
+  for (const Bucket& bucket : buckets_) bucket.flat->fence()->set_gradient_check(nullptr);
 }
 
 std::string ShardedGradients::where() const {

@@ -140,11 +140,10 @@ void UnreducedGradients::check_complete(size_t parameter) const {
   if (local.is_kept ? shown(parameter) == Shown::kCleared : local.is_arriving) return;
   throw Error(
       ErrorCode::kInvalidArgument,
-      format("{}: a gradient of \"{}\" waits that was not reduced: of a backward() under "
-             "no_sync(), or one that the program has assigned. The gradient of this rank's "
-             "shard does not contain it, so a step, a norm or clipping would miss it. Run the last "
-             "backward() of the step without no_sync(), or call reduce_gradients(), before step(); "
-             "or clear the gradients",
+      format("{}: \"{}\" has a gradient that was not reduced yet, from a backward() under "
+             "no_sync() or assigned by the program. The gradient of this rank's shard does not "
+             "contain it, so a step, a norm or clipping would miss it. Before these, run a "
+             "backward() without no_sync() or call reduce_gradients(), or clear the gradients",
              place_, parameters_[parameter].name));
 }
 

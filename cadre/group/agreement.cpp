@@ -210,6 +210,25 @@ std::optional<CommonRefusal> common_refusal(const ProcessGroup& group,
       .refusal();
 }
 
+std::optional<Error> common_refusal(std::span<const ProcessGroup> groups,
+                                    const AgreementSubject& subject,
+                                    const std::function<void()>& check) {
+  std::optional<Error> problem;
+  try {
+    check();
+  } catch (...) {
+    problem = caught_error();
+  }
+  // What one group has found is a refusal of its ranks in the next.
+  for (const ProcessGroup& group : groups) {
+    const auto refusal = common_refusal(group, subject, [&problem] {
+      if (problem) throw *problem;
+    });
+    if (refusal) problem = refusal->error;
+  }
+  return problem;
+}
+
 void check_on_all_ranks(const ProcessGroup& group, const AgreementSubject& subject,
                         const std::function<void()>& check) {
   if (const auto refusal = common_refusal(group, subject, check)) throw_refusal(group, *refusal);

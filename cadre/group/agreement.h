@@ -13,6 +13,7 @@
 
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -49,7 +50,15 @@ CADRE_EXPORT std::optional<CommonRefusal> common_refusal(const ProcessGroup& gro
                                                          const AgreementSubject& subject,
                                                          const std::function<void()>& check);
 
-// Throws it, and names its rank if other ranks refuse nothing: then their program differs.
+// The same over several groups, such as those along the axes of a mesh, one after the other: what
+// any rank of any of them refuses is the result on all. Without groups, what this rank refuses.
+// groups: in the same order on all ranks.
+CADRE_EXPORT std::optional<Error> common_refusal(std::span<const ProcessGroup> groups,
+                                                 const AgreementSubject& subject,
+                                                 const std::function<void()>& check);
+
+// Throws the refusal of one group, and names its rank if other ranks refuse nothing: then their
+// program differs.
 CADRE_EXPORT void check_on_all_ranks(const ProcessGroup& group, const AgreementSubject& subject,
                                      const std::function<void()>& check);
 

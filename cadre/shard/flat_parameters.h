@@ -145,15 +145,6 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   void check_written() {
     if (is_unsharded() && !is_private_) check_unwritten();
   }
-  // What must hold of the gradient of a shard, one of values(), before something reads it: `check`
-  // throws where it does not. Null: nothing. What `check` uses outlives it.
-  void set_gradient_check(std::function<void(const at::Tensor& values)> check) {
-    gradient_check_ = std::move(check);
-  }
-  bool has_gradient_check() const { return gradient_check_ != nullptr; }
-  void check_gradient(const at::Tensor& values) const {
-    if (gradient_check_) gradient_check_(values);
-  }
 
  private:
   friend class ShardFence;
@@ -227,7 +218,6 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   std::unique_ptr<wrap::WriteWatch> shard_watch_;  // of values_
   std::unique_ptr<wrap::WriteWatch> written_;      // since the parameters became full
   bool is_private_ = false;                        // the program may write to them
-  std::function<void(const at::Tensor&)> gradient_check_;
 };
 
 // The program has changed values() of these, on all ranks, between two steps: whole parameters that

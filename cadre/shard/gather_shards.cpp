@@ -78,26 +78,19 @@ void check_gradients_reduced(const char* call, std::span<const ParameterShard> s
     });
     if (!is_known && group.world_size() > 1) groups.push_back(group);
   };
+  bool is_watched = false;
   for (const ParameterShard& shard : shards) {
-    if (!shard.flat || !shard.flat->has_gradient_check()) continue;
+    if (!shard.flat || !shard.flat->fence()->has_gradient_check()) continue;
+    is_watched = true;
     if (const ProcessGroup* const ranks = shard.flat->fence()->stepping_ranks()) add(*ranks);
   }
-  const auto check = [&] {
-    for (const ParameterShard& shard : shards) {
-      if (shard.flat) shard.flat->check_gradient(shard.values);
-    }
-  };
-  if (groups.empty()) return check();
+  if (!is_watched) return;
   for (const ProcessGroup& group : dividing_groups(shards)) add(group);
-  // What one group has found is a refusal of its ranks in the next.
-  std::optional<Error> problem;
-  for (const ProcessGroup& group : groups) {
-    const auto refusal = common_refusal(group, call, [&] {
-      if (problem) throw *problem;
-      check();
-    });
-    if (refusal) problem = refusal->error;
-  }
+  const auto problem = common_refusal(groups, call, [shards] {
+    for (const ParameterShard& shard : shards) {
+      if (shard.flat) shard.flat->fence()->check_gradient(shard.values);
+    }
+  });
   if (problem) throw *problem;
 }
 

@@ -129,17 +129,6 @@ CommonFindings findings_of_all(const CommonFindings& own, std::span<const Proces
           .largest_scale = std::bit_cast<double>(-values[3])};
 }
 
-// Throws a refusal that at least one rank has, the same on all ranks of all groups.
-[[noreturn]] void throw_on_all(std::optional<Error> refusal, std::span<const ProcessGroup> groups) {
-  for (const ProcessGroup& group : groups) {
-    const auto common = common_refusal(group, "GradScaler::unscale_", [&] {
-      if (refusal) throw *refusal;
-    });
-    if (common) refusal = common->error;
-  }
-  throw refusal.value_or(Error(ErrorCode::kInternal, "GradScaler: a refusal without a reason"));
-}
-
 }  // namespace
 
 GradScaler::GradScaler(const GradScalerOptions& options)
@@ -193,7 +182,12 @@ bool GradScaler::unscale_(std::span<const ParameterShard> shards) {
   }
   const std::vector<ProcessGroup> groups = dividing_groups(shards);
   const CommonFindings found = findings_of_all(own, groups);
-  if (found.is_refused) throw_on_all(std::move(refusal), groups);
+  if (found.is_refused) {
+    const auto common = common_refusal(groups, "GradScaler::unscale_", [&refusal] {
+      if (refusal) throw *refusal;
+    });
+    throw common.value_or(Error(ErrorCode::kInternal, "GradScaler: a refusal without a reason"));
+  }
   if (found.least_scale != found.largest_scale) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("GradScaler: the ranks have scales from {} to {}; give all ranks the same "

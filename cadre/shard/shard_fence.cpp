@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
-#include <unordered_map>
 #include <utility>
 
 #include "cadre/base/format.h"
@@ -110,29 +109,14 @@ const ProcessGroup* ShardFence::stepping_ranks() const {
 void ShardFence::agree_on_step(const Step& step) const {
   const ProcessGroup* const ranks = stepping_ranks();
   if (ranks == nullptr || units_.empty()) return;  // begin_update() says what is wrong
-  struct Held {
-    const FlatParameters* unit;
-    size_t parameter;
-  };
-  std::unordered_map<const void*, Held> shards;
-  for (const FlatParameters* const unit : units_) {
-    for (size_t i = 0; i < unit->parameters().size(); ++i) {
-      shards.emplace(unit->values(i).unsafeGetTensorImpl(), Held{unit, i});
-    }
-  }
-  const auto shard_of = [&](const at::Tensor& parameter) -> const Held* {
-    const auto found = shards.find(parameter.unsafeGetTensorImpl());
-    return found == shards.end() ? nullptr : &found->second;
-  };
   const auto check = [&] {
     if (failure_) throw *failure_;
     for (const FlatParameters* const unit : units_) unit->check_in_place();
     for (const torch::optim::OptimizerParamGroup& group : step.groups) {
       for (const at::Tensor& parameter : group.params()) {
-        if (const Held* const shard = shard_of(parameter)) {
-          shard->unit->check_gradient(parameter);
-        } else if (const wrap::ShardMark* const mark = wrap::shard_mark_of(parameter);
-                   mark != nullptr && mark->fence != nullptr) {
+        const wrap::ShardMark* const mark = wrap::shard_mark_of(parameter);
+        if (mark == nullptr || mark->fence == nullptr) continue;
+        if (mark->fence != this) {
           throw Error(
               ErrorCode::kInvalidArgument,
               format("cadre::ShardedOptimizer: the shard of \"{}\", {}, belongs to another "
@@ -140,6 +124,7 @@ void ShardFence::agree_on_step(const Step& step) const {
                      "state are not compared; make an optimizer of each wrapper",
                      mark->parameter, mark->owner));
         }
+        check_gradient(parameter);
       }
     }
   };
@@ -147,9 +132,9 @@ void ShardFence::agree_on_step(const Step& step) const {
       .groups = step.groups,
       .defaults = nullptr,
       .name_of =
-          [&](const at::Tensor& parameter) {
-            const Held* const shard = shard_of(parameter);
-            return shard ? shard->unit->parameters()[shard->parameter].name : std::string();
+          [this](const at::Tensor& parameter) {
+            const wrap::ShardMark* const mark = wrap::shard_mark_of(parameter);
+            return mark != nullptr && mark->fence == this ? mark->parameter : std::string();
           },
       .state_mark_of = step.state_mark_of};
   const wrap::LocatedGroup located(*ranks,

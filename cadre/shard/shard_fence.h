@@ -25,6 +25,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cadre/base/error.h"
@@ -73,6 +74,15 @@ class CADRE_EXPORT ShardFence {
   bool is_in_update() const { return is_writing_; }
   // That have ended.
   uint64_t num_updates() const { return num_updates_; }
+  // What must hold of the gradient of a shard of these FlatParameters before something reads it:
+  // `check` throws where it does not. Null: nothing. What `check` uses outlives it.
+  void set_gradient_check(std::function<void(const at::Tensor& shard)> check) {
+    gradient_check_ = std::move(check);
+  }
+  bool has_gradient_check() const { return gradient_check_ != nullptr; }
+  void check_gradient(const at::Tensor& shard) const {
+    if (gradient_check_) gradient_check_(shard);
+  }
   // Those that step alike; null while that is not known.
   const ProcessGroup* stepping_ranks() const;
 
@@ -98,6 +108,7 @@ class CADRE_EXPORT ShardFence {
   std::vector<FlatParameters*> units_;
   bool had_units_ = false;
   std::optional<ProcessGroup> ranks_;
+  std::function<void(const at::Tensor&)> gradient_check_;
   std::optional<wrap::LocatedGroup> group_;  // none without mapped units
   // A page for each rank, which begins with its version.
   std::optional<MappedParts> versions_;

@@ -174,14 +174,13 @@ void warn_of_other_holders(LogSink& log, std::string_view component,
     if (first == nullptr) first = &named;
   }
   if (first == nullptr) return;
-  log.write(
-      LogLevel::kWarning, component,
-      format(
-          "something else holds the memory of parameters that is about to be replaced first=\"{}\" "
-          "parameters={} effect=\"a tensor that was made of the parameter by detach(), a view or a "
-          "slice, or the weight of another module that shares its memory, keeps the values of "
-          "before; make it of the parameter again in each forward()\"",
-          first->name, num_held));
+  log.write(LogLevel::kWarning, component,
+            format("tensors that are not registered share memory with parameters first=\"{}\" "
+                   "parameters={} effect=\"a member made by detach(), a view or a "
+                   "slice, or the weight of another module keeps the values of "
+                   "before, because the parameters get other memory; make it from the parameter in "
+                   "each forward()\"",
+                   first->name, num_held));
 }
 
 void check_shardable(const std::string& what, const std::vector<NamedTensor>& parameters,

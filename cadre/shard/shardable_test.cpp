@@ -67,8 +67,9 @@ TEST(OtherHolders, AreTensorsInTheMemoryThatAreInNoList) {
   const Tensor rest = base.narrow(0, 3, 3);
   EXPECT_THAT(warnings({{"top", top}, {"rest", rest}}, {{"base", base}}), IsEmpty());
   EXPECT_THAT(warnings({{"top", top}, {"b", alone}, {"rest", rest}}),
-              ElementsAre(AllOf(HasSubstr("test something else holds the memory of parameters"),
-                                HasSubstr("first=\"top\" parameters=2"))));
+              ElementsAre(AllOf(
+                  HasSubstr("test tensors that are not registered share memory with parameters"),
+                  HasSubstr("first=\"top\" parameters=2"))));
   EXPECT_THAT(warnings({{"b", alone}}, {{"top", top}}), IsEmpty()) << "it stays where it is";
 }
 

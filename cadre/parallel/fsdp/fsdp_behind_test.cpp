@@ -121,9 +121,11 @@ TEST(FsdpBehind, WhatElseHoldsTheMemoryOfAParameterIsLogged) {
         log);
     EXPECT_TRUE(result.ok()) << result.failures();
     if (is_tied) {
-      EXPECT_THAT(log->get(),
-                  ElementsAre(AllOf(HasSubstr("fsdp something else holds the memory of parameters"),
-                                    HasSubstr("first=\"second.weight\" parameters=1"))));
+      EXPECT_THAT(
+          log->get(),
+          ElementsAre(
+              AllOf(HasSubstr("fsdp tensors that are not registered share memory with parameters"),
+                    HasSubstr("first=\"second.weight\" parameters=1"))));
     } else {
       EXPECT_THAT(log->get(), IsEmpty());
     }

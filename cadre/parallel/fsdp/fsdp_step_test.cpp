@@ -125,7 +125,7 @@ TEST(FsdpStep, AGradientOfOneRankThatWaitsIsRefused) {
         }
         if (training.group.rank() == 0) training.optimizer.zero_grad();
       },
-      {"waits that was not reduced", "on rank 1 of 2", "or call reduce_gradients()"});
+      {"has a gradient that was not reduced yet", "on rank 1 of 2", "or call reduce_gradients()"});
 }
 
 TEST(FsdpStep, AShardOfAnotherWrapperIsRefused) {
@@ -197,7 +197,7 @@ TEST(FsdpStep, NormsAndChecksOfGradientsThatWaitAreRefused) {
     if (training.group.rank() != 1) training.optimizer.zero_grad();
     for (const auto& [name, read] : readers) {
       EXPECT_THAT(failure_of([&, &read = read] { read(training); }),
-                  HasSubstr("waits that was not reduced"))
+                  HasSubstr("has a gradient that was not reduced yet"))
           << name;
     }
     training.optimizer.zero_grad();

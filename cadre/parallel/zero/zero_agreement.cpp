@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <string_view>
-#include <unordered_set>
 #include <utility>
 
 #include "cadre/base/error.h"
@@ -15,6 +14,7 @@
 #include "cadre/optim/step_agreement.h"
 #include "cadre/parallel/zero/gradient_comparison.h"
 #include "cadre/parallel/zero/zero_core.h"
+#include "cadre/shard/shard_fence.h"
 #include "cadre/shard/shardable.h"
 #include "cadre/wrap/replica_check.h"
 
@@ -156,13 +156,10 @@ void ZeroCore::check_frozen() const {
 
 // Stage 2: no gradient of a parameter that is stepped waits on this rank.
 void ZeroCore::check_gradients(const Groups& groups) const {
-  std::unordered_set<const void*> stepped;
   for (const torch::optim::OptimizerParamGroup& group : groups) {
-    for (const at::Tensor& parameter : group.params()) stepped.insert(key_of(leaf_of(parameter)));
-  }
-  for (const auto& flat : buckets_) {
-    for (size_t i = 0; i < flat->parameters().size(); ++i) {
-      if (stepped.contains(key_of(flat->values(i)))) flat->check_gradient(flat->values(i));
+    for (const at::Tensor& parameter : group.params()) {
+      const ParameterShard& shard = shards_[index_of(parameter)];
+      if (shard.flat) shard.flat->fence()->check_gradient(shard.values);
     }
   }
 }
