@@ -46,6 +46,7 @@ class GraphParts {
     }
     for (Node* const node : finished_) {
       if (!reaches_input(node)) continue;
+      if (is_checkpoint(*node)) allow_partial_backward(*node);
       for (const Edge& edge : node->next_edges()) {
         if (!edge.is_valid() || reaches_input(edge.function.get())) continue;
         // The backward of a checkpoint adds to the gradients of weights that are not in this graph,
@@ -235,7 +236,6 @@ std::vector<at::Tensor> StageGraph::input_pass(const std::vector<at::Tensor>& gr
     wanted.insert(wanted.end(), entry.owner.begin(), entry.owner.end());
   }
   if (wanted.empty()) return state_->take_input_gradients();
-  const PartialBackward with_checkpoints;
   const variable_list captured = Engine::get_default_engine().execute(
       roots, root_gradients, /*keep_graph=*/true, /*create_graph=*/false,
       /*accumulate_grad=*/false, wanted);

@@ -71,6 +71,7 @@ struct Checkpointed {
   ForwardState state;
   std::vector<at::Tensor> buffers;       // which a second forward leaves as they are
   std::vector<bool> requires_grad = {};  // by input
+  bool may_be_partial = false;           // a backward with a list of inputs may go through it
 };
 
 std::vector<uint32_t> versions_of(const std::vector<at::Tensor>& tensors) {
@@ -99,8 +100,6 @@ class KeptValues {
   std::vector<at::Tensor> tensors_;
   std::vector<at::Tensor> values_;
 };
-
-thread_local bool expects_checkpoints = false;
 
 // The first forward. Refuses a function that changes its inputs, because the second one gets the
 // same.
@@ -159,8 +158,10 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
           "cadre::ActivationCheckpoint: backward with create_graph=true does not go through "
           "a checkpointed module; use the plain module where second derivatives are needed");
     }
+    const auto capsule = context->saved_data["holder"].toCapsule();
+    const auto& checkpointed = static_cast<Holder&>(*capsule).checkpointed;
     // The backward of the second forward writes the gradients of all parameters that this uses.
-    if (!expects_checkpoints &&
+    if (!checkpointed.may_be_partial &&
         !torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
       throw Error(ErrorCode::kInvalidArgument,
                   "cadre::ActivationCheckpoint: autograd::grad(), and backward() with a list of "
@@ -168,8 +169,6 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
                   "get gradients that were not asked for; use a plain backward(), or the plain "
                   "module");
     }
-    const auto capsule = context->saved_data["holder"].toCapsule();
-    const auto& checkpointed = static_cast<Holder&>(*capsule).checkpointed;
     variable_list inputs = context->get_saved_variables();
     for (size_t i = 0; i < inputs.size(); ++i) {
       inputs[i] = inputs[i].detach();
@@ -206,13 +205,14 @@ std::vector<at::Tensor> checkpoint(TensorFunction function, const std::vector<at
                                        std::move(function), ForwardState{}, std::move(buffers)}));
 }
 
-PartialBackward::PartialBackward() : was_expected_(std::exchange(expects_checkpoints, true)) {}
-PartialBackward::~PartialBackward() {
-  expects_checkpoints = was_expected_;
-}
-
 bool is_checkpoint(const torch::autograd::Node& node) {
   return dynamic_cast<const torch::autograd::CppNode<CheckpointFunction>*>(&node) != nullptr;
+}
+
+void allow_partial_backward(torch::autograd::Node& checkpoint) {
+  auto& node = dynamic_cast<torch::autograd::CppNode<CheckpointFunction>&>(checkpoint);
+  const auto capsule = node.ctx_.saved_data["holder"].toCapsule();
+  static_cast<Holder&>(*capsule).checkpointed.may_be_partial = true;
 }
 
 bool checkpointing_is_useful() {

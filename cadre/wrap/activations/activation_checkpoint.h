@@ -54,18 +54,9 @@ CADRE_EXPORT std::vector<at::Tensor> checkpoint(TensorFunction function,
 // Whether it is the node of a checkpoint(), which computes in its backward, besides the gradients
 // of the inputs, those of all parameters that the function uses.
 CADRE_EXPORT bool is_checkpoint(const torch::autograd::Node& node);
-// In its scope a backward of this thread with a list of inputs may go through checkpoints: the
-// caller knows that they add to the gradients of all their parameters.
-class CADRE_EXPORT PartialBackward {
- public:
-  PartialBackward();
-  ~PartialBackward();
-  PartialBackward(const PartialBackward&) = delete;
-  PartialBackward& operator=(const PartialBackward&) = delete;
-
- private:
-  bool was_expected_;
-};
+// Lets a backward with a list of inputs go through this checkpoint: the caller knows that it adds
+// to the gradients of all its parameters. REQUIRES: is_checkpoint().
+CADRE_EXPORT void allow_partial_backward(torch::autograd::Node& checkpoint);
 // Whether there is anything to save: grad is on.
 CADRE_EXPORT bool checkpointing_is_useful();
 
