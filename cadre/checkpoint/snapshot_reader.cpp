@@ -19,7 +19,7 @@
 #include "cadre/checkpoint/snapshot_parts.h"
 #include "cadre/mesh/layout.h"
 #include "cadre/os/files/file.h"
-#include "cadre/os/files/file_identity.h"
+#include "cadre/os/files/regular_file.h"
 #include "cadre/os/host/host_info.h"
 #include "cadre/wire/blake2b.h"
 #include "cadre/wrap/named_tensors.h"

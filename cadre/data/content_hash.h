@@ -15,7 +15,7 @@
 
 namespace cadre {
 
-// Of bytes that are added one part after the other; how they are divided does not matter.
+// The hash of bytes that are added part by part. It does not depend on how they are divided.
 class CADRE_EXPORT ContentHash {
  public:
   ContentHash();

@@ -78,7 +78,7 @@ bool is_binary(std::string_view content) {
   return content.substr(0, kBinaryProbeBytes).find('\0') != std::string_view::npos;
 }
 
-// Of files that cannot be read now, opening them tells more.
+// A file whose size cannot be read counts as empty: opening it gives the reason.
 uint64_t total_bytes(const std::vector<std::string>& paths) {
   uint64_t total = 0;
   for (const std::string& path : paths) {
@@ -137,7 +137,7 @@ struct TextCorpus::Contents {
     os::FileVersion version;  // when its text was scanned
     std::string text;         // empty if it is on the disk
   };
-  // Of the document that is being read.
+  // The document that is being read so far.
   struct Scan {
     uint64_t offset = 0;
     uint64_t num_bytes = 0;

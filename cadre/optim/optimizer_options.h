@@ -41,7 +41,7 @@ struct GroupTerms {
 };
 // What the terms must have in common on all ranks.
 CADRE_EXPORT void add_fields_of(const GroupTerms& terms, std::vector<AgreedField>& fields);
-// Of the same.
+// A digest of what add_fields_of() lists.
 CADRE_EXPORT uint64_t digest_of(const GroupTerms& terms);
 
 }  // namespace cadre::optim_state

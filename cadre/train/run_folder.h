@@ -50,9 +50,8 @@ class RunFolder {
     std::optional<std::string> abandoned;
   };
   // Prepares the folder for the steps after `start`, nullopt: for those from step 1 on.
-  // - From a snapshot of its own: snapshots of later steps are moved to a folder of the run, so
-  // that
-  //   no later start continues from them. If the best snapshot is among them, the best one before
+  // - From a snapshot of its own: snapshots of later steps are moved to a folder of the run, and no
+  //   later start continues from them. If the best snapshot is among them, the best one before
   //   takes its place.
   // - From another snapshot below the folder: likewise, and the snapshot is recorded as the origin,
   //   from which run.resume=auto continues until the run has a snapshot of a later step.

@@ -127,7 +127,7 @@ std::string gone_cause(const Roster& roster, int peer, const PeerView& view,
                        SignOfLoss sign = SignOfLoss::kConnectionEnded);
 // The lowest rank that has left, or -1.
 int first_left(std::span<const PeerView> views);
-// Of a receive from any rank when all streams have ended; `error` is that of one of them.
+// Why a receive from any rank cannot end: all streams have. error: that of one of the streams.
 std::string all_left_cause(const Roster& roster, std::span<const PeerView> views,
                            const Error& error);
 std::string left_cause(const Roster& roster, int peer, uint64_t left_after);

@@ -24,6 +24,7 @@ struct Notes {
   std::vector<std::string> events;
   std::vector<std::string> full;
   size_t peak = 0;
+  std::optional<Error> refusal;  // of the next wait for a gather
 
   std::vector<std::string> take() { return std::exchange(events, {}); }
 };
@@ -42,9 +43,7 @@ class NotedMemory final : public UnitMemory {
   }
   void wait_full() override {
     if (fail) throw std::runtime_error("gather failed");
-    if (is_refused) {
-      throw Error(ErrorCode::kInvalidArgument, "gathering unit \"" + name_ + "\": refused");
-    }
+    if (notes_.refusal) throw notes_.refusal->with_context("gathering unit \"" + name_ + "\"");
   }
   void release() override {
     if (!is_full()) return;
@@ -60,7 +59,6 @@ class NotedMemory final : public UnitMemory {
   bool is_outdated() const override { return false; }
 
   static inline bool fail = false;
-  static inline bool is_refused = false;
 
  private:
   std::string name_;
@@ -338,9 +336,8 @@ TEST_F(ScheduleTest, AFailedGatherLeavesNothingFull) {
 // The memory names the unit, so the schedule does not name it again.
 TEST_F(ScheduleTest, AFailedGatherNamesItsUnitOnce) {
   make();
-  NotedMemory::is_refused = true;
+  notes_.refusal = Error(ErrorCode::kInvalidArgument, "refused");
   EXPECT_EQ(error_of([&] { forward(); }), "gathering unit \"root\": refused");
-  NotedMemory::is_refused = false;
 }
 
 TEST_F(ScheduleTest, ARankThatHasLeftABackwardGathersWhatTheOthersGather) {
