@@ -69,8 +69,9 @@ TEST_P(ClosedDescriptors, BothRanksNameTheOneThatClosedThemAndItsFilesAreKept) {
       CommunicatorOptions group_options;
       group_options.transport = GetParam();
       const auto group = Communicator::connect(context.system, membership, group_options, soon);
-      group->barrier({.deadline = soon});
       if (context.rank == 0) {
+        // The other rank may still be in this barrier when its connection ends.
+        group->barrier({.deadline = soon});
         stolen = testing::opened_since(before);
         require(stolen.size() > 3, "a group has descriptors");
         for (const int number : stolen) file.take_number(number);
