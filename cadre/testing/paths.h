@@ -10,7 +10,7 @@
 
 namespace cadre::testing {
 
-// `relative` below the root of the source tree, for example source_path("docs/formats/message.md").
+// `relative` below the root of the source tree, for example source_path("docs/formats/layout.md").
 std::string source_path(std::string_view relative);
 
 // `relative` below the build folder, for example build_path("bin/cadre").
