@@ -184,6 +184,7 @@ void DataParallelCore::before_forward(bool is_training, std::optional<int64_t> n
       group_.enter({kInBackward, num_forwards_});
     }
   }
+  if (is_recorded_) replicas_->take_samples();
   replicas_->begin_forward();
 }
 
