@@ -17,7 +17,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int64_t kPage = 4096;
-constexpr int64_t kTrailer = 103 * 4;
+constexpr int64_t kTrailer = 167 * 4;
 constexpr int64_t kSamples = 128;  // of the agreement on weights
 constexpr int64_t kDigests = 40;   // what ZeRO compares in each step
 

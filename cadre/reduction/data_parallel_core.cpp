@@ -184,6 +184,7 @@ void DataParallelCore::before_forward(bool is_training, std::optional<int64_t> n
       group_.enter({kInBackward, num_forwards_});
     }
   }
+  if (is_recorded_) replicas_->take_samples();
   replicas_->begin_forward();
 }
 
@@ -198,7 +199,20 @@ void DataParallelCore::after_forward(std::span<const at::Tensor> outputs) {
   // The mode at the beginning of the forward: forward() may have changed it since.
   if (!std::exchange(is_recorded_, false)) return;
   num_samples_.reset();  // after the forward, because one that throws may be called again
+  watch_backwards(outputs);
   if (reducer_) reducer_->watch(outputs);
+}
+
+void DataParallelCore::watch_backwards(std::span<const at::Tensor> outputs) const {
+  if (calls_before_backward_->empty()) return;
+  const std::weak_ptr<const std::vector<std::function<void()>>> weak = calls_before_backward_;
+  for (const at::Tensor& output : outputs) {
+    wrap::at_start_of_backward(output, [weak] {
+      const auto calls = weak.lock();
+      if (!calls) return;
+      for (const auto& call : *calls) call();
+    });
+  }
 }
 
 int64_t DataParallelCore::last_num_samples() const {
@@ -283,6 +297,10 @@ double DataParallelCore::mean_over_ranks(double value) {
 
 void DataParallelCore::call_before_forward(std::function<void()> call) {
   calls_before_forward_.push_back(std::move(call));
+}
+
+void DataParallelCore::call_before_backward(std::function<void()> call) {
+  calls_before_backward_->push_back(std::move(call));
 }
 
 void DataParallelCore::zero_grad(bool set_to_none) {

@@ -109,6 +109,9 @@ class CADRE_EXPORT DataParallelCore {
   double mean_over_ranks(double value);
   // Adds to what DataParallelOptions::before_forward does.
   void call_before_forward(std::function<void()> call);
+  // Called at the start of each backward through an output of a forward that comes after this, also
+  // in a world of one and under no_sync(), before any gradient of what made the output.
+  void call_before_backward(std::function<void()> call);
   // See GradientStorage::zero_grad().
   void zero_grad(bool set_to_none);
   std::optional<BucketLayout> learned_layout() const;
@@ -121,6 +124,7 @@ class CADRE_EXPORT DataParallelCore {
   void start(const std::shared_ptr<const torch::nn::Module>& module,
              const MakeGradientStorage& make_storage);
   void broadcast_buffers();
+  void watch_backwards(std::span<const at::Tensor> outputs) const;
   void check_unchanged() const;
   int64_t last_num_samples() const;
 
@@ -128,6 +132,9 @@ class CADRE_EXPORT DataParallelCore {
   Wrapper wrapper_;
   const DataParallelOptions options_;
   std::vector<std::function<void()>> calls_before_forward_;
+  // Shared with nothing: hooks of outputs, which may outlive this, refer to it weakly.
+  std::shared_ptr<std::vector<std::function<void()>>> calls_before_backward_ =
+      std::make_shared<std::vector<std::function<void()>>>();
   // In an idle world of one there are none of these.
   std::unique_ptr<BufferBroadcast> buffers_;
   std::unique_ptr<wrap::ParameterWatch> watch_;

@@ -295,7 +295,8 @@ TrailerWord Reducer::trailer_word(bool has_news) const {
   return {.wrapper = wrapper_number(),
           .position = ledger_.position(pass_.newest_forward),
           .has_news = has_news,
-          .num_writes = replicas_.num_writes()};
+          .num_writes = replicas_.num_writes(),
+          .samples = replicas_.samples()};
 }
 
 Attention Reducer::attention(bool gave_up) const {
@@ -307,6 +308,7 @@ Attention Reducer::attention(bool gave_up) const {
   if (gave_up) attention.set_gave_up();
   attention.set_suspicion(replicas_.suspicion());
   attention.set_num_writes(replicas_.num_writes());
+  attention.set_samples(replicas_.samples());
   if (!exchanged().empty()) attention.set_exchanged();
   attention.set_position(ledger_.position(pass_.newest_forward));
   attention.set_wrapper(wrapper_number());

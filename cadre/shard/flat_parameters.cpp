@@ -375,6 +375,10 @@ void FlatParameters::bump_versions() {
   }
 }
 
+void FlatParameters::show_writes() {
+  if (options_.keep_full && is_unsharded() && is_outdated()) bump_versions();
+}
+
 void FlatParameters::guard_writes() {
   if (is_mapped()) shard::guard_against_writes(shard_);
 }

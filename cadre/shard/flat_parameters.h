@@ -129,6 +129,10 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // Whether this rank's shard has changed since the gather whose values are there, or on their way.
   // A write through at::Tensor::data() is seen by a rank that has elements of it only.
   bool is_outdated() const;
+  // With keep_full, before a backward: lets autograd refuse it where the parameters that it saved
+  // have other values by now, because the program has written to the shards since they were filled.
+  // A write through at::Tensor::data() is not seen. The next unshard_async() gathers.
+  void show_writes();
   // Until they are resharded, the parameters are a copy of this rank alone, and the program may
   // write to them. They must be unsharded.
   void make_private();

@@ -68,10 +68,10 @@ class CADRE_EXPORT WriteWatch {
   std::vector<size_t> written() const;
   // How often the parameters have been written to, in all: the sum of their version counters.
   uint32_t num_writes() const;
-  // A digest of one element of each parameter, which all but certainly changes when an optimizer
-  // steps, also one that writes through at::Tensor::data(), as torch::optim::SGD does.
-  // REQUIRES: the parameters have memory.
-  uint64_t samples() const;
+  // A digest of the bits of one element of each parameter, which all but certainly changes when an
+  // optimizer steps, also one that writes through at::Tensor::data(), as torch::optim::SGD does.
+  // Each `turn` takes other elements. REQUIRES: the parameters have memory.
+  uint64_t samples(uint64_t turn = 0) const;
 
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
 

@@ -195,6 +195,95 @@ TEST(ZeroUnderDdp, ValuesThatChangeWhileGradientsWaitAreRefusedOnAllRanks) {
   }
 }
 
+void double_shards(const std::vector<ParameterShard>& shards) {
+  const torch::NoGradGuard no_grad;
+  for (const ParameterShard& shard : shards) {
+    if (shard.flat) shard.values.mul_(2);
+  }
+}
+
+const char* const kModified = "modified by an inplace operation";
+
+// As one process does: what a forward has saved has changed.
+TEST(ZeroUnderDdp, ABackwardAfterAWriteToTheShardsIsRefused) {
+  for (const int world_size : {1, 2, 3}) {
+    for (const auto placement : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
+      const auto result = run_groups(world_size, [&](const ProcessGroup& group) {
+        const auto net = std::make_shared<Zoo>();
+        Wrapped model{net, group, options_of(placement)};
+        const ZeroRedundancyOptimizer<SGD> zero(model, torch::optim::SGDOptions(0.1));
+        const Copy copy{
+            .model = model, .net = *net, .rank = group.rank(), .world_size = world_size};
+        const auto loss = [&](int64_t seed) {
+          return model(copy.rows(4, seed), std::pair(true, true)).mean();
+        };
+        copy.backward(4, 0);
+        Tensor last = loss(1);
+        double_shards(zero.parameter_shards());
+        EXPECT_THAT(failure_of([&] { last.backward(); }), HasSubstr(kModified));
+        // Written between a backward and the next forward, and then under no_sync().
+        copy.zero_grad();
+        loss(2).backward();
+        double_shards(zero.parameter_shards());
+        const auto no_sync = model.no_sync();
+        loss(3).backward();
+        last = loss(4);
+        double_shards(zero.parameter_shards());
+        EXPECT_THAT(failure_of([&] { last.backward(); }), HasSubstr(kModified));
+      });
+      EXPECT_TRUE(result.ok()) << world_size << " ranks: " << result.failures();
+    }
+  }
+}
+
+// The step of an optimizer of the shards, and of the divided one, between the backwards of two
+// forwards.
+TEST(ZeroUnderDdp, AStepBetweenTwoForwardsAndTheirBackwardsIsRefused) {
+  for (const bool is_divided : {false, true}) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group) {
+      const auto net = std::make_shared<Zoo>();
+      Wrapped model{net, group, options_of(GradientPlacement::kSharded)};
+      std::vector<Tensor> values;
+      for (const ParameterShard& shard : model.parameter_shards()) values.push_back(shard.values);
+      const torch::optim::SGDOptions rate(0.1);
+      const auto optimizer = is_divided
+                                 ? std::unique_ptr<torch::optim::Optimizer>(
+                                       std::make_unique<ZeroRedundancyOptimizer<SGD>>(model, rate))
+                                 : std::make_unique<SGD>(values, rate);
+      const Copy copy{.model = model, .net = *net, .rank = group.rank(), .world_size = 2};
+      const auto loss = [&](int64_t seed) {
+        return model(copy.rows(4, seed), std::pair(true, true)).mean();
+      };
+      const Tensor first = loss(0);
+      const Tensor second = loss(1);
+      first.backward();
+      optimizer->step();
+      const std::string failure = failure_of([&] { second.backward(); });
+      EXPECT_THAT(failure, HasSubstr(is_divided ? "" : kModified));
+      EXPECT_FALSE(failure.empty());
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
+TEST(ZeroUnderDdp, AWriteToTheShardsOfOneRankBeforeABackwardIsAnErrorOnAllRanks) {
+  for (const auto placement : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group) {
+      const auto net = std::make_shared<Zoo>();
+      Wrapped model{net, group, options_of(placement)};
+      const ZeroRedundancyOptimizer<SGD> zero(model, torch::optim::SGDOptions(0.1));
+      const Copy copy{.model = model, .net = *net, .rank = group.rank(), .world_size = 2};
+      const Tensor loss = model(copy.rows(4, 1), std::pair(true, true)).mean();
+      if (group.rank() == 0) double_shards(zero.parameter_shards());
+      EXPECT_THAT(failure_of([&] { loss.backward(); }),
+                  HasSubstr(group.rank() == 0 ? kModified : "rank 0 left this backward"));
+      // Only rank 0 gathers before its next forward.
+      EXPECT_THAT(failure_of([&] { copy.backward(4, 0); }), HasSubstr("the ranks disagree"));
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
 TEST(ZeroUnderDdp, AStateThatOneRankHasLostIsRefusedOnAllRanks) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
     const auto net = std::make_shared<Zoo>();

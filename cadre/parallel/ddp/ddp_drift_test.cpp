@@ -1,12 +1,13 @@
 // Replicas whose parameters drift apart: a forward that writes to a weight, an optimizer's step
 // between a backward under no_sync() and the reduction, an optimizer that computes its loss a
-// different number of times on each rank. All ranks throw the same error at the next reduction;
-// writes that are the same on all ranks are no error.
+// different number of times on each rank, values that one rank alone writes. All ranks throw the
+// same error at the next reduction; writes that are the same on all ranks are no error.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 
@@ -206,6 +207,96 @@ TEST(DdpDrift, AnOptimizerThatComputesItsLossMoreOftenOnOneRankIsNamed) {
                              });
                            }),
                 "a different number of times on these ranks");
+}
+
+// Linear of 2 x 4 and a frozen weight, of one dtype.
+struct Pair : nn::Module {
+  explicit Pair(at::ScalarType dtype) {
+    weight = register_parameter("weight", torch::full({2, 4}, 0.5, dtype));
+    frozen = register_parameter("frozen", torch::ones({4}, dtype), /*requires_grad=*/false);
+  }
+  Tensor forward(const Tensor& x) { return torch::matmul(x * frozen, weight.t()); }
+  Tensor weight;
+  Tensor frozen;
+};
+
+struct Change {
+  at::ScalarType dtype = at::kFloat;
+  GradientPlacement gradients = GradientPlacement::kReplicated;
+  int num_steps = 1;  // within which it is noticed
+  std::function<void(Pair&)> on_rank_0;
+};
+
+// Steps through data(), as torch::optim::SGD does, or none; then rank 0 changes values, then steps
+// until one is refused. Values that are equal again are trained.
+void expect_named(const Change& change, const std::string& text) {
+  expect_on_all(
+      run_groups(2,
+                 [&](const ProcessGroup& group, std::string& output) {
+                   const auto net = std::make_shared<Pair>(change.dtype);
+                   DistributedDataParallel model{net, group, {.gradients = change.gradients}};
+                   const auto step = [&] {
+                     const torch::AutoGradMode with_grad(true);
+                     model(torch::ones({1, 4}, change.dtype)).sum().backward();
+                     net->weight.data().sub_(0.125);
+                   };
+                   const torch::NoGradGuard no_grad;
+                   for (int i = 0; i < 3; ++i) step();
+                   if (group.rank() == 0) change.on_rank_0(*net);
+                   for (int i = 0; i < change.num_steps && output.empty(); ++i) {
+                     output = failure_of(step);
+                   }
+                   require(!failure_of(step).empty(), "the replicas stay different");
+                   net->weight.fill_(0.25);
+                   net->frozen.fill_(2);
+                   for (int i = 0; i < 3; ++i) step();
+                 }),
+      text);
+}
+
+TEST(DdpDrift, ShardedWeightsThatOneRankWritesAreNamed) {
+  expect_named({.gradients = GradientPlacement::kSharded,
+                .on_rank_0 = [](Pair& net) { net.weight.mul_(0.5); }},
+               "\"weight\" has other values on rank 1 than on rank 0, because the program has "
+               "changed the parameters a different number of times");
+}
+
+TEST(DdpDrift, AWriteThroughDataOnOneRankBetweenStepsIsNamed) {
+  for (const auto gradients : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
+    for (const auto dtype : {at::kFloat, at::kDouble, at::kBFloat16}) {
+      expect_named({.dtype = dtype,
+                    .gradients = gradients,
+                    .on_rank_0 = [](Pair& net) { net.weight.data().mul_(0.5); }},
+                   "\"weight\" has other values on rank 1 than on rank 0, because the program has "
+                   "changed the parameters in another way");
+      expect_named({.dtype = dtype,
+                    .gradients = gradients,
+                    .on_rank_0 = [](Pair& net) { net.frozen.data().mul_(0.5); }},
+                   "\"frozen\" has other values on rank 1");
+    }
+  }
+}
+
+// Each pass samples another of the 8 elements.
+TEST(DdpDrift, OneElementThatDiffersIsFoundInALaterStep) {
+  for (int element = 0; element < 8; ++element) {
+    expect_named(
+        {.num_steps = 8,
+         .on_rank_0 = [element](Pair& net) { net.weight.data().view(-1)[element].add_(1); }},
+        "\"weight\" has other values on rank 1");
+  }
+}
+
+TEST(DdpDrift, SignsOfZeroAreComparedAndEqualNansAreNoDrift) {
+  expect_named({.on_rank_0 = [](Pair& net) { net.weight.data().fill_(0).neg_(); }},
+               "\"weight\" has other values on rank 1");
+  const auto result = run_groups(2, [](const ProcessGroup& group, std::string&) {
+    const auto net = std::make_shared<Pair>(at::kFloat);
+    DistributedDataParallel model{net, group};
+    net->weight.data().fill_(std::numeric_limits<float>::quiet_NaN());
+    for (int i = 0; i < 3; ++i) model(torch::ones({1, 4})).sum().backward();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 }  // namespace

@@ -74,7 +74,7 @@ TEST_F(DdpMechanics, UnusedByAllStaysUntouched) {
 TEST_F(DdpMechanics, UsedByAnotherRankOnlyGetsItsGradient) {
   net_->use_side = false;
   auto model = wrap();
-  formula_->counts = torch::zeros({6 + 6 + 8 * kWorld}, torch::kInt);
+  formula_->counts = torch::zeros({6 + 6 + 9 * kWorld}, torch::kInt);
   formula_->counts.narrow(0, 0, 6).fill_(3);  // used by all the others
   loss_of(model(input())).backward();
   ASSERT_TRUE(net_->side->weight.grad().defined());
@@ -84,7 +84,7 @@ TEST_F(DdpMechanics, UsedByAnotherRankOnlyGetsItsGradient) {
 TEST_F(DdpMechanics, APeersFlagAloneStartsTheCounts) {
   auto model = wrap();
   formula_->flag = 1;
-  formula_->counts = torch::zeros({6 + 6 + 8 * kWorld}, torch::kInt);
+  formula_->counts = torch::zeros({6 + 6 + 9 * kWorld}, torch::kInt);
   formula_->counts[6 + 6 + 2] = 1;
   const std::string error =
       error_of([&] { loss_of(model(input())).backward(); }, ErrorCode::kAborted);

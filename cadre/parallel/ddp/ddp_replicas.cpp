@@ -188,6 +188,11 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
   }
   auto core = std::make_shared<reduction::DataParallelCore>(module, group, std::move(core_options),
                                                             make_storage);
+  if (is_sharded) {
+    core->call_before_backward([flat_parameters] {
+      for (const auto& flat : *flat_parameters) flat->show_writes();
+    });
+  }
   DdpReplicas replicas{
       .core = std::move(core), .group = group, .flat_parameters = *flat_parameters, .shards = {}};
   if (replicas.flat_parameters.empty()) return replicas;

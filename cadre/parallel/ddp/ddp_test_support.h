@@ -38,7 +38,7 @@ class DdpPeers : public PeersFormula {
     }
   }
 
-  Tensor counts;                   // of all peers, added; undefined: as this rank
+  Tensor counts;  // of all peers, added, but for their samples; undefined: as this rank
   std::optional<int64_t> samples;  // of all peers together; otherwise each has those of this rank
   double flag = 0;                 // added to the last element of each floating-point reduction
 
@@ -46,11 +46,13 @@ class DdpPeers : public PeersFormula {
   void reduce_counts(const Tensor& tensor) const {
     if (counts.defined()) {
       tensor.add_(counts);
+      const Tensor digests = tensor.narrow(0, -world_size(), world_size());
+      digests.fill_(digests[0]);
       return;
     }
     tensor.mul_(world_size());
-    // Where the ranks' numbers of writes, wrappers, positions and suspicions lie.
-    for (const int64_t place : {1, 2, 3, 4, 5, 7}) {
+    // Where the samples, numbers of writes, wrappers, positions and suspicions of the ranks lie.
+    for (const int64_t place : {1, 2, 3, 4, 5, 6, 8}) {
       const Tensor of_ranks = tensor.narrow(0, -place * world_size(), world_size());
       of_ranks.fill_(of_ranks[0] / world_size());
     }

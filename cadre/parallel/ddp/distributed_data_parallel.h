@@ -95,6 +95,11 @@ class DistributedDataParallel : public reduction::DataParallelModule<M> {
   void call_before_forward(std::function<void()> call) {
     this->core().call_before_forward(std::move(call));
   }
+  // Called at the start of each backward through an output of a forward that comes after this, also
+  // in a world of one: by an optimizer that shows autograd what has been written to its shards.
+  void call_before_backward(std::function<void()> call) {
+    this->core().call_before_backward(std::move(call));
+  }
   // With GradientPlacement::kSharded, the buffers in which the parameters are, one for each bucket:
   // code that changes values calls mark_stale() and unshard_async() on each, on all ranks, and the
   // next forward waits. Otherwise empty.

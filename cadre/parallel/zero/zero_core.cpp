@@ -210,6 +210,10 @@ void ZeroCore::finish_gathers() {
   }
 }
 
+void ZeroCore::show_writes() const {
+  for (const auto& flat : buckets_) flat->show_writes();
+}
+
 void ZeroCore::check_alike(std::span<const int64_t> marks, const std::string& what) const {
   const auto count = static_cast<int64_t>(marks.size());
   const at::Tensor bounds = at::zeros({2 * count}, at::kLong);

@@ -91,6 +91,8 @@ class CADRE_EXPORT ZeroCore {
   void end_step();
   // For the gathers of the last step; nothing to do for parameters that are there.
   void finish_gathers();
+  // As FlatParameters::show_writes(), of all.
+  void show_writes() const;
 
   // Refuses states that are not alike on all ranks: `marks` are equal numbers on all of them.
   void check_alike(std::span<const int64_t> marks, const std::string& what) const;

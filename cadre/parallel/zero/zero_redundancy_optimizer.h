@@ -263,6 +263,11 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
           if (const auto alive = waiting.lock()) alive->finish_gathers();
         });
       }
+      if constexpr (requires { model.call_before_backward([] {}); }) {
+        model.call_before_backward([written = std::weak_ptr<parallel::ZeroCore>(core)] {
+          if (const auto alive = written.lock()) alive->show_writes();
+        });
+      }
       return core;
     } else {
       throw Error(ErrorCode::kInvalidArgument,

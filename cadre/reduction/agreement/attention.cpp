@@ -38,12 +38,22 @@ Attention::Attention(size_t num_parameters, std::shared_ptr<const Wrapper> here,
       counts_(at::zeros({static_cast<int64_t>(2 * num_parameters_ + kNumOfRank * world_size_)},
                         at::kInt)) {}
 
-bool Attention::replicas_may_differ() const {
-  for (int rank = 0; rank < static_cast<int>(world_size_); ++rank) {
-    if (suspicion(rank) != 0) return true;
-    if (of_rank(kNumWrites, rank) != of_rank(kNumWrites, 0)) return true;
+bool Attention::differs(OfRank what) const {
+  for (int rank = 1; rank < static_cast<int>(world_size_); ++rank) {
+    if (of_rank(what, rank) != of_rank(what, 0)) return true;
   }
   return false;
+}
+
+bool Attention::some_have_suspicion(uint32_t reasons) const {
+  for (int rank = 0; rank < static_cast<int>(world_size_); ++rank) {
+    if ((suspicion(rank) & reasons) != 0) return true;
+  }
+  return false;
+}
+
+bool Attention::replicas_may_differ() const {
+  return some_have_suspicion(~uint32_t{0}) || num_writes_differ() || samples_differ();
 }
 
 bool Attention::some_have_exchanged() const {

@@ -52,6 +52,11 @@ class Attention {
     of_rank(kWrapper, here_->rank) = static_cast<int32_t>(number);
   }
   void set_num_writes(uint8_t count) { of_rank(kNumWrites, here_->rank) = count; }
+  void set_samples(uint32_t digest) {
+    of_rank(kSamples, here_->rank) = static_cast<int32_t>(digest);
+  }
+
+  int world_size() const { return static_cast<int>(world_size_); }
 
   // After it.
   int num_users(size_t parameter) const { return values()[parameter]; }
@@ -59,6 +64,9 @@ class Attention {
   bool gave_up(Rank rank) const { return of_rank(kGaveUp, rank) != 0; }
   // Why the parameters of the rank may be others than those of the others (ReplicaWatch).
   uint32_t suspicion(Rank rank) const { return static_cast<uint32_t>(of_rank(kSuspicion, rank)); }
+  bool some_have_suspicion(uint32_t reasons) const;
+  bool num_writes_differ() const { return differs(kNumWrites); }
+  bool samples_differ() const { return differs(kSamples); }
   bool replicas_may_differ() const;
   // A rank has run a differentiable collective whose ranks may have unequal weights.
   bool some_have_exchanged() const;
@@ -92,6 +100,7 @@ class Attention {
     kPlaces,
     kWrapper,
     kNumWrites,
+    kSamples,
     kNumOfRank
   };
   size_t place_of(OfRank what, Rank rank) const {
@@ -99,6 +108,7 @@ class Attention {
   }
   int32_t& of_rank(OfRank what, Rank rank) { return values()[place_of(what, rank)]; }
   int32_t of_rank(OfRank what, Rank rank) const { return values()[place_of(what, rank)]; }
+  bool differs(OfRank what) const;
   int32_t* values() { return counts_.mutable_data_ptr<int32_t>(); }
   const int32_t* values() const { return counts_.const_data_ptr<int32_t>(); }
 

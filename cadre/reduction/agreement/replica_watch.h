@@ -2,15 +2,19 @@
 //
 // Ranks whose parameters have drifted apart go on training without an error, each from its own
 // values. To compare all values in each step would cost too much, so this looks for signs, which
-// cost a look at the version counter of each parameter:
+// cost a look at the version counter and at one element of each parameter:
 //   a forward has written to a parameter (an Embedding with max_norm, a weight that is normalized
 //   in place): each rank may have written other values;
 //   a parameter was changed while this rank had gradients that were not reduced (an optimizer's
 //   step after a backward under no_sync());
 //   the ranks have changed their parameters a different number of times since the last reduction
-//   (an optimizer that computes its loss a different number of times on each rank, as LBFGS).
-// At the next reduction the ranks compare the values of the parameters in question, and go on if
-// these are equal.
+//   (an optimizer that computes its loss a different number of times on each rank, as LBFGS; a file
+//   that one rank alone loads);
+//   the ranks' last forwards with grad began with other values of one element of some parameter (a
+//   write through at::Tensor::data(), which no version counter shows). Each pass looks at other
+//   elements, so that a difference of few elements is found in some later pass.
+// At the next reduction the ranks compare the values of the parameters in question, bit by bit, and
+// go on if these are equal.
 //
 // Threads: one. Blocking: check() is collective. Lifetime: shares the parameters. Errors:
 // kInvalidArgument from check(), the same on all ranks, in each reduction until the values are
@@ -35,6 +39,8 @@ class ReplicaWatch {
  public:
   ReplicaWatch(std::vector<NamedTensor> parameters, ParameterValues values);
 
+  // When a forward with grad begins. REQUIRES: the values are there.
+  void take_samples();
   // Around each forward, also one without grad.
   void begin_forward();
   void end_forward();
@@ -45,11 +51,13 @@ class ReplicaWatch {
   void set_has_local_gradients();
 
   // What this rank tells the others: reasons to compare, a bit for each, and the number of changes
-  // since the last reduction, modulo 256, in which those that no version counter shows count once.
+  // since the last reduction, modulo 256, without those that no version counter shows; and a digest
+  // of the samples.
   uint32_t suspicion() const;
   uint8_t num_writes() const;
+  uint32_t samples() const { return samples_; }
 
-  // Collective, if any rank has a suspicion or the numbers of changes differ.
+  // Collective, if any rank has a suspicion or the numbers of changes or the samples differ.
   void check(const Attention& attention, const Wrapper& here, const wrap::LocatedGroup& group);
   // A pass has ended without an error.
   void end_pass();
@@ -65,8 +73,10 @@ class ReplicaWatch {
   State state() const;
   bool has_stepped_alone() const { return local_state_ && *local_state_ != state(); }
   bool is_sharded(size_t parameter) const;
-  // By parameter, whether some rank suspects it. Collective.
-  std::vector<size_t> suspected(bool all, const wrap::LocatedGroup& group) const;
+  // Those to which a forward of some rank has written. Collective.
+  std::vector<size_t> written_by_some(const wrap::LocatedGroup& group) const;
+  void refuse_sharded(const std::vector<size_t>& written, const Attention& attention,
+                      const Wrapper& here) const;
 
   ParameterValues values_;
   wrap::WriteWatch watch_;
@@ -74,7 +84,10 @@ class ReplicaWatch {
   std::vector<bool> is_written_;  // by parameter, by a forward
   bool has_lone_step_ = false;
   std::optional<State> local_state_;  // when a backward of this rank alone ended
-  State last_state_;                  // at the end of the last pass
+  bool is_unlike_ = false;            // the last comparison has found other values
+  uint32_t last_num_writes_ = 0;      // at the end of the last pass
+  uint64_t num_passes_ = 0;           // equal on all ranks
+  uint32_t samples_ = 0;
 };
 
 }  // namespace cadre::reduction

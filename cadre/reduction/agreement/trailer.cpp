@@ -13,7 +13,8 @@ constexpr int kBitsOfPlaces = 8;
 constexpr int kBitsOfPosition = kBitsOfOlder + kBitsOfPlaces;
 constexpr int kBitsOfWrapper = 32;
 constexpr int kBitsOfWrites = 8;
-constexpr int kNumPairs = kBitsOfPosition + kBitsOfWrapper + kBitsOfWrites;
+constexpr int kBitsOfSamples = 32;
+constexpr int kNumPairs = kBitsOfPosition + kBitsOfWrapper + kBitsOfWrites + kBitsOfSamples;
 static_assert(kTrailerNumel == 2 * kNumPairs + 1);
 
 }  // namespace
@@ -25,12 +26,16 @@ void write_trailer(const at::Tensor& trailer, const TrailerWord& word) {
   // and compared by the counts, which the ranks exchange when the trailer reports a difference.
   const bool has_room = position.num_older <= kMaxOlder && position.places >> kBitsOfPlaces == 0;
   const int32_t place = has_room ? position.num_older << kBitsOfPlaces | position.places : 0;
-  const uint64_t bits =
-      static_cast<uint64_t>(word.num_writes) << (kBitsOfPosition + kBitsOfWrapper) |
-      static_cast<uint64_t>(word.wrapper) << kBitsOfPosition | static_cast<uint64_t>(place);
   const at::Tensor values = at::zeros({kTrailerNumel}, at::kDouble);
   double* element = values.mutable_data_ptr<double>();
-  for (int pair = 0; pair < kNumPairs; ++pair) element[2 * pair + (bits >> pair & 1)] = 1;
+  int pair = 0;
+  const auto put = [&](uint32_t bits, int num_bits) {
+    for (int bit = 0; bit < num_bits; ++bit) element[2 * pair++ + (bits >> bit & 1)] = 1;
+  };
+  put(static_cast<uint32_t>(place), kBitsOfPosition);
+  put(word.wrapper, kBitsOfWrapper);
+  put(word.num_writes, kBitsOfWrites);
+  put(word.samples, kBitsOfSamples);
   if (word.has_news || !has_room) element[2 * kNumPairs] = 1;
   trailer.copy_(values);
 }

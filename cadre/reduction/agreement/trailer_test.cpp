@@ -44,6 +44,11 @@ TEST(Trailer, TellsOneRankFromManyInEveryDtype) {
                                  {.wrapper = 7, .num_writes = 255}))
           << dtype;
       EXPECT_TRUE(trailer_tells(dtype, factor, {7}, {7 | uint32_t{1} << 31})) << dtype;
+      for (const uint32_t samples : {uint32_t{1}, uint32_t{1} << 31}) {
+        const TrailerWord same = {.wrapper = 7, .samples = samples};
+        EXPECT_TRUE(trailer_tells(dtype, factor, {7}, same)) << dtype;
+        EXPECT_FALSE(trailer_tells(dtype, factor, same, same)) << dtype;
+      }
     }
   }
 }
