@@ -90,7 +90,7 @@ TEST(ZeroArchive, AFileOfEachRankIsLoadedAndThatOfOneRankIsRefusedOnAll) {
     return gather_texts(group, "test", [&] { return saved(zero); })[0];
   };
   const auto is_refused =
-      AllOf(HasSubstr("kInvalidArgument: cadre::ZeroRedundancyOptimizer"),
+      AllOf(HasSubstr("kInvalidArgument: ZeroRedundancyOptimizer of "),
             HasSubstr("the archive has the state of the shards of rank 0 of 2; expected those of "
                       "rank 1 of 2. An archive has the state of one rank's shards: save and load "
                       "one file for each rank"));
