@@ -57,7 +57,9 @@ void save(const torch::nn::Module& module, os::FileSystem& files, const std::str
 void load(torch::nn::Module& module, const std::string& path) {
   const NamedTensors state = named_state(module);
   refuse_shards(state, "load");
-  NamedTensors read = SafetensorsFile::open(path).read_all();
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  NamedTensors read = file.read_all();
+  file.check_unchanged();
   std::map<std::string, at::Tensor> by_name(read.begin(), read.end());
   // The file may have a tied tensor under only one of its names.
   std::set<const void*> in_file;

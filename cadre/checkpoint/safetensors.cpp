@@ -149,13 +149,17 @@ Status write_safetensors(const std::string& path, const NamedTensors& tensors,
   return write_safetensors(files, path, tensors, metadata);
 }
 
-SafetensorsFile::SafetensorsFile(std::string path, os::ReadOnlyFile file,
-                                 wire::SafetensorsHeader header)
-    : path_(std::move(path)), file_(std::move(file)), header_(std::move(header)) {
+SafetensorsFile::SafetensorsFile(std::string path, const os::FileVersion& version,
+                                 os::ReadOnlyFile file, wire::SafetensorsHeader header)
+    : path_(std::move(path)),
+      version_(version),
+      file_(std::move(file)),
+      header_(std::move(header)) {
   for (size_t i = 0; i < header_.tensors.size(); ++i) by_name_.emplace(header_.tensors[i].name, i);
 }
 
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
+  Result<os::FileVersion> version = os::file_version(path);
   os::ReadOnlyFile file = os::ReadOnlyFile::open(path).value_or_throw();
   Result<wire::SafetensorsHeader> header =
       wire::parse_safetensors_header(file.bytes(), file.bytes().size());
@@ -169,7 +173,16 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
     }
     throw header.error().with_context(path + " is no safetensors file, or is damaged");
   }
-  return SafetensorsFile(path, std::move(file), std::move(header).value());
+  return SafetensorsFile(path, std::move(version).value_or_throw(), std::move(file),
+                         std::move(header).value());
+}
+
+void SafetensorsFile::check_unchanged() const {
+  const os::FileVersion now = os::file_version(path_).value_or_throw();
+  if (now == version_) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              cadre::format("{} {} while it was read; load it again once nothing writes it", path_,
+                            os::change_text(version_, now)));
 }
 
 std::vector<std::string> SafetensorsFile::names() const {

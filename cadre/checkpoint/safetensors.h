@@ -23,6 +23,7 @@
 #include "cadre/checkpoint/module_file.h"
 #include "cadre/os/file_system.h"
 #include "cadre/os/files/read_only_file.h"
+#include "cadre/os/files/versioned_file.h"
 #include "cadre/wire/safetensors_header.h"
 
 namespace cadre {
@@ -58,6 +59,10 @@ class CADRE_EXPORT SafetensorsFile {
   // Checks the whole header before anything is read.
   static SafetensorsFile open(const std::string& path);
 
+  // Throws kInvalidArgument if the path leads to another file than when it was opened, or if the
+  // file was written since: what was read in between may be neither content.
+  void check_unchanged() const;
+
   // The names, in the order of the file.
   std::vector<std::string> names() const;
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
@@ -70,10 +75,12 @@ class CADRE_EXPORT SafetensorsFile {
   ConstBytes bytes(const wire::SafetensorsEntry& entry) const;
 
  private:
-  SafetensorsFile(std::string path, os::ReadOnlyFile file, wire::SafetensorsHeader header);
+  SafetensorsFile(std::string path, const os::FileVersion& version, os::ReadOnlyFile file,
+                  wire::SafetensorsHeader header);
   at::Tensor read(const wire::SafetensorsEntry& entry) const;
 
   std::string path_;
+  os::FileVersion version_;
   os::ReadOnlyFile file_;
   wire::SafetensorsHeader header_;
   std::map<std::string, size_t, std::less<>> by_name_;  // index of header_.tensors

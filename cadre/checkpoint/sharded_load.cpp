@@ -222,6 +222,7 @@ LoadedSnapshot load_and_gather(Loader& loader,
   LoadedSnapshot loaded;
   const auto read = [&] {
     loaded = loader.load();
+    loader.reader().check_unchanged();
     return std::string();
   };
   ranks.gather(outcome_of(read)).value_or_throw();

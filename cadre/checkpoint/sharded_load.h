@@ -5,7 +5,8 @@
 // call returns. Format: docs/formats/sharded-snapshot.md; use: docs/guide/snapshots.md. Errors:
 // throws kCorruption with the damaged file, or kInvalidArgument with the first tensor that is
 // missing, unexpected, or of another shape or dtype; the same error on all ranks, and before
-// anything is changed. Source: torch.distributed.checkpoint.
+// anything is changed. A file that changes while it is read is kInvalidArgument with its path, the
+// same on all ranks; the values are undefined then. Source: torch.distributed.checkpoint.
 #pragma once
 
 #include <cstdint>

@@ -196,6 +196,10 @@ void SnapshotReader::check_piece(const ManifestTensor& tensor, const ManifestPie
   }
 }
 
+void SnapshotReader::check_unchanged() const {
+  for (const auto& [index, file] : files_) file.check_unchanged();
+}
+
 void SnapshotReader::read(const ManifestTensor& tensor, std::span<const Box> boxes,
                           const at::Tensor& flat) const {
   const std::string name = name_in_files(tensor);

@@ -54,6 +54,8 @@ class CADRE_EXPORT SnapshotReader {
   std::vector<size_t> mapped_files() const;
   // Maps the files that contain the boxes, and compares their headers with the manifest.
   void prepare(const ManifestTensor& tensor, std::span<const Box> boxes);
+  // Throws if a file that prepare() has mapped was changed since, after read() of the last boxes.
+  void check_unchanged() const;
   // The elements of the boxes, one box after the other, into `flat`: (n), contiguous, of the
   // tensor's dtype. REQUIRES: prepare() for these boxes.
   void read(const ManifestTensor& tensor, std::span<const Box> boxes, const at::Tensor& flat) const;

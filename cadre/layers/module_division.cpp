@@ -10,6 +10,7 @@
 #include "cadre/group/operands/memory_extent.h"
 #include "cadre/shard/shardable.h"
 #include "cadre/wrap/shard_mark.h"
+#include "cadre/wrap/tensor_version.h"
 
 namespace cadre::layers {
 
@@ -54,6 +55,8 @@ bool ModuleDivision::is_cut(const NamedTensor& parameter) const {
 
 void ModuleDivision::check() const {
   const std::vector<NamedTensor> parameters = distinct_parameters(module_);
+  wrap::refuse_inference_mode(caller_);
+  wrap::refuse_inference_tensors(caller_, parameters);
   std::vector<NamedTensor> tensors = parameters;
   std::ranges::copy(distinct_buffers(module_), std::back_inserter(tensors));
   check_values(tensors);

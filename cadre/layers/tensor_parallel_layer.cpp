@@ -10,6 +10,7 @@
 #include "cadre/mesh/layout.h"
 #include "cadre/wrap/replica_check.h"
 #include "cadre/wrap/shard_mark.h"
+#include "cadre/wrap/tensor_version.h"
 
 namespace cadre {
 
@@ -29,6 +30,9 @@ std::string_view to_string(ParallelStyle style) {
 
 void TensorParallelLayer::check(const LayerParallelism& how, std::string_view name,
                                 DividedParameters& divided) const {
+  const std::string what = format("dividing \"{}\"", name);
+  wrap::refuse_inference_mode(what);
+  wrap::refuse_inference_tensors(what, parameters_of_layer());
   const auto refuse = [&](const std::string& problem) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("\"{}\" cannot be {} on the {} ranks of group \"{}\": {}", name,
@@ -76,7 +80,8 @@ void TensorParallelLayer::parallelize(const LayerParallelism& how, std::string_v
     tensor.set_data(tensor.detach().narrow(*dim, chunk.begin, chunk.size).clone());
     wrap::mark_as_shard(tensor, {.parameter = format("{}.{}", name, parameter.name),
                                  .owner = format("divided by {}", to_string(how.style)),
-                                 .rank = rank});
+                                 .rank = rank,
+                                 .num_ranks = num_ranks});
   }
   parallelism_ = how;
   name_ = name;

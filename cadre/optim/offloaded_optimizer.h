@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "cadre/group/file_memory.h"
+#include "cadre/optim/saved_part.h"
 #include "cadre/optim/state_loading.h"
 #include "cadre/optim/state_tensors.h"
 
@@ -55,7 +56,17 @@ class OffloadedOptimizer : public O {
     return loss;
   }
 
+  void save(torch::serialize::OutputArchive& archive) const override {
+    O::save(archive);
+    if constexpr (!optim_state::SavesPart<O>) {
+      optim_state::write_part(archive, this->param_groups());
+    }
+  }
+  static constexpr bool kSavesPart = true;
+
   void load(torch::serialize::InputArchive& archive) override {
+    optim_state::check_part(archive, this->param_groups(), "cadre::OffloadedOptimizer",
+                            optim_state::PartRule::kIfWritten);
     optim_state::load_checked<optim_state::StateOf<O>, optim_state::OptionsOf<O>>(
         *this, "cadre::OffloadedOptimizer", {}, [&] { O::load(archive); });
     for (const auto& group : this->param_groups()) {

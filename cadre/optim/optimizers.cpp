@@ -21,6 +21,7 @@
 #include "cadre/base/format.h"
 #include "cadre/group/file_memory.h"
 #include "cadre/optim/fused_kernels.h"
+#include "cadre/optim/saved_part.h"
 #include "cadre/optim/state_loading.h"
 
 namespace cadre {
@@ -376,7 +377,14 @@ at::Tensor AdamW::step(LossClosure closure) {
   return take_step<AdamWRule>(*this, names_, closure);
 }
 
+void AdamW::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::AdamW::save(archive);
+  optim_state::write_part(archive, param_groups());
+}
+
 void AdamW::load(torch::serialize::InputArchive& archive) {
+  optim_state::check_part(archive, param_groups(), AdamWRule::kName,
+                          optim_state::PartRule::kIfWritten);
   load_whole<AdamWRule>(*this, names_, [&] { torch::optim::AdamW::load(archive); });
 }
 
@@ -388,7 +396,14 @@ at::Tensor Adam::step(LossClosure closure) {
   return take_step<PlainAdamRule>(*this, names_, closure);
 }
 
+void Adam::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::Adam::save(archive);
+  optim_state::write_part(archive, param_groups());
+}
+
 void Adam::load(torch::serialize::InputArchive& archive) {
+  optim_state::check_part(archive, param_groups(), PlainAdamRule::kName,
+                          optim_state::PartRule::kIfWritten);
   load_whole<PlainAdamRule>(*this, names_, [&] { torch::optim::Adam::load(archive); });
 }
 
@@ -400,7 +415,14 @@ at::Tensor SGD::step(LossClosure closure) {
   return take_step<SgdRule>(*this, names_, closure);
 }
 
+void SGD::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::SGD::save(archive);
+  optim_state::write_part(archive, param_groups());
+}
+
 void SGD::load(torch::serialize::InputArchive& archive) {
+  optim_state::check_part(archive, param_groups(), SgdRule::kName,
+                          optim_state::PartRule::kIfWritten);
   load_whole<SgdRule>(*this, names_, [&] { torch::optim::SGD::load(archive); });
 }
 

@@ -10,7 +10,8 @@
 // storage; float64, float32, and for AdamW and Adam bfloat16 and float16. State has the parameter's
 // dtype, as in torch::optim. A parameter that is listed several times, and parameters that share
 // memory, step in sequence. load() keeps the state of a parameter that is listed several
-// times, which torch::optim loses.
+// times, which torch::optim loses. An archive of shards of parameters says whose they are, and
+// load() refuses that of another rank.
 // Errors: kInvalidArgument, before anything is changed, for inputs for which a kernel would be
 // incorrect: see fused_kernels.h; also for a group with the options of another optimizer. The
 // message has the parameter's index, counted through all groups from 0, and its name if the
@@ -45,7 +46,9 @@ class CADRE_EXPORT AdamW : public torch::optim::AdamW {
   explicit AdamW(const NamedParameters& named_parameters, torch::optim::AdamWOptions options = {});
 
   at::Tensor step(LossClosure closure = nullptr) override;
+  void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
+  static constexpr bool kSavesPart = true;
 
  private:
   ParameterNames names_;
@@ -57,7 +60,9 @@ class CADRE_EXPORT Adam : public torch::optim::Adam {
   explicit Adam(const NamedParameters& named_parameters, torch::optim::AdamOptions options = {});
 
   at::Tensor step(LossClosure closure = nullptr) override;
+  void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
+  static constexpr bool kSavesPart = true;
 
  private:
   ParameterNames names_;
@@ -69,7 +74,9 @@ class CADRE_EXPORT SGD : public torch::optim::SGD {
   explicit SGD(const NamedParameters& named_parameters, torch::optim::SGDOptions options);
 
   at::Tensor step(LossClosure closure = nullptr) override;
+  void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
+  static constexpr bool kSavesPart = true;
 
  private:
   ParameterNames names_;

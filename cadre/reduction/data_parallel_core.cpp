@@ -25,6 +25,7 @@
 #include "cadre/wrap/parameter_watch.h"
 #include "cadre/wrap/replica_check.h"
 #include "cadre/wrap/shard_mark.h"
+#include "cadre/wrap/tensor_version.h"
 
 namespace cadre::reduction {
 
@@ -80,11 +81,13 @@ DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module
 void DataParallelCore::agree(const torch::nn::Module* module) const {
   const AgreementSubject subject(wrapper_.name);
   const auto make_fields = [&] {
+    wrap::refuse_inference_mode(wrapper_.name);
     if (module == nullptr) {
       refuse_wrapping(wrapper_,
                       "the module is null; make it first, for example with "
                       "std::make_shared<Net>()");
     }
+    wrap::refuse_inference_tensors(wrapper_.name, parameters_of(*module));
     if (options_.broadcast_parameters) materialize(*module);
     if (group_.world_size() > 1 || !options_.is_idle_alone) {
       check_parameters(parameters_of(*module));

@@ -70,10 +70,13 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters, wrap::Locate
     // With a version counter of its own, as a leaf has.
     values_.push_back(shard_.narrow(0, layout_.offset_in_shard(i, rank), size).variable_data());
     values_.back().requires_grad_(parameters_[i].tensor.requires_grad());
-    wrap::mark_as_shard(values_.back(), {.parameter = parameters_[i].name,
-                                         .owner = options_.name,
-                                         .rank = rank,
-                                         .fence = options_.fence.get()});
+    wrap::mark_as_shard(values_.back(),
+                        {.parameter = parameters_[i].name,
+                         .owner = options_.name,
+                         .rank = rank,
+                         .num_ranks = group_.world_size(),
+                         .part = wrap::part_of(parameters_[i].tensor, layout_.range(i, rank).begin),
+                         .fence = options_.fence.get()});
     is_trained_.push_back(values_.back().requires_grad());
   }
   shard_watch_ = std::make_unique<wrap::WriteWatch>(named_values());

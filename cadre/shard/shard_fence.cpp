@@ -106,7 +106,13 @@ const ProcessGroup* ShardFence::stepping_ranks() const {
   return units_.empty() ? nullptr : &units_[0]->group().process_group();
 }
 
-void ShardFence::agree_on_step(const Step& step) const {
+void ShardFence::check_on_all(const char* call, const std::function<void()>& check) const {
+  const ProcessGroup* const ranks = stepping_ranks();
+  if (ranks == nullptr) return check();
+  check_on_all_ranks(*ranks, call, check);
+}
+
+void ShardFence::agree_on_step(const Step& step) {
   const ProcessGroup* const ranks = stepping_ranks();
   if (ranks == nullptr || units_.empty()) return;  // begin_update() says what is wrong
   const auto check = [&] {
@@ -152,6 +158,7 @@ void ShardFence::agree_on_step(const Step& step) const {
                     },
                 .remedy = "give all ranks the same groups with the same options, load "
                           "the same state on all of them, and call step() on all or none"});
+  if (located.rank() == 0) uncompared_options_.warn(located.log_sink(), "shard", terms);
 }
 
 void ShardFence::begin_update() {

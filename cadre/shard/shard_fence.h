@@ -33,6 +33,7 @@
 #include "cadre/base/types.h"
 #include "cadre/group/mapped_parts.h"
 #include "cadre/group/process_group.h"
+#include "cadre/optim/optimizer_options.h"
 #include "cadre/shard/parameter_shard.h"
 #include "cadre/wrap/located_group.h"
 
@@ -62,7 +63,10 @@ class CADRE_EXPORT ShardFence {
   // ranks have the same groups, options and states of the shards and no gradient of one that is
   // stepped waits for its reduction on any of them. Tensors in the groups that are no shards are
   // not compared. Collective.
-  void agree_on_step(const Step& step) const;
+  void agree_on_step(const Step& step);
+  // What `check` throws on one rank is thrown on all; on this rank alone while no units are known.
+  // Collective. `call`: what the program called; static text.
+  void check_on_all(const char* call, const std::function<void()>& check) const;
 
   // Of all FlatParameters that were made with this fence; every rank makes the same calls. Between
   // the two this rank may write its shards, and no parameter may be used. ShardUpdate makes them.
@@ -109,6 +113,7 @@ class CADRE_EXPORT ShardFence {
   bool had_units_ = false;
   std::optional<ProcessGroup> ranks_;
   std::function<void(const at::Tensor&)> gradient_check_;
+  optim_state::UncomparedOptions uncompared_options_;
   std::optional<wrap::LocatedGroup> group_;  // none without mapped units
   // A page for each rank, which begins with its version.
   std::optional<MappedParts> versions_;

@@ -16,6 +16,7 @@
 #include "cadre/base/format.h"
 #include "cadre/group/dtype.h"
 #include "cadre/group/operands/memory_extent.h"
+#include "cadre/wrap/tensor_version.h"
 
 namespace cadre::shard {
 namespace {
@@ -186,6 +187,8 @@ void warn_of_other_holders(LogSink& log, std::string_view component,
 void check_shardable(const std::string& what, const std::vector<NamedTensor>& parameters,
                      const ShardedDtypes& rules) {
   for (const NamedTensor& parameter : parameters) check_form(what, parameter, rules);
+  wrap::refuse_inference_mode(what);
+  wrap::refuse_inference_tensors(what, parameters);
   for (const at::ScalarType dtype : {rules.shard, rules.compute}) {
     if (to_dtype(dtype)) continue;
     refuse_parameter(what, format("{} cannot be exchanged; supported are {}", c10::toString(dtype),

@@ -4,11 +4,14 @@
 //   cadre::FullyShardedDataParallel model{net, world, {.form = cadre::ShardForm::kMapped}};
 //   cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, torch::optim::AdamWOptions(3e-4)};
 //
-// Threads: as O. Blocking: step(), until the other ranks step, too. Lifetime: shares the fence.
-// Errors: those of O and of ShardFence. step() throws kInvalidArgument on all ranks, before
+// Threads: as O. Blocking: the constructor, step() and load(), until the other ranks call them,
+// too. Lifetime: shares the fence. Errors: those of O and of ShardFence; kInvalidArgument on all
+// ranks from the constructor in inference mode. step() throws kInvalidArgument on all ranks, before
 // anything is written, where groups, options or the steps of states differ between the ranks, or a
 // gradient of one of them waits for its reduction. A step that throws in O leaves mapped shards
 // unusable on all ranks, because some elements may be those of before and some those of after it.
+// torch::save() writes the state of this rank's shards and whose they are; torch::load() of another
+// rank's file, or one that O refuses on any rank, throws on all ranks and changes nothing.
 // The parameters of O are the shards of units of one fence, ParameterShard::values, and others of
 // the program. O is elementwise: what it does to an element depends on no other one.
 // Source: torch.optim over sharded parameters, as FSDP2 uses it.
@@ -28,8 +31,11 @@
 #include <vector>
 
 #include "cadre/base/error.h"
+#include "cadre/optim/saved_part.h"
+#include "cadre/optim/state_loading.h"
 #include "cadre/optim/state_tensors.h"
 #include "cadre/shard/shard_fence.h"
+#include "cadre/wrap/tensor_version.h"
 
 namespace cadre {
 
@@ -67,7 +73,10 @@ class ShardedOptimizer : public O {
   // Of leaves FlatParameters::values(). arguments: those of O's constructor.
   template <typename... Arguments>
   explicit ShardedOptimizer(std::shared_ptr<ShardFence> fence, Arguments&&... arguments)
-      : O(std::forward<Arguments>(arguments)...), fence_(std::move(fence)) {}
+      : O(std::forward<Arguments>(arguments)...), fence_(std::move(fence)) {
+    const auto check = [] { wrap::refuse_inference_mode(kName); };
+    fence_ ? fence_->check_on_all(kName, check) : check();
+  }
 
   // The closure runs before the update, because it uses the parameters.
   at::Tensor step(typename O::LossClosure closure = nullptr) override {
@@ -76,12 +85,7 @@ class ShardedOptimizer : public O {
       const at::AutoGradMode with_grad(true);
       loss = closure();
     }
-    if (!fence_) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "cadre::ShardedOptimizer: it has no shard fence, because it was moved from or "
-                  "was made from a null one; use the object that it was moved to, or make it from "
-                  "the wrapped model");
-    }
+    check_has_fence();
     fence_->agree_on_step({.optimizer = c10::demangle_type<O>(),
                            .number = ++num_steps_,
                            .groups = this->param_groups(),
@@ -94,7 +98,34 @@ class ShardedOptimizer : public O {
     return loss;
   }
 
+  void save(torch::serialize::OutputArchive& archive) const override {
+    O::save(archive);
+    if constexpr (!optim_state::SavesPart<O>) {
+      optim_state::write_part(archive, this->param_groups());
+    }
+  }
+  // On all ranks, of what each of them has saved.
+  void load(torch::serialize::InputArchive& archive) override {
+    check_has_fence();
+    optim_state::SetAside earlier(*this);
+    fence_->check_on_all(kName, [&] {
+      optim_state::check_part(archive, this->param_groups(), kName);
+      O::load(archive);
+    });
+    earlier.keep_loaded();
+  }
+
  private:
+  static constexpr const char* kName = "cadre::ShardedOptimizer";
+
+  void check_has_fence() const {
+    if (fence_) return;
+    throw Error(ErrorCode::kInvalidArgument,
+                "cadre::ShardedOptimizer: it has no shard fence, because it was moved from or was "
+                "made from a null one; use the object that it was moved to, or make it from the "
+                "wrapped model");
+  }
+
   std::shared_ptr<ShardFence> fence_;  // shared with the FlatParameters
   int64_t num_steps_ = 0;
 };

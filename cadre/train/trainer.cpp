@@ -40,7 +40,7 @@ Trainer::Trainer(const Config& config, TrainerContext context)
   on_first_rank(context_.world, [this] { run_folder_ = std::make_unique<RunFolder>(run_path_); });
   on_all_ranks(context_.world, [this] { prepare(); });
   check_common(context_.world, [this] {
-    std::vector<AgreedField> fields = agreed_inputs(config_, *task_);
+    std::vector<AgreedField> fields = agreed_inputs(*task_, weights_);
     fields.push_back({"the number of parameters", std::to_string(num_parameters_)});
     fields.push_back({"the snapshot of run.resume",
                       resumption_ ? resumption_->identity() : std::string("none")});
@@ -74,10 +74,12 @@ Trainer::~Trainer() = default;
 void Trainer::prepare() {
   const int world_size = context_.world.world_size();
   check_layout(config_, world_size);
+  if (!config_.model.weights.empty()) weights_ = InitialWeights::open(config_.model.weights);
   task_ = open_task(config_, context_.system.deadline_in(kTextSourceTimeout));
   check_global_batch_size(config_, *task_, degrees_of(config_.parallel, world_size).num_shares());
   resolve_epochs(config_, *task_);
   model_ = is_deferred() ? make_deferred_model(*task_) : make_initial_model(config_, *task_);
+  if (weights_ && !is_deferred()) weights_->check_unchanged();
   num_parameters_ = num_parameters(*model_);
   const std::optional<std::string> snapshot = find_snapshot(config_.run, snapshots_);
   if (!snapshot) return;
@@ -97,7 +99,9 @@ void Trainer::make_loaders() {
 // Fills the shards of the ranks; a whole model has its values from prepare().
 void Trainer::load_weights() {
   const bool is_loaded = load_initial_weights(config_, strategy_->parts(), context_.world);
-  if (is_loaded) strategy_->parts_were_filled();
+  if (!is_loaded) return;
+  on_all_ranks(context_.world, [this] { weights_->check_unchanged(); });
+  strategy_->parts_were_filled();
 }
 
 void Trainer::open_run_folder() {

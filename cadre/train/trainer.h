@@ -36,10 +36,10 @@
 #include "cadre/train/snapshots/snapshot_writer.h"
 #include "cadre/train/snapshots/train_state.h"
 #include "cadre/train/strategy.h"
+#include "cadre/train/tasks/initial_weights.h"
 #include "cadre/train/tasks/task.h"
 
 namespace cadre::train {
-
 class Model;
 
 // The environment of a trainer; main() makes it for a process, tests for a thread.
@@ -113,9 +113,10 @@ class Trainer {
   SnapshotFolder snapshots_;
   std::unique_ptr<RunFolder> run_folder_;  // of rank 0 only
   std::unique_ptr<Task> task_;
-  std::optional<Resumption> resumption_;  // in the constructor only
-  std::shared_ptr<Model> model_;          // null once it is cut into stages
-  int64_t num_parameters_ = 0;            // of the whole model
+  std::optional<InitialWeights> weights_;  // of model.weights
+  std::optional<Resumption> resumption_;   // in the constructor only
+  std::shared_ptr<Model> model_;           // null once it is cut into stages
+  int64_t num_parameters_ = 0;             // of the whole model
   std::optional<RunLayout> layout_;
   std::unique_ptr<Strategy> strategy_;
   std::unique_ptr<Optimizer> optimizer_;

@@ -3,9 +3,11 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cadre/base/format.h"
+#include "cadre/testing/forwarding_system.h"
 #include "cadre/train/trainer_test.h"
 
 namespace cadre::train {
@@ -163,6 +165,54 @@ TEST_F(TrainerAgreementTest, DamagedWeightsInASnapshotOfWholeFilesAreRefused) {
       failures_with([](Config&) {}),
       AllOf(HasSubstr("kCorruption: "), HasSubstr(file + ": its bytes do not match its digest")));
   EXPECT_FALSE(fs::exists(folder_ + "/a"));
+}
+
+// Calls `change` when the time is asked for the first time: after the weights were compared, before
+// they are loaded.
+class ChangingSystem : public testing::ForwardingSystem {
+ public:
+  ChangingSystem(os::System& inner, std::function<void()> change)
+      : ForwardingSystem(inner), change_(std::move(change)) {}
+  TimePoint now() override {
+    if (change_) std::exchange(change_, nullptr)();
+    return ForwardingSystem::now();
+  }
+
+ private:
+  std::function<void()> change_;
+};
+
+TEST_F(TrainerAgreementTest, WeightsThatChangeBeforeTheyAreLoadedAreRefused) {
+  ASSERT_EQ(run(config_).failures, "");
+  fs::rename(folder_ + "/a", folder_ + "/first");
+  const std::string file = folder_ + "/weights.safetensors";
+  fs::copy_file(folder_ + "/first/step-000002/model.safetensors", file);
+  config_.model.weights = file;
+  std::string content = content_of(file);
+  content[content.size() - 1] ^= 1;
+  for (const std::string strategy : {"fsdp", "ddp"}) {
+    config_.parallel.strategy = strategy;
+    for (const bool is_replaced : {false, true}) {
+      const testing::RanksResult ranks = testing::run_groups(1, [&](const ProcessGroup& group) {
+        const auto system = os::make_native_system();
+        ChangingSystem changing(*system, [&] {
+          write_content(is_replaced ? file + ".new" : file, content);
+          if (is_replaced) fs::rename(file + ".new", file);
+        });
+        Trainer trainer(config_, {.world = group,
+                                  .system = changing,
+                                  .time_in_communication = [] { return Duration(0); },
+                                  .stop_is_requested = [] { return false; },
+                                  .print = [](std::string_view) {}});
+      });
+      EXPECT_THAT(ranks.failures(),
+                  AllOf(HasSubstr("kInvalidArgument: model.weights: " + file),
+                        HasSubstr(is_replaced ? "was replaced by another file between"
+                                              : "was written between")))
+          << strategy;
+      EXPECT_FALSE(fs::exists(folder_ + "/a"));
+    }
+  }
 }
 
 TEST_F(TrainerAgreementTest, AnotherSnapshotIsRefused) {

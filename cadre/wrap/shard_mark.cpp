@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "cadre/base/error.h"
+#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
 
 namespace cadre::wrap {
@@ -17,6 +18,17 @@ struct MarkMeta final : c10::BackendMeta {
 };
 
 }  // namespace
+
+uint64_t part_of(const at::Tensor& parameter, int64_t first_element) {
+  Fnv1a digest;
+  digest.add(static_cast<uint64_t>(first_element));
+  if (const ShardMark* const mark = shard_mark_of(parameter)) {
+    digest.add(static_cast<uint64_t>(mark->rank));
+    digest.add(static_cast<uint64_t>(mark->num_ranks));
+    digest.add(mark->part);
+  }
+  return digest.value();
+}
 
 void mark_as_shard(const at::Tensor& tensor, ShardMark mark) {
   tensor.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<MarkMeta>(std::move(mark)));

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <string>
@@ -25,6 +26,8 @@ struct ShardMark {
   std::string parameter;  // its name in the plain module
   std::string owner;      // what the shard belongs to: "in bucket 0 of DistributedDataParallel"
   int rank = 0;
+  int num_ranks = 1;  // that have the shards of the parameter
+  uint64_t part = 0;  // part_of(); equal for shards of the same elements
   // The shard computes samples of several ranks, so their loss is one mean over the samples of all.
   bool has_joint_loss = false;
   // For wrappers of a module whose parameters are divided already. Null where no mesh is known.
@@ -32,6 +35,10 @@ struct ShardMark {
   // The fence of the updates that write the shard, to tell it from others; null: none.
   const void* fence = nullptr;
 };
+
+// Tells the part of a parameter that begins at an element of it from other parts. The parameter may
+// be a shard itself.
+CADRE_EXPORT uint64_t part_of(const at::Tensor& parameter, int64_t first_element);
 
 CADRE_EXPORT void mark_as_shard(const at::Tensor& tensor, ShardMark mark);
 // Null for any other tensor, also an undefined one.

@@ -22,6 +22,14 @@ FileVersion version_of(const struct stat& status) {
 
 }  // namespace
 
+Result<FileVersion> file_version(const std::string& path) {
+  struct stat status = {};
+  if (::stat(path.c_str(), &status) != 0) {
+    return errno_error(ErrorCode::kUnavailable, cadre::format("stat {}", path), errno);
+  }
+  return version_of(status);
+}
+
 Result<VersionedFile> VersionedFile::open(const std::string& path) {
   struct stat status = {};
   Result<Fd> fd = open_regular_file(path, status);

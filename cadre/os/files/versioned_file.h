@@ -28,6 +28,9 @@ struct FileVersion {
   friend bool operator==(const FileVersion&, const FileVersion&) = default;
 };
 
+// Of the file to which the path leads now.
+CADRE_EXPORT Result<FileVersion> file_version(const std::string& path);
+
 class CADRE_EXPORT VersionedFile {
  public:
   static Result<VersionedFile> open(const std::string& path);

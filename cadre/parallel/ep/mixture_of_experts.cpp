@@ -206,6 +206,7 @@ void MixtureOfExpertsImpl::divide(std::shared_ptr<const parallel::ExpertGroups> 
                         {.parameter = name.empty() ? parameter : format("{}.{}", name, parameter),
                          .owner = "divided by ExpertParallel",
                          .rank = rank,
+                         .num_ranks = num_ranks,
                          .has_joint_loss = true});
   }
   groups_ = std::move(groups);

@@ -5,10 +5,12 @@
 
 #include <functional>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cadre/group/agreement.h"
 #include "cadre/optim/optimizers.h"
 #include "cadre/parallel/fsdp/fsdp_test_training.h"
 #include "cadre/shard/gather_shards.h"
@@ -252,6 +254,61 @@ TEST(FsdpStep, AStepAfterADroppedBatchIsNoMistake) {
     training.train(2);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+struct Row : nn::Module {
+  Row() { v = register_parameter("v", torch::linspace(-1, 1, 64, kDouble)); }
+  Tensor forward(const Tensor& x) { return (x * v).pow(2).sum(); }
+  Tensor v;
+};
+
+// Parts of equal sizes, so that only the archive can tell whose state it has.
+TEST(FsdpStep, AnArchiveOfAnotherRankIsRefusedOnAllRanks) {
+  for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+      FullyShardedDataParallel<Row> model{std::make_shared<Row>(), group, {.form = form}};
+      ShardedOptimizer<torch::optim::AdamW> optimizer(model, torch::optim::AdamWOptions(0.01));
+      const auto train = [&](int step) {
+        optimizer.zero_grad();
+        model(torch::arange(64, kDouble).add(step).sin()).backward();
+        optimizer.step();
+      };
+      const auto load = [&](const std::string& bytes) {
+        torch::serialize::InputArchive archive;
+        archive.load_from(bytes.data(), bytes.size());
+        optimizer.load(archive);
+      };
+      train(0);
+      const std::vector<std::string> archives = gather_texts(group, "test", [&] {
+        std::ostringstream stream;
+        torch::save(static_cast<const torch::optim::Optimizer&>(optimizer), stream);
+        return stream.str();
+      });
+      const Tensor shard = model.parameters()[0];
+      const Tensor before = shard.detach().clone();
+      train(1);
+      const Tensor after = shard.detach().clone();
+      output = failure_of([&] { load(archives[0]); });
+      train(2);  // with the state of before, on both ranks
+      // Each rank's own archive: the second step again.
+      load(archives[static_cast<size_t>(group.rank())]);
+      {
+        const torch::NoGradGuard no_grad;
+        ShardUpdate update{model};
+        shard.copy_(before);
+        update.finish();
+      }
+      train(1);
+      require(torch::equal(shard, after), "the step from the loaded state");
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+    for (const auto& rank : result.ranks) {
+      EXPECT_THAT(rank.output,
+                  AllOf(HasSubstr("cadre::ShardedOptimizer: the archive has the state of the "
+                                  "shards of rank 0 of 2; expected those of rank 1 of 2"),
+                        HasSubstr("save_sharded()")));
+    }
+  }
 }
 
 }  // namespace

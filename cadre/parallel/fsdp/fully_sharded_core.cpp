@@ -25,6 +25,7 @@
 #include "cadre/shard/flat_buffer_pool.h"
 #include "cadre/shard/flat_parameters.h"
 #include "cadre/shard/shard_fence.h"
+#include "cadre/wrap/tensor_version.h"
 
 namespace cadre::parallel {
 
@@ -263,6 +264,7 @@ ShardedGradients::Options gradient_options(
 UnitAssignment FullyShardedCore::agreed_assignment() {
   UnitAssignment assignment;
   const auto make_fields = [&] {
+    wrap::refuse_inference_mode(kFullySharded);
     check_options(module_.get(), options_);
     groups_ = on_mesh_of(groups_, *module_);
     assignment = assign_units(module_, options_);

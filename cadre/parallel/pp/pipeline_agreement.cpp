@@ -12,6 +12,7 @@
 #include "cadre/group/caught_error.h"
 #include "cadre/parallel/pp/pipeline_plan.h"
 #include "cadre/wrap/replica_check.h"
+#include "cadre/wrap/tensor_version.h"
 
 namespace cadre::parallel {
 namespace {
@@ -129,6 +130,14 @@ void check_stages_match(const ProcessGroup& group, const PipelineSchedule& sched
   }
 }
 
+void check_trainable(const std::vector<PipelineStage>& stages) {
+  wrap::refuse_inference_mode(kPipelineCall);
+  for (const PipelineStage& stage : stages) {
+    wrap::refuse_inference_tensors(format("{}, stage {}", kPipelineCall, stage.stage()),
+                                   stage.parameters());
+  }
+}
+
 // A tensor that two stages have is reduced once, so replicas have it in the same stages.
 std::vector<NamedTensor> named_parameters_of(const std::vector<PipelineStage>& stages) {
   std::vector<NamedTensor> parameters;
@@ -199,6 +208,7 @@ AgreedSchedule agree_on_schedule(const ProcessGroup& group,
     check_equal_on_all_ranks(
         group, kPipelineCall,
         [&] {
+          check_trainable(stages);
           schedule = lowered_schedule(stages, options, group.world_size()).value_or_throw();
           std::vector<AgreedField> fields = fields_of(options);
           fields.insert(fields.begin(), field_of(*schedule));

@@ -17,6 +17,7 @@
 #include "cadre/shard/shard_fence.h"
 #include "cadre/shard/shardable.h"
 #include "cadre/wrap/replica_check.h"
+#include "cadre/wrap/tensor_version.h"
 
 namespace cadre::parallel {
 namespace {
@@ -36,10 +37,13 @@ void ZeroCore::start(const Settings& settings) {
   const bool is_whole = stage_ == ZeroStage::kReplicatedGradients;
   if (is_whole) wrap::check_replicas_match("ZeroRedundancyOptimizer", {named_, {}}, group_);
   const auto make_fields = [&] {
+    wrap::refuse_inference_mode(kZeroCall);
+    wrap::refuse_inference_tensors(kZeroCall, named_);
     if (is_whole) check_named();
     return fields_of(settings.groups, settings.defaults);
   };
   check_equal_on_all_ranks(group_.process_group(), kZeroCall, make_fields, kEqualGroups);
+  warn_of_uncompared(settings.groups, settings.defaults);
   if (!is_whole) return;
   wrap::broadcast_tensors(named_, /*root=*/0, group_);
   mesh_ = mesh_of_wrapper(group_.process_group(), "shard", named_);
@@ -193,6 +197,13 @@ void ZeroCore::agree_on_step(const Groups& groups, const StateMarkOf& state_mark
                .fields = [&] { return fields_of(groups, nullptr, mark_of); },
                .remedy = kEqualGroups,
                .sample = [&] { return digest_of_samples(groups); }});
+  warn_of_uncompared(groups, nullptr);
+}
+
+void ZeroCore::warn_of_uncompared(const Groups& groups,
+                                  const torch::optim::OptimizerOptions* defaults) {
+  if (group_.rank() != 0) return;
+  uncompared_options_.warn(group_.log_sink(), "zero", terms_of(groups, defaults, {}));
 }
 
 // Some elements of each whole gradient; nothing in stage 2.

@@ -21,6 +21,7 @@
 
 #include "cadre/base/export.h"
 #include "cadre/mesh/device_mesh.h"
+#include "cadre/optim/optimizer_options.h"
 #include "cadre/parallel/zero/optimizer_state.h"
 #include "cadre/parallel/zero/options.h"
 #include "cadre/shard/flat_parameters.h"
@@ -32,13 +33,6 @@ namespace torch::optim {
 class OptimizerOptions;
 class OptimizerParamGroup;
 }  // namespace torch::optim
-
-namespace cadre {
-struct AgreedField;
-namespace optim_state {
-struct GroupTerms;
-}
-}  // namespace cadre
 
 namespace cadre::parallel {
 
@@ -137,6 +131,7 @@ class CADRE_EXPORT ZeroCore {
   void check_frozen() const;
   void check_reduced();
   void check_sums() const;
+  void warn_of_uncompared(const Groups& groups, const torch::optim::OptimizerOptions* defaults);
 
   std::string optimizer_;
   ZeroStage stage_;
@@ -153,6 +148,7 @@ class CADRE_EXPORT ZeroCore {
   std::vector<std::vector<at::Tensor>> gradients_;
   std::optional<size_t> lent_;
   int64_t num_steps_ = 0;
+  optim_state::UncomparedOptions uncompared_options_;
   bool is_reduction_checked_ = false;
   bool samples_are_equal_ = true;  // of the gradients of this step
 };

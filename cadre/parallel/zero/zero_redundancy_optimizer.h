@@ -2,12 +2,12 @@
 // part, and gets the other parts from their owners.
 // docs/guide/zero.md shows programs.
 //
-// Threads: one. Blocking: the constructor, step(), wait(), add_param_group(), state_dict() and
-// load_state_dict(), each until the group's deadline. All ranks call them in the same order.
-// Lifetime: shares the parameters and the group. The parameters keep their values when it is gone;
-// the destructor waits for those of the last step. One that was moved from throws kInvalidArgument.
-// Errors: cadre::Error, on all ranks what one of them refuses before a step or in the constructor;
-// whatever O throws, after which the ranks may have different parameters.
+// Threads: one. Blocking: the constructor, step(), wait(), add_param_group(), state_dict(),
+// load_state_dict() and load(), each until the group's deadline. All ranks call them in the same
+// order. Lifetime: shares the parameters and the group. The parameters keep their values when it is
+// gone; the destructor waits for those of the last step. One that was moved from throws
+// kInvalidArgument. Errors: cadre::Error, on all ranks what one of them refuses before a step or in
+// the constructor; whatever O throws, after which the ranks may have different parameters.
 //
 // O: torch::optim::AdamW, Adam, SGD, RMSprop, Adagrad, those of cadre/optim, or another optimizer
 // whose result for an element depends on that element alone; it is constructed from parameter
@@ -20,8 +20,9 @@
 // original shapes. Stage 1 (gradients whole on all ranks): their params() are the parameters. Stage
 // 2 (DistributedDataParallel with GradientPlacement::kSharded): they are the shards, whose grad()
 // is what a rank has of the gradients. state() is empty: see local_optimizer() and state_dict().
-// torch::save() writes this rank's part alone, for as many ranks, with the options of
-// param_groups(), which torch::load() sets.
+// torch::save() writes this rank's part alone, with the options of param_groups(), which
+// torch::load() sets. An archive fits the rank that saved it, of as many ranks: on another one, or
+// if any rank's is refused, load() throws on all ranks and changes nothing.
 // Source: torch.distributed.optim.ZeroRedundancyOptimizer; ZeRO, arXiv:1910.02054.
 #pragma once
 
@@ -46,6 +47,8 @@
 
 #include "cadre/base/error.h"
 #include "cadre/group/process_group.h"
+#include "cadre/optim/saved_part.h"
+#include "cadre/optim/state_loading.h"
 #include "cadre/optim/state_tensors.h"
 #include "cadre/parallel/zero/optimizer_state.h"
 #include "cadre/parallel/zero/options.h"
@@ -190,10 +193,19 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   void save(torch::serialize::OutputArchive& archive) const override {
     copy_options();
     local_->save(archive);
+    if constexpr (!optim_state::SavesPart<O>) {
+      optim_state::write_part(archive, local_->param_groups());
+    }
   }
   void load(torch::serialize::InputArchive& archive) override {
     copy_options();
-    local_->load(archive);
+    optim_state::SetAside earlier(*local_);
+    core().check_on_all([&] {
+      optim_state::check_part(archive, local_->param_groups(),
+                              "ZeroRedundancyOptimizer of " + name());
+      local_->load(archive);
+    });
+    earlier.keep_loaded();
     for (size_t i = 0; i < param_groups().size() && i < local_->param_groups().size(); ++i) {
       param_groups()[i].set_options(local_->param_groups()[i].options().clone());
     }

@@ -2,67 +2,19 @@
 
 #include <torch/version.h>
 
-#include <array>
 #include <filesystem>
 #include <string>
-#include <string_view>
 #include <system_error>
 #include <utility>
 
 #include "cadre/base/error.h"
-#include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
-#include "cadre/checkpoint/file_digests.h"
-#include "cadre/checkpoint/module_file.h"
 #include "cadre/checkpoint/sharded_load.h"
 #include "cadre/deferred/deferred_init.h"
-#include "cadre/os/files/read_only_file.h"
 #include "cadre/train/schedule.h"
-#include "cadre/train/snapshots/train_state.h"
 #include "cadre/train/text_source.h"
 
 namespace cadre::train {
-namespace {
-
-// model.weights is a file, or the folder of a snapshot. If the snapshot has the model in one file,
-// returns that file; a sharded one is returned unchanged.
-std::string weights_source(const std::string& path) {
-  const std::string file = cadre::format("{}/{}", path, kModelFile);
-  return std::filesystem::exists(file) ? file : path;
-}
-
-void load_weights(Model& model, const std::string& path) {
-  const std::string source = weights_source(path);
-  if (std::filesystem::is_directory(source)) {
-    load_sharded(source, parts_of(model), {.with_optimizer = false});
-  } else {
-    load(model, source);
-  }
-}
-
-// Of a snapshot in parts that of its list of digests: load_sharded() compares the files with the
-// list. A whole model in a snapshot is compared with the list here.
-std::string digest_of_weights(const std::string& path) {
-  if (path.empty()) return "none";
-  if (!std::filesystem::exists(path)) {
-    throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("model.weights: there is no file or folder {}", path));
-  }
-  std::string source = weights_source(path);
-  const std::string listed = cadre::format("{}/{}", path, kDigestsName);
-  if (std::filesystem::is_directory(source)) {
-    source = listed;
-  } else if (source != path && std::filesystem::exists(listed)) {
-    const std::array<std::string_view, 1> names = {kModelFile};
-    check_digests(path, names).value_or_throw();
-  }
-  const auto file = os::ReadOnlyFile::open(source).value_or_throw();
-  const ConstBytes bytes = file.bytes();
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  return cadre::format("{:016x} of {} bytes", fnv1a(text), bytes.size());
-}
-
-}  // namespace
 
 std::unique_ptr<Task> open_task(const Config& config, Deadline deadline) {
   const std::string& path = config.data.path;
@@ -103,12 +55,13 @@ void check_global_batch_size(const Config& config, const Task& task, int num_sha
   }
 }
 
-std::vector<AgreedField> agreed_inputs(const Config& config, const Task& task) {
+std::vector<AgreedField> agreed_inputs(const Task& task,
+                                       const std::optional<InitialWeights>& weights) {
   const DataIdentity data = task.data_identity();
   return {
       {cadre::format("the number of {} of the data", task.item_name()), std::to_string(data.size)},
       {"the digest of the data", cadre::format("{:016x}", data.fingerprint)},
-      {"the digest of model.weights", digest_of_weights(config.model.weights)},
+      {"the digest of model.weights", weights ? weights->digest() : std::string("none")},
       {"the version of libtorch", TORCH_VERSION}};
 }
 

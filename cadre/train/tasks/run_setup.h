@@ -18,6 +18,7 @@
 #include "cadre/mesh/data_ranks.h"
 #include "cadre/train/config/config.h"
 #include "cadre/train/models/model.h"
+#include "cadre/train/tasks/initial_weights.h"
 #include "cadre/train/tasks/task.h"
 
 namespace cadre::train {
@@ -33,8 +34,9 @@ void check_global_batch_size(const Config& config, const Task& task, int num_sha
 
 // What all processes of a run must have equal beside their configuration: the content of the data
 // and of model.weights, by digests, and the version of libtorch, which determines the last bits.
-// Local. Reads the file of model.weights.
-std::vector<AgreedField> agreed_inputs(const Config& config, const Task& task);
+// Local. weights: nullopt without model.weights.
+std::vector<AgreedField> agreed_inputs(const Task& task,
+                                       const std::optional<InitialWeights>& weights);
 
 // Collective in `group`. The batches of this rank; without a group, whole batches.
 // REQUIRES: check_global_batch_size().

@@ -1,0 +1,137 @@
+// Whatever trains a module refuses, by name and on all ranks, to be constructed in inference mode,
+// and modules that were constructed in it; the module stays as it was.
+#include <c10/core/InferenceMode.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/cadre.h"
+#include "cadre/group/process_group_test_ranks.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::AllOf;
+using testing::failure_of;
+using ::testing::HasSubstr;
+using testing::require;
+using testing::run_groups;
+using torch::Tensor;
+namespace nn = torch::nn;
+
+struct Net : nn::Module {
+  Net() {
+    in = register_module("in", Linear(4, 4));
+    const torch::NoGradGuard no_grad;
+    for (Tensor& parameter : parameters()) parameter.fill_(0.25);
+  }
+  Tensor forward(const Tensor& x) { return in(x); }
+  Linear in{nullptr};
+};
+
+using Make = std::function<void(const std::shared_ptr<Net>&, const ProcessGroup&)>;
+
+struct Wrapping {
+  std::string name;    // in the error
+  std::string tensor;  // the module's, in the error for one that was made in inference mode
+  Make make;
+};
+
+std::vector<Wrapping> wrappings() {
+  const auto fsdp = [](FullyShardedDataParallelOptions options) -> Make {
+    return [options](const std::shared_ptr<Net>& net, const ProcessGroup& group) {
+      FullyShardedDataParallel<Net> model(net, group, options);
+    };
+  };
+  const auto ddp = [](GradientPlacement gradients) -> Make {
+    return [gradients](const std::shared_ptr<Net>& net, const ProcessGroup& group) {
+      DistributedDataParallel<Net> model(net, group, {.gradients = gradients});
+    };
+  };
+  return {
+      {"DistributedDataParallel", "in.weight", ddp(GradientPlacement::kReplicated)},
+      {"DistributedDataParallel", "in.weight", ddp(GradientPlacement::kSharded)},
+      {"FullyShardedDataParallel", "in.weight", fsdp({.form = ShardForm::kGathered})},
+      {"FullyShardedDataParallel", "in.weight", fsdp({.form = ShardForm::kMapped})},
+      {"cadre::ZeroRedundancyOptimizer", "in.weight",
+       [](const std::shared_ptr<Net>& net, const ProcessGroup& group) {
+         ZeroRedundancyOptimizer<AdamW> zero(net->named_parameters(), group,
+                                             torch::optim::AdamWOptions());
+       }},
+      {"dividing \"in\"", "weight",
+       [](const std::shared_ptr<Net>& net, const ProcessGroup& group) {
+         const DeviceMesh mesh(group, {{"tp", group.world_size()}});
+         parallelize_module(*net, mesh, {{"in", ParallelStyle::kColwise}});
+       }},
+      {"cadre::Pipeline", "in.weight",
+       [](const std::shared_ptr<Net>& net, const ProcessGroup& group) {
+         const PipelineStageOptions place{.stage = group.rank(), .num_stages = group.world_size()};
+         Pipeline pipeline({PipelineStage(net, place)}, group);
+       }},
+  };
+}
+
+// What both ranks are told; rank 1 alone does it in inference mode, or with such a module.
+std::string refusal_of(const Make& make, bool is_of_module) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+    std::shared_ptr<Net> net;
+    {
+      const c10::InferenceMode mode(is_of_module && group.rank() == 1);
+      net = std::make_shared<Net>();
+    }
+    const void* const memory = net->in->weight.const_data_ptr();
+    output = failure_of([&] {
+      const c10::InferenceMode mode(!is_of_module && group.rank() == 1);
+      make(net, group);
+    });
+    require(net->in->weight.const_data_ptr() == memory, "it has its memory");
+    require(net->in->weight.sizes() == at::IntArrayRef({4, 4}), "it is whole");
+    const Tensor sum = torch::ones({1});
+    group.all_reduce(sum);
+    require(sum.item<float>() == 2, "the group works");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_EQ(result.ranks[0].output, result.ranks[1].output);
+  return result.ranks[0].output;
+}
+
+TEST(InferenceMode, NoWrapperIsConstructedInIt) {
+  for (const auto& [name, tensor, make] : wrappings()) {
+    EXPECT_THAT(refusal_of(make, /*is_of_module=*/false),
+                AllOf(HasSubstr("kInvalidArgument: "), HasSubstr(name),
+                      HasSubstr("is constructed in inference mode"),
+                      HasSubstr("construct it outside of c10::InferenceMode")))
+        << name;
+  }
+}
+
+TEST(InferenceMode, NoWrapperTakesAModuleOfIt) {
+  for (const auto& [name, tensor, make] : wrappings()) {
+    EXPECT_THAT(refusal_of(make, /*is_of_module=*/true),
+                AllOf(HasSubstr("kInvalidArgument: "), HasSubstr(tensor),
+                      HasSubstr("was made in inference mode and cannot be trained")))
+        << name;
+  }
+}
+
+TEST(InferenceMode, NoShardedOptimizerIsConstructedInIt) {
+  const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
+    FullyShardedDataParallel<Net> model(std::make_shared<Net>(), group);
+    output = failure_of([&] {
+      const c10::InferenceMode mode(group.rank() == 1);
+      ShardedOptimizer<torch::optim::Adagrad> optimizer(model, 0.1);
+    });
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, HasSubstr("cadre::ShardedOptimizer: it is constructed in inference"));
+  }
+}
+
+}  // namespace
+}  // namespace cadre
