@@ -33,8 +33,12 @@ bool any_has(const Attention& attention, uint32_t reason, int world_size) {
 
 }  // namespace
 
-ReplicaWatch::ReplicaWatch(std::vector<NamedTensor> parameters, ParameterValues values)
-    : values_(values), watch_(std::move(parameters)), is_written_(watch_.parameters().size()) {
+ReplicaWatch::ReplicaWatch(std::vector<NamedTensor> parameters, ParameterValues values,
+                           WrittenError written_error)
+    : values_(values),
+      written_error_(std::move(written_error)),
+      watch_(std::move(parameters)),
+      is_written_(watch_.parameters().size()) {
   last_state_ = state();
 }
 
@@ -105,6 +109,21 @@ std::vector<size_t> ReplicaWatch::suspected(bool all, const wrap::LocatedGroup& 
   return places;
 }
 
+void ReplicaWatch::refuse_written(size_t parameter, const std::string& ranks, const Wrapper& here) {
+  const std::string& name = watch_.parameters()[parameter].name;
+  if (values_ == ParameterValues::kUnwatched && written_error_) {
+    is_written_.assign(is_written_.size(), false);
+    throw written_error_(name, ranks).with_context(here.place());
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              format("{}: forward() writes to the parameter \"{}\" (on {}), but its values are in "
+                     "shards on the ranks, so what is written to the whole parameter is lost when "
+                     "it is gathered again. Compute the changed weight as a new tensor in "
+                     "forward(), or change the shards after the optimizer's step. Load values to "
+                     "continue",
+                     here.place(), name, ranks));
+}
+
 void ReplicaWatch::check(const Attention& attention, const Wrapper& here,
                          const wrap::LocatedGroup& group) {
   const int world_size = group.world_size();
@@ -116,14 +135,7 @@ void ReplicaWatch::check(const Attention& attention, const Wrapper& here,
   std::vector<at::Tensor> compared;
   for (const size_t place : places) {
     if (is_sharded(place)) {
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          format("{}: forward() writes to the parameter \"{}\" (on {}), but its values are in "
-                 "shards on the ranks, so what is written to the whole parameter is lost when it "
-                 "is gathered again. Compute the changed weight as a new tensor in forward(), or "
-                 "change the shards after the optimizer's step. Load values to continue",
-                 here.place(), parameters[place].name,
-                 ranks_with(attention, kWrittenByForward, world_size)));
+      refuse_written(place, ranks_with(attention, kWrittenByForward, world_size), here);
     }
     compared.push_back(parameters[place].tensor);
   }

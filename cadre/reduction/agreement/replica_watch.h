@@ -18,11 +18,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "cadre/base/error.h"
 #include "cadre/reduction/agreement/attention.h"
 #include "cadre/reduction/agreement/wrapper.h"
 #include "cadre/wrap/located_group.h"
@@ -33,13 +35,18 @@ namespace cadre::reduction {
 
 class ReplicaWatch {
  public:
-  ReplicaWatch(std::vector<NamedTensor> parameters, ParameterValues values);
+  // What check() throws, behind the wrapper's place, where a forward has written to a parameter of
+  // a wrapper that watches its parameters itself. ranks: which have.
+  using WrittenError = std::function<Error(const std::string& parameter, const std::string& ranks)>;
+  // written_error: with ParameterValues::kUnwatched only.
+  ReplicaWatch(std::vector<NamedTensor> parameters, ParameterValues values,
+               WrittenError written_error = {});
 
   // Around each forward, also one without grad.
   void begin_forward();
   void end_forward();
   // forward() has written to the parameter of this name, as a wrapper has found that watches its
-  // parameters itself.
+  // parameters itself. The next check() throws, once.
   void set_written(std::string_view name);
   // A backward of this rank alone has ended.
   void set_has_local_gradients();
@@ -67,8 +74,10 @@ class ReplicaWatch {
   bool is_sharded(size_t parameter) const;
   // By parameter, whether some rank suspects it. Collective.
   std::vector<size_t> suspected(bool all, const wrap::LocatedGroup& group) const;
+  [[noreturn]] void refuse_written(size_t parameter, const std::string& ranks, const Wrapper& here);
 
   ParameterValues values_;
+  WrittenError written_error_;
   wrap::WriteWatch watch_;
   bool is_in_forward_ = false;
   std::vector<bool> is_written_;  // by parameter, by a forward
