@@ -16,7 +16,7 @@
 #include "cadre/checkpoint/module_file.h"
 #include "cadre/checkpoint/sharded_load.h"
 #include "cadre/deferred/deferred_init.h"
-#include "cadre/os/files/read_only_file.h"
+#include "cadre/os/files/versioned_file.h"
 #include "cadre/train/schedule.h"
 #include "cadre/train/snapshots/train_state.h"
 #include "cadre/train/text_source.h"
@@ -56,10 +56,13 @@ std::string digest_of_weights(const std::string& path) {
     const std::array<std::string_view, 1> names = {kModelFile};
     check_digests(path, names).value_or_throw();
   }
-  const auto file = os::ReadOnlyFile::open(source).value_or_throw();
-  const ConstBytes bytes = file.bytes();
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  return cadre::format("{:016x} of {} bytes", fnv1a(text), bytes.size());
+  const auto file = os::VersionedFile::open(source).value_or_throw();
+  os::FilePieces pieces(file);
+  Fnv1a digest;
+  for (ConstBytes piece; !(piece = pieces.next().value_or_throw()).empty();) {
+    digest.add(std::string_view(reinterpret_cast<const char*>(piece.data()), piece.size()));
+  }
+  return cadre::format("{:016x} of {} bytes", digest.value(), file.version().num_bytes);
 }
 
 }  // namespace
