@@ -12,7 +12,7 @@
 #include "cadre/os/files/durable_file.h"
 #include "cadre/os/files/file.h"
 #include "cadre/os/files/native_file_system.h"
-#include "cadre/os/files/read_only_file.h"
+#include "cadre/os/files/versioned_file.h"
 #include "cadre/wire/blake2b.h"
 
 namespace cadre {
@@ -54,14 +54,22 @@ Error corruption(const std::string& path, const std::string& what) {
 
 }  // namespace
 
+Error corruption_of_cut_file(const Error& error) {
+  if (error.code() != ErrorCode::kInvalidArgument) return error;
+  return Error(ErrorCode::kCorruption, error.message());
+}
+
 Result<std::string> digest_of(const std::string& path) {
   std::error_code failure;
   if (!std::filesystem::exists(path, failure)) {
     return Error(ErrorCode::kCorruption, cadre::format("{} is missing", path));
   }
-  const auto file = os::ReadOnlyFile::open(path);
+  const auto file = os::VersionedFile::open(path);
   if (!file.ok()) return file.error();
-  return wire::blake2b_hex(file->bytes());
+  os::FilePieces pieces(*file);
+  auto digest = wire::blake2b_hex([&pieces] { return pieces.next(); });
+  if (!digest.ok()) return corruption_of_cut_file(digest.error());
+  return digest;
 }
 
 Status write_digests(const std::string& folder, std::span<const std::string_view> names) {

@@ -22,6 +22,10 @@ struct FileDigest {
   std::string digest;  // in hexadecimal
 };
 
+// An error of os::VersionedFile as one of a snapshot: kCorruption for a file that was cut short
+// while it was read.
+Error corruption_of_cut_file(const Error& error);
+
 // The digest of a file; kCorruption if it does not exist.
 Result<std::string> digest_of(const std::string& path);
 // Writes and syncs B2SUMS with digests that were computed before, for example by several ranks.

@@ -12,6 +12,7 @@
 
 #include "cadre/base/format.h"
 #include "cadre/base/printable.h"
+#include "cadre/checkpoint/file_digests.h"
 #include "cadre/os/files/durable_file.h"
 #include "cadre/os/files/native_file_system.h"
 #include "cadre/wire/blake2b.h"
@@ -95,6 +96,23 @@ Status lay_out(const NamedTensors& tensors, const std::map<std::string, std::str
   return {};
 }
 
+void read_or_throw(const os::VersionedFile& file, size_t offset, Bytes out) {
+  const Status status = file.read_at(offset, out);
+  if (!status.ok()) throw corruption_of_cut_file(status.error());
+}
+
+// The length word and, if it may be one, the header.
+std::vector<std::byte> read_prefix(const os::VersionedFile& file) {
+  const uint64_t num_bytes = file.version().num_bytes;
+  std::vector<std::byte> prefix(std::min<uint64_t>(wire::kSafetensorsLengthBytes, num_bytes));
+  read_or_throw(file, 0, prefix);
+  const uint64_t length = wire::safetensors_header_bytes(prefix);
+  if (length == 0 || length > wire::kMaxSafetensorsHeaderBytes) return prefix;
+  prefix.resize(std::min<uint64_t>(prefix.size() + length, num_bytes));
+  read_or_throw(file, 0, prefix);
+  return prefix;
+}
+
 // Which torch::save() writes.
 bool is_zip_archive(ConstBytes bytes) {
   constexpr std::string_view kMagic = "PK\x03\x04";
@@ -149,22 +167,18 @@ Status write_safetensors(const std::string& path, const NamedTensors& tensors,
   return write_safetensors(files, path, tensors, metadata);
 }
 
-SafetensorsFile::SafetensorsFile(std::string path, const os::FileVersion& version,
-                                 os::ReadOnlyFile file, wire::SafetensorsHeader header)
-    : path_(std::move(path)),
-      version_(version),
-      file_(std::move(file)),
-      header_(std::move(header)) {
+SafetensorsFile::SafetensorsFile(os::VersionedFile file, wire::SafetensorsHeader header)
+    : file_(std::move(file)), header_(std::move(header)) {
   for (size_t i = 0; i < header_.tensors.size(); ++i) by_name_.emplace(header_.tensors[i].name, i);
 }
 
 SafetensorsFile SafetensorsFile::open(const std::string& path) {
-  Result<os::FileVersion> version = os::file_version(path);
-  os::ReadOnlyFile file = os::ReadOnlyFile::open(path).value_or_throw();
+  os::VersionedFile file = os::VersionedFile::open(path).value_or_throw();
+  const std::vector<std::byte> prefix = read_prefix(file);
   Result<wire::SafetensorsHeader> header =
-      wire::parse_safetensors_header(file.bytes(), file.bytes().size());
+      wire::parse_safetensors_header(prefix, file.version().num_bytes);
   if (!header.ok()) {
-    if (is_zip_archive(file.bytes())) {
+    if (is_zip_archive(prefix)) {
       throw Error(
           ErrorCode::kCorruption,
           cadre::format("{} is no safetensors file: torch::save() wrote it, so read it with "
@@ -173,16 +187,15 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
     }
     throw header.error().with_context(path + " is no safetensors file, or is damaged");
   }
-  return SafetensorsFile(path, std::move(version).value_or_throw(), std::move(file),
-                         std::move(header).value());
+  return SafetensorsFile(std::move(file), std::move(header).value());
 }
 
 void SafetensorsFile::check_unchanged() const {
-  const os::FileVersion now = os::file_version(path_).value_or_throw();
-  if (now == version_) return;
+  const os::FileVersion now = os::file_version(file_.path()).value_or_throw();
+  if (now == file_.version()) return;
   throw Error(ErrorCode::kInvalidArgument,
-              cadre::format("{} {} while it was read; load it again once nothing writes it", path_,
-                            os::change_text(version_, now)));
+              cadre::format("{} {} while it was read; load it again once nothing writes it",
+                            file_.path(), os::change_text(file_.version(), now)));
 }
 
 std::vector<std::string> SafetensorsFile::names() const {
@@ -194,7 +207,8 @@ std::vector<std::string> SafetensorsFile::names() const {
 at::Tensor SafetensorsFile::read(const std::string& name) const {
   const wire::SafetensorsEntry* entry = find(name);
   if (entry == nullptr) {
-    throw Error(ErrorCode::kInvalidArgument, cadre::format("{} has no tensor '{}'", path_, name));
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("{} has no tensor '{}'", file_.path(), name));
   }
   return read(*entry);
 }
@@ -204,8 +218,9 @@ const wire::SafetensorsEntry* SafetensorsFile::find(const std::string& name) con
   return found == by_name_.end() ? nullptr : &header_.tensors[found->second];
 }
 
-ConstBytes SafetensorsFile::bytes(const wire::SafetensorsEntry& entry) const {
-  return file_.bytes().subspan(header_.data_offset + entry.begin, entry.end - entry.begin);
+void SafetensorsFile::read_bytes(const wire::SafetensorsEntry& entry, size_t offset,
+                                 Bytes out) const {
+  read_or_throw(file_, header_.data_offset + entry.begin + offset, out);
 }
 
 NamedTensors SafetensorsFile::read_all() const {
@@ -220,13 +235,12 @@ at::Tensor SafetensorsFile::read(const wire::SafetensorsEntry& entry) const {
   const auto dtype = scalar_type_of(entry.dtype);
   if (!dtype) {
     throw Error(ErrorCode::kInvalidArgument,
-                cadre::format("{}: tensor '{}' has dtype {}, which this library cannot hold", path_,
-                              entry.name, entry.dtype));
+                cadre::format("{}: tensor '{}' has dtype {}, which this library cannot hold",
+                              file_.path(), entry.name, entry.dtype));
   }
   const at::Tensor tensor = at::empty(entry.shape, *dtype);
-  const ConstBytes source = bytes(entry);
   // The byte range was checked against dtype and shape, so the sizes are equal.
-  if (!source.empty()) std::memcpy(tensor.mutable_data_ptr(), source.data(), source.size());
+  read_bytes(entry, 0, {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()});
   return tensor;
 }
 

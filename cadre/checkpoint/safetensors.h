@@ -1,4 +1,5 @@
-// Reads and writes safetensors files: written durably, read by mapping.
+// Reads and writes safetensors files: written durably, read into memory. They are not mapped: a
+// file that another process cuts short while it is read would end this one (SIGBUS).
 //
 // Threads: one at a time for a file; different files from any. Blocking: reads and writes a disk.
 // Lifetime: a tensor that was read owns its memory. Errors: by Status or exception, as declared:
@@ -22,7 +23,6 @@
 #include "cadre/base/export.h"
 #include "cadre/checkpoint/module_file.h"
 #include "cadre/os/file_system.h"
-#include "cadre/os/files/read_only_file.h"
 #include "cadre/os/files/versioned_file.h"
 #include "cadre/wire/safetensors_header.h"
 
@@ -71,17 +71,15 @@ class CADRE_EXPORT SafetensorsFile {
   NamedTensors read_all() const;
   // Null for a name that the file does not have.
   const wire::SafetensorsEntry* find(const std::string& name) const;
-  // The elements of a tensor, in the mapping of the file: valid as long as this object.
-  ConstBytes bytes(const wire::SafetensorsEntry& entry) const;
+  // Fills `out` with elements of a tensor, from byte `offset` of the tensor on. Throws kCorruption
+  // for a file that has been cut short since it was opened.
+  void read_bytes(const wire::SafetensorsEntry& entry, size_t offset, Bytes out) const;
 
  private:
-  SafetensorsFile(std::string path, const os::FileVersion& version, os::ReadOnlyFile file,
-                  wire::SafetensorsHeader header);
+  SafetensorsFile(os::VersionedFile file, wire::SafetensorsHeader header);
   at::Tensor read(const wire::SafetensorsEntry& entry) const;
 
-  std::string path_;
-  os::FileVersion version_;
-  os::ReadOnlyFile file_;
+  os::VersionedFile file_;
   wire::SafetensorsHeader header_;
   std::map<std::string, size_t, std::less<>> by_name_;  // index of header_.tensors
 };

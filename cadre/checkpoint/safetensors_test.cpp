@@ -15,8 +15,10 @@
 #include <thread>
 #include <vector>
 
+#include "cadre/checkpoint/file_digests.h"
 #include "cadre/checkpoint/module_file.h"
 #include "cadre/checkpoint/snapshot_parts.h"
+#include "cadre/checkpoint/snapshot_reader.h"
 #include "cadre/os/files/file.h"
 #include "cadre/os/proc/program_output.h"
 #include "cadre/os/system.h"
@@ -80,6 +82,60 @@ TEST_F(SafetensorsTest, SaysWhatItCannotHold) {
   module.register_buffer("z", torch::zeros({2}, torch::kComplexDouble));
   EXPECT_THROW(save(module, path_), Error);
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path())) << "the temporary file is left";
+}
+
+std::string corruption_of(const std::function<void()>& read) {
+  try {
+    read();
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::kCorruption ? error.message() : "another code";
+  }
+  return "no error";
+}
+
+// By another process, while this one reads it. A mapping would end this process.
+TEST_F(SafetensorsTest, AFileThatIsCutShortIsAnErrorAndNoSignal) {
+  constexpr int64_t kRows = 300;
+  const at::Tensor weight = torch::arange(kRows * 1000, torch::kDouble).view({kRows, 1000});
+  ASSERT_TRUE(write_safetensors(path_, {{"weight", weight}}).ok());
+  const SafetensorsFile file = SafetensorsFile::open(path_);
+  SnapshotReader reader = SnapshotReader::open(path_);
+  const ManifestTensor& tensor = *reader.model().at("weight");
+  const std::vector<Box> boxes = {Box{{0, 0}, {kRows, 1000}}};
+  reader.prepare(tensor, boxes);
+  const std::string digest = digest_of(path_).value_or_throw();
+  EXPECT_EQ(digest.size(), 128u);
+  std::filesystem::resize_file(path_, 100'000);
+  const auto expected = ::testing::AllOf(::testing::HasSubstr(path_ + " was cut short"),
+                                         ::testing::HasSubstr("ends at byte 100000 now"));
+  EXPECT_THAT(corruption_of([&] { file.read("weight"); }), expected);
+  EXPECT_THAT(corruption_of([&] {
+                reader.read(tensor, boxes, torch::empty({kRows * 1000}, torch::kDouble));
+              }),
+              expected);
+}
+
+// More than is read at a time, and parts of rows.
+TEST_F(SafetensorsTest, BoxesOfALargeTensorAreRead) {
+  const std::vector<int64_t> sizes = {1200, 5, 500};  // 24 MB
+  const at::Tensor weight = torch::arange(1200 * 2500, torch::kDouble).view(sizes);
+  ASSERT_TRUE(write_safetensors(path_, {{"weight", weight}, {"one", torch::tensor(3.5)}}).ok());
+  SnapshotReader reader = SnapshotReader::open(path_);
+  const std::vector<Box> boxes = {Box{{0, 0, 0}, sizes}, Box{{3, 0, 0}, {1100, 5, 500}},
+                                  Box{{3, 2, 7}, {1100, 2, 9}}, Box{{1199, 4, 499}, {1, 1, 1}}};
+  for (const Box& box : boxes) {
+    const ManifestTensor& tensor = *reader.model().at("weight");
+    reader.prepare(tensor, {&box, 1});
+    const at::Tensor flat = torch::zeros({box.numel()}, torch::kDouble);
+    reader.read(tensor, {&box, 1}, flat);
+    EXPECT_TRUE(torch::equal(flat.view(box.sizes), slice_of(weight, Box{{0, 0, 0}, sizes}, box)));
+  }
+  const ManifestTensor& one = *reader.model().at("one");
+  const Box whole;
+  reader.prepare(one, {&whole, 1});
+  const at::Tensor flat = torch::zeros({1});
+  reader.read(one, {&whole, 1}, flat);
+  EXPECT_EQ(flat.item<float>(), 3.5);
 }
 
 TEST_F(SafetensorsTest, NamesTheFileThatIsDamaged) {

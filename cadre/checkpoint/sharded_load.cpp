@@ -279,7 +279,7 @@ LoadedSnapshot load_on(const std::string& path, const SnapshotParts& parts,
     return encode_file_view({.options = text_of(options),
                              .fingerprint = reader.fingerprint(),
                              .sight = options.with_digests ? reader.sight() : "",
-                             .files = reader.mapped_files()});
+                             .files = reader.open_files()});
   };
   const std::vector<std::string> texts = ranks.gather(outcome_of(prepare)).value_or_throw();
   std::vector<FileView> views;

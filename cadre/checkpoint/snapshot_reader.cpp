@@ -1,11 +1,10 @@
 #include "cadre/checkpoint/snapshot_reader.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <numeric>
 #include <optional>
@@ -29,6 +28,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr int64_t kBufferBytes = int64_t{16} << 20;  // of rows that are read to take parts of them
+
 Box box_of(const ManifestPiece& piece) {
   return {piece.offsets, piece.sizes};
 }
@@ -51,16 +52,37 @@ SnapshotManifest manifest_of(const SafetensorsFile& file, const std::string& pat
   return manifest;
 }
 
-// A tensor over the bytes, or over a copy if they are not aligned, which occurs only in files of
-// other writers.
-at::Tensor tensor_over(ConstBytes bytes, at::IntArrayRef sizes, at::ScalarType dtype) {
-  if (bytes.empty()) return at::empty(sizes, dtype);
-  if (reinterpret_cast<uintptr_t>(bytes.data()) % c10::elementSize(dtype) == 0) {
-    return at::from_blob(const_cast<std::byte*>(bytes.data()), sizes, dtype);
+// A change in place, as autograd counts them.
+void read_into(const at::Tensor& tensor, const SafetensorsFile& file,
+               const wire::SafetensorsEntry& entry, size_t offset) {
+  file.read_bytes(entry, offset,
+                  {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()});
+  tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+// Copies the elements of `common` from a tensor that covers the box `held` to one that covers
+// `box`. Rows are read whole, kBufferBytes at a time, and directly where nothing lies between.
+void copy_from_file(const SafetensorsFile& file, const wire::SafetensorsEntry& entry,
+                    const Box& held, const at::Tensor& target, const Box& box, const Box& common) {
+  if (held.sizes.empty()) return read_into(target, file, entry, 0);
+  const auto row_bytes = static_cast<int64_t>(entry.end - entry.begin) / held.sizes[0];
+  const int64_t rows_at_once = std::max<int64_t>(1, kBufferBytes / std::max<int64_t>(1, row_bytes));
+  Box part = held;
+  const int64_t end = common.offsets[0] + common.sizes[0];
+  for (int64_t row = common.offsets[0]; row < end; row += rows_at_once) {
+    part.offsets[0] = row;
+    part.sizes[0] = std::min(rows_at_once, end - row);
+    const auto offset = static_cast<size_t>((row - held.offsets[0]) * row_bytes);
+    const Box wanted = intersection(part, common);
+    const at::Tensor to = slice_of(target, box, wanted);
+    if (wanted.sizes == part.sizes && to.is_contiguous()) {
+      read_into(to, file, entry, offset);
+      continue;
+    }
+    const at::Tensor rows = at::empty(part.sizes, target.scalar_type());
+    read_into(rows, file, entry, offset);
+    to.copy_(slice_of(rows, part, wanted));
   }
-  at::Tensor copy = at::empty(sizes, dtype);
-  std::memcpy(copy.mutable_data_ptr(), bytes.data(), bytes.size());
-  return copy;
 }
 
 // Describes a path without a manifest, and what to load instead.
@@ -152,9 +174,9 @@ std::string SnapshotReader::sight() const {
   return wire::blake2b_hex(std::as_bytes(std::span(text))).value_or_throw();
 }
 
-std::vector<size_t> SnapshotReader::mapped_files() const {
+std::vector<size_t> SnapshotReader::open_files() const {
   std::vector<size_t> files;
-  for (const auto& [file, mapped] : files_) files.push_back(file);
+  for (const auto& [file, opened] : files_) files.push_back(file);
   return files;
 }
 
@@ -172,8 +194,8 @@ void SnapshotReader::prepare(const ManifestTensor& tensor, std::span<const Box> 
 void SnapshotReader::check_piece(const ManifestTensor& tensor, const ManifestPiece& piece) {
   const ManifestFile& file = manifest_.files[piece.file];
   const std::string path = path_of(file);
-  auto mapped = files_.find(piece.file);
-  if (mapped == files_.end()) {
+  auto opened = files_.find(piece.file);
+  if (opened == files_.end()) {
     std::error_code failure;
     if (!fs::exists(path, failure)) {
       throw Error(ErrorCode::kCorruption, cadre::format("{} is missing", path));
@@ -183,10 +205,10 @@ void SnapshotReader::check_piece(const ManifestTensor& tensor, const ManifestPie
       throw damaged(path,
                     cadre::format("it has {} bytes; the manifest says {}", bytes, file.bytes));
     }
-    mapped = files_.emplace(piece.file, SafetensorsFile::open(path)).first;
+    opened = files_.emplace(piece.file, SafetensorsFile::open(path)).first;
   }
   const std::string name = name_in_files(tensor);
-  const wire::SafetensorsEntry* entry = mapped->second.find(name);
+  const wire::SafetensorsEntry* entry = opened->second.find(name);
   if (entry == nullptr) {
     throw damaged(path, cadre::format("it has no tensor '{}'; the manifest says it has", name));
   }
@@ -212,9 +234,7 @@ void SnapshotReader::read(const ManifestTensor& tensor, std::span<const Box> box
       const Box common = intersection(held, box);
       if (common.numel() == 0) continue;
       const SafetensorsFile& file = files_.at(piece.file);
-      const at::Tensor source =
-          tensor_over(file.bytes(*file.find(name)), piece.sizes, flat.scalar_type());
-      slice_of(target, box, common).copy_(slice_of(source, held, common));
+      copy_from_file(file, *file.find(name), held, target, box, common);
     }
   }
 }

@@ -1,8 +1,9 @@
 // Reads boxes of tensors from the files of a snapshot, independent of how it was sharded.
 //
-// Threads: one. Blocking: reads and writes a disk. Lifetime: maps the files that prepare() needed.
-// Errors: open(), check_digests() and prepare() throw kCorruption or kInvalidArgument with the file
-// and the tensor; read() of prepared boxes cannot fail.
+// Threads: one. Blocking: reads and writes a disk. Lifetime: keeps the files open that prepare()
+// needed. Errors: open(), check_digests() and prepare() throw kCorruption or kInvalidArgument with
+// the file and the tensor; read() of prepared boxes only for errors of the disk (kUnavailable), and
+// where a file has been cut short since prepare() (kCorruption).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -50,9 +51,9 @@ class CADRE_EXPORT SnapshotReader {
   // Which files this process sees under the names of the manifest, as a digest of this machine and
   // of the files' devices and inodes. Where it is equal, the files are the same ones.
   std::string sight() const;
-  // Indices of the manifest's files that prepare() has mapped, in ascending order.
-  std::vector<size_t> mapped_files() const;
-  // Maps the files that contain the boxes, and compares their headers with the manifest.
+  // Indices of the manifest's files that prepare() has opened, in ascending order.
+  std::vector<size_t> open_files() const;
+  // Opens the files that contain the boxes, and compares their headers with the manifest.
   void prepare(const ManifestTensor& tensor, std::span<const Box> boxes);
   // Throws if a file that prepare() has mapped was changed since, after read() of the last boxes.
   void check_unchanged() const;

@@ -163,7 +163,8 @@ void DataParallelCore::start(const std::shared_ptr<const torch::nn::Module>& mod
   // A storage may give parameters new memory.
   watch_ = std::make_unique<wrap::ParameterWatch>(module);
   buffers_ = std::make_unique<BufferBroadcast>(buffers, group_, wrapper_.number);
-  replicas_ = std::make_unique<ReplicaWatch>(std::move(parameters), options_.values);
+  replicas_ = std::make_unique<ReplicaWatch>(std::move(parameters), options_.values,
+                                             options_.written_error);
   reducer_ = std::make_unique<Reducer>(std::move(storage), group_, wrapper_, options_.weighting,
                                        *replicas_);
   group_.enter({kInBackward, num_forwards_});

@@ -18,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cadre/base/error.h"
 #include "cadre/base/export.h"
 #include "cadre/buckets/bucket_layout.h"
 #include "cadre/reduction/agreement/wrapper.h"
@@ -66,6 +67,8 @@ struct DataParallelOptions {
   // At the start of each forward, also of one without grad and in a world of one. May be empty.
   std::function<void()> before_forward = {};
   ParameterValues values = ParameterValues::kUnwatched;
+  // For set_written(): what all ranks throw, behind the wrapper's place. ranks: that have written.
+  std::function<Error(const std::string& parameter, const std::string& ranks)> written_error = {};
   // Returns what must be equal on all ranks besides `weighting` and `broadcast_buffers`, as this
   // rank has it. Called once, in the constructor; what it throws is thrown on all ranks.
   std::function<std::vector<AgreedField>()> agreed = {};
@@ -100,7 +103,9 @@ class CADRE_EXPORT DataParallelCore {
   void after_forward(std::span<const at::Tensor> outputs);
 
   // forward() of this rank has written to the parameter of this name: the next pass is an error on
-  // all ranks. For wrappers that watch their parameters themselves (ParameterValues::kUnwatched).
+  // all ranks (DataParallelOptions::written_error), also where it has begun already, as long as it
+  // has reductions to start. For wrappers that watch their parameters themselves
+  // (ParameterValues::kUnwatched).
   void set_written(std::string_view parameter);
   void set_num_samples(int64_t count);
   void enter_no_sync();

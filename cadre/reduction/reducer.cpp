@@ -272,7 +272,7 @@ void Reducer::finish_pass() {
 
 // The last bucket is issued at the end of the backward, because its trailer is complete only then.
 void Reducer::launch_all_but_last() {
-  bool has_news = replicas_.suspicion() != 0 || !exchanged().empty();
+  bool has_news = !exchanged().empty();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (pass_.fired[i]) continue;
     if (is_frozen(i)) has_news = true;
@@ -284,6 +284,8 @@ void Reducer::launch_all_but_last() {
     }
   }
   while (storage_->num_launched() < storage_->num_early_buckets()) storage_->launch_next();
+  // Behind the launches, which look for parameters that the program has written.
+  if (replicas_.suspicion() != 0) has_news = true;
   write_trailer(storage_->trailer(), trailer_word(has_news));
 }
 

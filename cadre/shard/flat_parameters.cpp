@@ -257,24 +257,25 @@ void FlatParameters::check_unwritten() {
   const std::vector<size_t> written = written_->written();
   if (written.empty()) return;
   written_->begin();  // it is said once
+  const std::string& name = parameters_[written[0]].name;
   const std::string where =
       format("{}, rank {}: the program has written to ", options_.name, group_.rank());
-  if (is_mapped()) {
-    throw Error(ErrorCode::kCorruption,
-                where +
-                    "parameters while they were mapped. All ranks read and write the same "
-                    "memory, so the values are not those that one rank would get. Write to the "
-                    "shards inside a cadre::ShardUpdate, hold summon_full_params() and write "
-                    "back, or choose ShardForm::kGathered; go on from the last snapshot");
-  }
-  throw Error(ErrorCode::kInvalidArgument,
-              where + format("\"{}\" while the parameters were gathered, as a forward() does that "
-                             "changes a weight (an Embedding with max_norm, a weight that is "
-                             "normalized in place). The change is lost, because the owners of the "
-                             "shards do not have it. Let forward() compute a new tensor from the "
-                             "weight, or change weights between two steps: in the shards, or in "
-                             "summon_full_params() with write_back()",
-                             parameters_[written[0]].name));
+  const Error error(
+      is_mapped() ? ErrorCode::kCorruption : ErrorCode::kInvalidArgument,
+      where + (is_mapped()
+                   ? "parameters while they were mapped. All ranks read and write the same "
+                     "memory, so the values are not those that one rank would get. Write to the "
+                     "shards inside a cadre::ShardUpdate, hold summon_full_params() and write "
+                     "back, or choose ShardForm::kGathered; go on from the last snapshot"
+                   : format("\"{}\" while the parameters were gathered, as a forward() does that "
+                            "changes a weight (an Embedding with max_norm, a weight that is "
+                            "normalized in place). The change is lost, because the owners of the "
+                            "shards do not have it. Let forward() compute a new tensor from the "
+                            "weight, or change weights between two steps: in the shards, or in "
+                            "summon_full_params() with write_back()",
+                            name)));
+  if (!options_.on_written) throw error;
+  options_.on_written(name, error);
 }
 
 at::Tensor FlatParameters::gather_input() {

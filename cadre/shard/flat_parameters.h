@@ -11,7 +11,8 @@
 // then, or, with keep_full, unusable until a gather succeeds. libtorch throws the sentence of
 // Options::remedy where a parameter's values are touched while they are not there. What the program
 // writes to gathered parameters would be lost when their buffer is freed, which throws then
-// (kInvalidArgument; kCorruption where other ranks read the same memory).
+// (kInvalidArgument; kCorruption where other ranks read the same memory), or tells
+// Options::on_written.
 //
 // A parameter keeps its identity, sizes, requires_grad, hooks and, unless the shards have changed
 // since the last gather, its version counter, so that a backward may go through a buffer that was
@@ -30,6 +31,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/base/error.h"
 #include "cadre/base/export.h"
 #include "cadre/group/mapped_parts.h"
 #include "cadre/mesh/device_mesh.h"
@@ -72,6 +74,10 @@ struct FlatParametersOptions {
   // For reshard_onto_group(): a part of the group, whose ranks follow each other: of 8 ranks in
   // groups of 2, ranks 4 and 5. On all ranks, of equal size.
   std::optional<wrap::LocatedGroup> reshard_group = {};
+  // Told of a parameter that the program has written while it was gathered, in place of the error
+  // that the calls which free the buffer, and check_written(), throw otherwise: a rank that throws
+  // alone inside of a forward leaves the others. Does not throw.
+  std::function<void(const std::string& parameter, const Error& error)> on_written = {};
 };
 
 class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatParameters> {
@@ -144,8 +150,8 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // Throws if a parameter, or this rank's shard of it, has been given other memory, by set_data()
   // for example. Gathers do that, too.
   void check_in_place() const;
-  // Throws if the program has written to the parameters since they were unsharded, once; resharding
-  // does that, too.
+  // Throws if the program has written to the parameters since they were unsharded, once, or tells
+  // Options::on_written; resharding does that, too.
   void check_written() {
     if (is_unsharded() && !is_private_) check_unwritten();
   }
@@ -187,7 +193,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   ShardState state_of_shard() const;
   std::vector<NamedTensor> named_values() const;
   void check_shards_in_place() const;
-  // Refuses what the program has written to the parameters since they were unsharded.
+  // Refuses, or reports, what the program has written to the parameters since they were unsharded.
   void check_unwritten();
   [[noreturn]] void refuse_use(const std::string& problem) const;
   // For the fence: of mapped shards, when an update begins, and when it ends.

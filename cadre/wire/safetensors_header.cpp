@@ -240,14 +240,20 @@ SafetensorsHeader lay_out_safetensors(std::vector<SafetensorsEntry> tensors,
   return header;
 }
 
-Result<SafetensorsHeader> parse_safetensors_header(ConstBytes prefix, uint64_t file_bytes) {
-  if (prefix.size() < kSafetensorsLengthBytes) {
-    return corrupt_header(cadre::format("{} bytes; expected at least 8", prefix.size()));
-  }
+uint64_t safetensors_header_bytes(ConstBytes prefix) {
+  if (prefix.size() < kSafetensorsLengthBytes) return 0;
   uint64_t length = 0;
   for (size_t i = 0; i < kSafetensorsLengthBytes; ++i) {
     length |= std::to_integer<uint64_t>(prefix[i]) << (8 * i);  // little-endian
   }
+  return length;
+}
+
+Result<SafetensorsHeader> parse_safetensors_header(ConstBytes prefix, uint64_t file_bytes) {
+  if (prefix.size() < kSafetensorsLengthBytes) {
+    return corrupt_header(cadre::format("{} bytes; expected at least 8", prefix.size()));
+  }
+  const uint64_t length = safetensors_header_bytes(prefix);
   if (length > kMaxSafetensorsHeaderBytes) {
     return corrupt_header(cadre::format("it claims {} bytes; at most {} are allowed", length,
                                         kMaxSafetensorsHeaderBytes));

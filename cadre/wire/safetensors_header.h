@@ -52,6 +52,9 @@ CADRE_EXPORT size_t safetensors_dtype_bytes(std::string_view dtype);
 CADRE_EXPORT SafetensorsHeader lay_out_safetensors(std::vector<SafetensorsEntry> tensors,
                                                    std::map<std::string, std::string> metadata);
 
+// What the length word at the beginning of a file says; 0 for fewer bytes than it has.
+CADRE_EXPORT uint64_t safetensors_header_bytes(ConstBytes prefix);
+
 // Reads the header of a file of `file_bytes` bytes whose first bytes are `prefix` (at least the
 // length word and the header; the whole file will do).
 CADRE_EXPORT Result<SafetensorsHeader> parse_safetensors_header(ConstBytes prefix,

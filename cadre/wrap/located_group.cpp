@@ -1,9 +1,13 @@
 #include "cadre/wrap/located_group.h"
 
+#include <mutex>
 #include <utility>
+#include <vector>
 
 #include "cadre/base/error.h"
 #include "cadre/base/format.h"
+#include "cadre/comm/defaults.h"
+#include "cadre/comm/work.h"
 
 namespace cadre::wrap {
 namespace {
@@ -17,9 +21,39 @@ at::Tensor written(const at::Tensor& tensor) {
 }  // namespace
 
 struct LocatedGroup::Location {
-  Owner owner;
+  explicit Location(std::optional<Owner> given) : owner(std::move(given)) {}
+  ~Location();
+  Location(const Location&) = delete;
+  Location& operator=(const Location&) = delete;
+
+  void add(const Work& work);
+
+  const std::optional<Owner> owner;
   Place place = {};
+
+ private:
+  std::mutex mutex_;
+  std::vector<Work> running_;  // and some that have ended since
 };
+
+LocatedGroup::Location::~Location() {
+  if (running_.empty()) return;
+  try {
+    const Deadline deadline = running_.back().deadline_in(kDefaultCloseTimeout);
+    for (const Work& work : running_) work.wait(deadline);
+  } catch (...) {
+    // The group has failed, or another rank does not come; then it fails when it is destroyed.
+  }
+}
+
+void LocatedGroup::Location::add(const Work& work) {
+  const std::scoped_lock lock(mutex_);
+  std::erase_if(running_, [](const Work& earlier) { return earlier.is_completed(); });
+  running_.push_back(work);
+}
+
+LocatedGroup::LocatedGroup(const ProcessGroup& group)
+    : group_(group), location_(std::make_shared<Location>(std::nullopt)) {}
 
 LocatedGroup::LocatedGroup(const ProcessGroup& group, Owner owner)
     : group_(group), location_(std::make_shared<Location>(std::move(owner))) {}
@@ -40,21 +74,25 @@ auto LocatedGroup::run(Operation operation) const {
   } catch (const Error& error) {
     // The error has a reporter if the ranks called different operations, and none if this rank
     // refused its own arguments.
-    if (location_ == nullptr || error.code() != ErrorCode::kInvalidArgument ||
+    if (!location_->owner || error.code() != ErrorCode::kInvalidArgument ||
         !error.details().reporter) {
       throw;
     }
-    const auto& [owner, place] = *location_;
+    const Owner& owner = *location_->owner;
+    const Place& place = location_->place;
     throw error.with_context(
         format("{} of {}, rank {}, in {}: the ranks are not at the same place "
                "of the same step. One of them left out a forward, a backward() or another call "
                "that all ranks make (an exception that was caught, a step on some ranks only), or "
-               "made one more. Leave out a step on all ranks or on none. The operations that met",
+               "made one more, or alone wrote to its shards, which are gathered again then. Leave "
+               "out a step "
+               "on all ranks or on none. The operations that met",
                owner.wrapper, owner.module, rank(), format(place.text, place.number)));
   }
 }
 
 std::function<void()> LocatedGroup::wait_for(Work work) const {
+  location_->add(work);
   return [group = *this, work = std::move(work)] { group.run([&] { work.wait(); }); };
 }
 

@@ -2,8 +2,11 @@
 // errors say where in the wrapper's step this rank was.
 //
 // Threads: as ProcessGroup; enter() between operations. Blocking: all but the _async calls and the
-// accessors, until the group's deadline. Lifetime: a handle; copies share the group and the place,
-// and keep the group alive, also after the wrapper is gone. Errors: those of the group. When the
+// accessors, until the group's deadline; the destructor of the last copy, up to
+// kDefaultCloseTimeout, for the _async operations that still run: a group that is destroyed with
+// pending operations fails on all ranks, and with it every group of the job, and an exception may
+// have left some behind. Lifetime: a handle; copies share the group and the place, and keep the
+// group alive, also after the wrapper is gone. Errors: those of the group. When the
 // ranks called different operations, and there is an owner, the message begins with the wrapper,
 // its module, this rank, and the part of the step that the operation belongs to: the program has
 // called none of these operations by name.
@@ -40,8 +43,7 @@ class CADRE_EXPORT LocatedGroup {
   };
 
   // Without an owner errors are those of the group.
-  LocatedGroup(const ProcessGroup& group)  // NOLINT(google-explicit-constructor): adds nothing yet
-      : group_(group) {}
+  LocatedGroup(const ProcessGroup& group);  // NOLINT(google-explicit-constructor): adds nothing yet
   LocatedGroup(const ProcessGroup& group, Owner owner);
 
   // What the operations from here on belong to, of all copies. REQUIRES: an owner.
@@ -82,7 +84,8 @@ class CADRE_EXPORT LocatedGroup {
   std::function<void()> wait_for(Work work) const;
 
   ProcessGroup group_;
-  std::shared_ptr<Location> location_;  // null without an owner
+  // Behind the group, so that the last copy waits before it releases the group.
+  std::shared_ptr<Location> location_;
 };
 
 }  // namespace cadre::wrap

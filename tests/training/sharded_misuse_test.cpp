@@ -102,7 +102,8 @@ TEST(ShardedMisuse, AnOptimizerThatWasMadeBeforeSharding) {
       "The values of parameters of unit \"layer0\" of FullyShardedDataParallel are sharded: this "
       "rank has only a part of them. To use them, call the wrapper's forward(), or hold "
       "summon_full_params(); an optimizer is made from the wrapper (model.parameters()), not from "
-      "the parameters of the module.",
+      "the parameters of the module; the graph of a derivative (autograd::grad() with "
+      "create_graph) is used before the next backward of the wrapper.",
       [](const ProcessGroup& group) {
         const auto net = std::make_shared<Layers>();
         torch::optim::SGD optimizer(net->parameters(), 0.1);
@@ -133,7 +134,8 @@ TEST(ShardedMisuse, AParameterIsTouchedWhileItIsSharded) {
       "The values of parameters of unit \"layer1\" of FullyShardedDataParallel are sharded: this "
       "rank has only a part of them. To use them, call the wrapper's forward(), or hold "
       "summon_full_params(); an optimizer is made from the wrapper (model.parameters()), not from "
-      "the parameters of the module.",
+      "the parameters of the module; the graph of a derivative (autograd::grad() with "
+      "create_graph) is used before the next backward of the wrapper.",
       [](const ProcessGroup& group) {
         const auto net = std::make_shared<Layers>();
         const Sharded model{net, group, every_layer()};

@@ -10,7 +10,6 @@
 #include "cadre/base/format.h"
 #include "cadre/os/files/file.h"
 #include "cadre/os/files/native_file_system.h"
-#include "cadre/os/files/read_only_file.h"
 #include "cadre/os/system.h"
 #include "cadre/testing/file_size_limit.h"
 #include "cadre/testing/temporary_folder.h"
@@ -31,10 +30,6 @@ TEST_F(DurableFile, HoldsThePiecesInOrder) {
   const std::array<ConstBytes, 3> pieces = {bytes("ab"), bytes(""), bytes("cde")};
   ASSERT_TRUE(write_file(folder_ + "/a", pieces).ok());
   EXPECT_EQ(*read_file(folder_ + "/a", 100), "abcde");
-  const auto mapped = ReadOnlyFile::open(folder_ + "/a");
-  ASSERT_TRUE(mapped.ok());
-  EXPECT_EQ(mapped->bytes().size(), 5u);
-  EXPECT_EQ(mapped->bytes()[4], std::byte{'e'});
 }
 
 TEST_F(DurableFile, AFailedWriteLeavesNothing) {
@@ -103,14 +98,6 @@ TEST_F(DurableFile, AFolderBehindALinkIsThere) {
   std::filesystem::create_directory_symlink(folder_ + "/real", folder_ + "/link");
   ASSERT_TRUE(make_folders(files_, folder_ + "/link/below").ok());
   EXPECT_TRUE(std::filesystem::exists(folder_ + "/real/below"));
-}
-
-TEST_F(DurableFile, MappingNamesWhatItCannotOpen) {
-  EXPECT_THAT(ReadOnlyFile::open(folder_ + "/none").error().message(),
-              ::testing::HasSubstr(folder_ + "/none"));
-  EXPECT_FALSE(ReadOnlyFile::open(folder_).ok());
-  ASSERT_TRUE(write_file(folder_ + "/empty", {}).ok());
-  EXPECT_EQ(ReadOnlyFile::open(folder_ + "/empty")->bytes().size(), 0u);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -62,6 +63,14 @@ Status VersionedFile::read_at(size_t offset, Bytes out) const {
     out = out.subspan(static_cast<size_t>(count));
   }
   return {};
+}
+
+Result<ConstBytes> FilePieces::next() {
+  const size_t num_left = static_cast<size_t>(file_.version().num_bytes) - offset_;
+  buffer_.resize(std::min(kPieceBytes, num_left));
+  CADRE_RETURN_IF_ERROR(file_.read_at(offset_, buffer_));
+  offset_ += buffer_.size();
+  return ConstBytes(buffer_);
 }
 
 std::string change_text(const FileVersion& before, const FileVersion& now) {

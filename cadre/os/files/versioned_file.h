@@ -1,7 +1,7 @@
 // A regular file that is read by position and notices that it was changed.
 //
-// Reads copy, so a file that is cut short is an error. With a mapping (read_only_file.h) it would
-// end the process. Threads: all methods const and callable from any. Blocking: reads wait for the
+// Reads copy, so a file that is cut short is an error. With a mapping it would end the process
+// (SIGBUS). Threads: all methods const and callable from any. Blocking: reads wait for the
 // disk. Lifetime: owns a descriptor, so a file that is replaced or removed by its name stays
 // readable as it was. Errors: kUnavailable with the path and the system's reason; kInvalidArgument
 // for a pipe, a socket or a device, and with the path for a file that has changed.
@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "cadre/base/error.h"
 #include "cadre/base/export.h"
@@ -51,6 +52,22 @@ class CADRE_EXPORT VersionedFile {
   Fd fd_;
   std::string path_;
   FileVersion version_;
+};
+
+// The whole file in pieces of up to kPieceBytes, in memory that next() uses again. One thread.
+class CADRE_EXPORT FilePieces {
+ public:
+  static constexpr size_t kPieceBytes = size_t{4} << 20;
+
+  // `file` outlives this.
+  explicit FilePieces(const VersionedFile& file) : file_(file) {}
+  // An empty one behind the last. Errors of VersionedFile::read_at().
+  Result<ConstBytes> next();
+
+ private:
+  const VersionedFile& file_;
+  std::vector<std::byte> buffer_;
+  size_t offset_ = 0;
 };
 
 // For a message: what has changed, "has 10 bytes instead of 20".

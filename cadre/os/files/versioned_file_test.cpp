@@ -47,6 +47,24 @@ TEST_F(VersionedFileTest, ReadsByPosition) {
   EXPECT_EQ(*file->current_version(), file->version());
 }
 
+TEST_F(VersionedFileTest, PiecesAreTheWholeFile) {
+  for (const size_t num_bytes :
+       {size_t{0}, size_t{5}, FilePieces::kPieceBytes, 2 * FilePieces::kPieceBytes + 3}) {
+    std::string content(num_bytes, 'x');
+    for (size_t i = 0; i < num_bytes; i += 1000)
+      content[i] = static_cast<char>('a' + i / 1000 % 26);
+    write(content);
+    const auto file = VersionedFile::open(path_);
+    FilePieces pieces(*file);
+    std::string read;
+    for (ConstBytes piece; !(piece = pieces.next().value_or_throw()).empty();) {
+      read.append(reinterpret_cast<const char*>(piece.data()), piece.size());
+    }
+    EXPECT_TRUE(read == content) << num_bytes;
+    EXPECT_TRUE(pieces.next()->empty()) << "again";
+  }
+}
+
 TEST_F(VersionedFileTest, AFileThatIsCutShortIsAnErrorAndNoSignal) {
   write(std::string(20000, 'a'));
   const auto file = VersionedFile::open(path_);

@@ -6,7 +6,7 @@
 // library that makes a daemon of it), and the kernel gives their numbers to the program's own
 // files. An Fd therefore remembers the inode behind its number: code that uses it long after it was
 // opened calls check() first, and the destructor closes nothing that is not its own. Descriptors
-// without an inode of their own (eventfd, epoll) are told apart from files, pipes and sockets only.
+// without an inode of their own (eventfd, epoll) are told apart by one of 64 marks (fd.cpp).
 //
 // Threads: one owner at a time; is_own() and check() from any. Blocking: never (close of the kinds
 // used here does not wait). Lifetime: closed by the destructor. Errors: kInvalidArgument, with

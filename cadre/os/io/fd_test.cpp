@@ -2,15 +2,22 @@
 // file may change, and the next use of the number says what has happened.
 #include "cadre/os/io/fd.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
 
 #include <array>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "cadre/os/files/locked_file.h"
 #include "cadre/os/files/native_file_system.h"
@@ -77,6 +84,42 @@ TEST_F(ClosedFromOutside, ADescriptorClosesOnlyWhatIsItsOwn) {
     expect_refused(fd.check("use it"), "use it");
   }
   expect_intact();
+}
+
+// A program's own eventfd or epoll, which have the inode of all others.
+TEST_F(ClosedFromOutside, ADescriptorOfTheSameKindIsNotItsOwn) {
+  const std::vector<std::function<int()>> kinds = {
+      [] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); },
+      [] { return ::epoll_create1(EPOLL_CLOEXEC); },
+      [] { return ::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC); }};
+  for (const auto& make : kinds) {
+    int number = -1;
+    {
+      const Fd fd(make());
+      number = fd.get();
+      EXPECT_TRUE(fd.is_own());
+      testing::close_from_outside(number);
+      ASSERT_EQ(make(), number) << "the lowest free number";
+      EXPECT_FALSE(fd.is_own());
+      testing::close_from_outside(number);
+      const Fd next(make());
+      ASSERT_EQ(next.get(), number);
+      EXPECT_TRUE(next.is_own());
+      EXPECT_FALSE(fd.is_own()) << "another one of the library";
+      testing::close_from_outside(number);
+      ASSERT_EQ(make(), number);
+    }
+    EXPECT_GE(::fcntl(number, F_GETFD), 0) << "that of the program stays open";
+    ::close(number);
+  }
+}
+
+// Moved and duplicated descriptors are the same open file.
+TEST_F(ClosedFromOutside, AMarkMovesWithTheDescriptor) {
+  Fd fd(::eventfd(0, EFD_CLOEXEC));
+  const Fd moved = std::move(fd);
+  EXPECT_TRUE(moved.is_own());
+  EXPECT_EQ(::fcntl(moved.get(), F_GETFL) & O_ASYNC, 0);
 }
 
 TEST_F(ClosedFromOutside, AClosedNumberIsNotItsOwn) {

@@ -1,6 +1,6 @@
 // Memory that the program gives to parameters and shards, or writes, behind the back of
-// FullyShardedDataParallel: ties, replaced shards, weights that a forward writes, gradients from
-// before; and constructors that refuse, after which the module is as it was.
+// FullyShardedDataParallel: ties, replaced shards, gradients from before; and constructors that
+// refuse, after which the module is as it was.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/parallel/fsdp/fsdp_test_stack.h"
 #include "cadre/parallel/fsdp/fsdp_test_training.h"
 #include "cadre/shard/sharded_optimizer.h"
 #include "cadre/testing/log_lines.h"
@@ -26,63 +27,9 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr int64_t kWide = 4;
-
-// A weight that its forward may write.
-struct WritingImpl : nn::Module {
-  WritingImpl() { weight = register_parameter("weight", torch::ones({kWide, kWide}, kDouble)); }
-  Tensor forward(const Tensor& x) {
-    if (writes) {
-      const torch::NoGradGuard no_grad;
-      weight.div_(weight.norm());
-    }
-    return torch::tanh(torch::matmul(x, weight));
-  }
-  Tensor weight;
-  bool writes = false;
-};
-using WritingUnit = nn::ModuleHolder<ShardUnit<WritingImpl>>;
-
-struct Stack : nn::Module {
-  Stack() {
-    first = register_module("first", LinearUnit(kWide, kWide));
-    second = register_module("second", LinearUnit(kWide, kWide));
-    writing = register_module("writing", WritingUnit());
-    head = register_module("head", nn::Linear(kWide, kWide));
-    to(torch::kDouble);
-    set_values(*this);
-  }
-  Tensor forward(const Tensor& x) {
-    Tensor h = torch::tanh(first->forward(x));
-    if (uses_second) h = torch::tanh(second->forward(h));
-    if (in_backward && h.requires_grad()) {
-      h.register_hook([this](const Tensor&) { in_backward(); });
-    }
-    return head(writing->forward(h));
-  }
-  LinearUnit first{nullptr}, second{nullptr};
-  WritingUnit writing{nullptr};
-  nn::Linear head{nullptr};
-  bool uses_second = true;
-  std::function<void()> in_backward;  // between the units "writing" and "second"
-};
-
-Tensor stack_rows(int rank) {
-  return torch::linspace(-1, 1, 3 * kWide, kDouble).view({3, kWide}) * (1 + rank);
-}
-
-FullyShardedDataParallelOptions units_of_stack() {
-  return {.wrap_policy = wrap_by_size(1)};
-}
-
 std::string wrap_failure(const std::shared_ptr<Stack>& module, const ProcessGroup& group,
                          const FullyShardedDataParallelOptions& options = units_of_stack()) {
   return failure_of([&] { FullyShardedDataParallel(module, group, options); });
-}
-
-void on_two_ranks(const std::function<void(const ProcessGroup&)>& body) {
-  const auto result = run_groups(2, body);
-  EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 TEST(FsdpBehind, ATieByMemoryAcrossUnitsIsRefusedOnAllRanks) {
@@ -167,74 +114,6 @@ TEST(FsdpBehind, ValuesThatAreCopiedIntoShardsAreUsed) {
       model(stack_rows(0)).sum().backward();
     }
   });
-}
-
-TEST(FsdpBehind, AWeightThatForwardWritesIsRefusedInTheFirstStep) {
-  for (const Reshard reshard :
-       {Reshard::kAfterForward, Reshard::kAfterBackward, Reshard::kAfterReduction}) {
-    for (const bool is_recorded : {true, false}) {
-      on_two_ranks([&](const ProcessGroup& group) {
-        const auto net = std::make_shared<Stack>();
-        FullyShardedDataParallelOptions options = units_of_stack();
-        options.reshard = reshard;
-        FullyShardedDataParallel model{net, group, options};
-        net->writing->writes = true;
-        const torch::AutoGradMode mode(is_recorded);
-        EXPECT_THAT(failure_of([&] {
-                      const Tensor output = model(stack_rows(0));
-                      if (is_recorded) output.sum().backward();
-                      model(stack_rows(0));
-                    }),
-                    AllOf(HasSubstr("of unit \"writing\" of FullyShardedDataParallel"),
-                          HasSubstr("the program has written to \"writing.weight\" while the "
-                                    "parameters were gathered")));
-        net->writing->writes = false;
-        for (int step = 0; step < 2; ++step) {
-          model.zero_grad();
-          const Tensor output = model(stack_rows(0));
-          if (is_recorded) output.sum().backward();
-        }
-        EXPECT_EQ(model.full_bytes(), 0);
-      });
-    }
-  }
-}
-
-// The root is whole until the end of the backward, so the ranks agree before it is reduced.
-TEST(FsdpBehind, AWriteOfOneRankToTheRootEndsTheStepOnAllRanks) {
-  on_two_ranks([](const ProcessGroup& group) {
-    const auto net = std::make_shared<Stack>();
-    FullyShardedDataParallel model{net, group, units_of_stack()};
-    for (int k = 0; k < 3; ++k) model(stack_rows(0)).sum().backward();
-    net->in_backward = [&] {
-      const torch::NoGradGuard no_grad;
-      if (group.rank() == 1) net->head->bias.mul_(0.5);
-    };
-    EXPECT_THAT(
-        failure_of([&] { model(stack_rows(0)).sum().backward(); }),
-        group.rank() == 1
-            ? ::testing::Matcher<std::string>(HasSubstr("the program has written to \"head.bias\""))
-            : ::testing::Matcher<std::string>(AllOf(HasSubstr("kAborted"), HasSubstr("rank 1"))));
-    net->in_backward = nullptr;
-    model.zero_grad();
-    model(stack_rows(0)).sum().backward();
-  });
-}
-
-// Alone a rank writes to its shards themselves, and the result is that of the plain module.
-TEST(FsdpBehind, AWeightThatForwardWritesRemainsInAWorldOfOne) {
-  const auto result = run_groups(1, [](const ProcessGroup& group) {
-    const auto net = std::make_shared<Stack>();
-    Stack plain;
-    net->writing->writes = plain.writing->writes = true;
-    FullyShardedDataParallel model{net, group, units_of_stack()};
-    for (int step = 0; step < 2; ++step) {
-      const Tensor output = model(stack_rows(0));
-      EXPECT_TRUE(torch::equal(output, plain.forward(stack_rows(0))));
-      output.sum().backward();
-    }
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 TEST(FsdpBehind, GradientsFromBeforeAreClearedWithThoseOfTheShards) {

@@ -20,6 +20,7 @@
 #include "cadre/parallel/fsdp/unit_assignment.h"
 #include "cadre/parallel/fsdp/unit_options.h"
 #include "cadre/parallel/fsdp/use_comparison.h"
+#include "cadre/parallel/fsdp/written_parameters.h"
 #include "cadre/reduction/agreement/trailer.h"
 #include "cadre/reduction/data_parallel_core.h"
 #include "cadre/shard/flat_buffer_pool.h"
@@ -33,7 +34,9 @@ namespace {
 
 constexpr const char* kRemedy =
     "call the wrapper's forward(), or hold summon_full_params(); an optimizer is made from the "
-    "wrapper (model.parameters()), not from the parameters of the module";
+    "wrapper (model.parameters()), not from the parameters of the module; the graph of a "
+    "derivative "
+    "(autograd::grad() with create_graph) is used before the next backward of the wrapper";
 
 // The values of a sharded module are with its wrapper, so the module cannot be wrapped again.
 constexpr const char* kChangeRemedy =
@@ -210,7 +213,11 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
             .pool = core.pool_,
             .fence = core.fence_,
             .files = core.files_,
-            .reshard_group = reshard_groups->group_of(choice)}));
+            .reshard_group = reshard_groups->group_of(choice),
+            .on_written = [written = core.written_](const std::string& parameter,
+                                                    const Error& error) {
+              written->tell(parameter, error);
+            }}));
     core.flats_.push_back(memory->flats.back());
   }
   UnitSchedule::Unit unit{
@@ -259,6 +266,31 @@ ShardedGradients::Options gradient_options(
               }};
 }
 
+// gradients: null until they are made.
+reduction::DataParallelOptions data_parallel_options(
+    const FullyShardedDataParallelOptions& options, std::vector<std::string> ignored,
+    const std::shared_ptr<GradientStorage*>& gradients,
+    const std::shared_ptr<WrittenParameters>& written) {
+  return {.wrapper = kFullySharded,
+          .component = "fsdp",
+          .weighting = options.weighting,
+          .broadcast_buffers = options.broadcast_buffers,
+          .broadcast_parameters = false,  // shard_unit() does
+          .ignored = std::move(ignored),
+          .is_idle_alone = false,
+          .change_remedy = kChangeRemedy,
+          // In an evaluation, too: after gradients were cleared the shards may have changed.
+          .before_forward =
+              [gradients] {
+                if (at::GradMode::is_enabled() || !*gradients) return;
+                (*gradients)->forget_cleared(std::nullopt);
+              },
+          .written_error =
+              [written](const std::string& parameter, const std::string& ranks) {
+                return written->pass_error(parameter, ranks);
+              }};
+}
+
 }  // namespace
 
 UnitAssignment FullyShardedCore::agreed_assignment() {
@@ -284,7 +316,8 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
       groups_(std::move(groups)),
       options_(std::move(options)),
       pool_(std::make_shared<shard::FlatBufferPool>()),
-      fence_(std::make_shared<ShardFence>(groups_.all)) {
+      fence_(std::make_shared<ShardFence>(groups_.all)),
+      written_(std::make_shared<WrittenParameters>()) {
   Construction construction{.assignment = agreed_assignment()};
   std::optional<wrap::LocatedGroup> all_ranks;
   materialize_unsharded(*module_, construction.assignment);
@@ -317,21 +350,8 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
   };
   core_ = std::make_shared<reduction::DataParallelCore>(
       module_, groups_.all,
-      reduction::DataParallelOptions{.wrapper = kFullySharded,
-                                     .component = "fsdp",
-                                     .weighting = options_.weighting,
-                                     .broadcast_buffers = options_.broadcast_buffers,
-                                     .broadcast_parameters = false,  // shard_unit() does
-                                     .ignored = names_of(construction.assignment.ignored),
-                                     .is_idle_alone = false,
-                                     .change_remedy = kChangeRemedy,
-                                     // In an evaluation, too: after gradients were cleared the
-                                     // shards may have changed.
-                                     .before_forward =
-                                         [gradients] {
-                                           if (at::GradMode::is_enabled() || !*gradients) return;
-                                           (*gradients)->forget_cleared(std::nullopt);
-                                         }},
+      data_parallel_options(options_, names_of(construction.assignment.ignored), gradients,
+                            written_),
       make_storage);
   std::vector<std::string> names;
   for (const AssignedUnit& unit : construction.assignment.units) names.push_back(unit.name);
@@ -345,6 +365,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
   units_ = std::make_shared<ShardedUnits>(std::move(schedule), trained_,
                                           std::move(construction.precisions));
   *made = units_;
+  written_->attach(core_, form());
   bind_units(*module_, construction.assignment, units_);
 }
 
@@ -352,7 +373,10 @@ FullyShardedCore::~FullyShardedCore() = default;
 
 ShardedUnits::Call FullyShardedCore::before_forward(std::optional<int64_t> num_rows) {
   core_->before_forward(module_->is_training(), num_rows);
-  return units_->before_forward(0, {});
+  ShardedUnits::Call call = units_->before_forward(0, {});
+  // Behind that, which may find what was written before.
+  if (!at::GradMode::is_enabled()) written_->begin_evaluation();
+  return call;
 }
 
 void FullyShardedCore::after_forward(const ShardedUnits::Call& call,
@@ -361,8 +385,15 @@ void FullyShardedCore::after_forward(const ShardedUnits::Call& call,
   units_->after_forward(call, outputs);
 }
 
+void FullyShardedCore::check_evaluation() {
+  if (!written_->is_in_evaluation()) return;
+  for (const auto& flat : flats_) flat->check_written();
+  if (const auto error = written_->end_evaluation()) throw *error;
+}
+
 void FullyShardedCore::fail_forward() noexcept {
   units_->schedule().abandon();
+  static_cast<void>(written_->end_evaluation());
 }
 
 bool FullyShardedCore::casts_inputs() const {

@@ -41,6 +41,7 @@ class FlatBufferPool;
 namespace cadre::parallel {
 
 struct UnitAssignment;
+class WrittenParameters;
 
 // The ranks of a wrapper: along the last axis of the mesh each owns a shard of the parameters;
 // along the axis before it, if there is one, ranks hold the same (HSDP).
@@ -71,6 +72,9 @@ class CADRE_EXPORT FullyShardedCore {
   // `num_rows`: see DataParallelCore::before_forward().
   ShardedUnits::Call before_forward(std::optional<int64_t> num_rows);
   void after_forward(const ShardedUnits::Call& call, std::span<const at::Tensor> outputs);
+  // After that: throws if a forward without grad has written to parameters. The forward is over as
+  // on the other ranks. With grad the pass throws that reduces the gradients, on all ranks.
+  void check_evaluation();
   // It ended by an exception.
   void fail_forward() noexcept;
   // Of the root; of the arguments and the results of forward().
@@ -109,6 +113,7 @@ class CADRE_EXPORT FullyShardedCore {
   std::shared_ptr<shard::FlatBufferPool> pool_;
   std::shared_ptr<ShardFence> fence_;  // shared with optimizers and records
   std::shared_ptr<FileMemory> files_;  // shared with the tensors in it; null without offload
+  std::shared_ptr<WrittenParameters> written_;  // shared with flats_, which others hold, too
   std::vector<std::shared_ptr<FlatParameters>> flats_;
   std::vector<at::Tensor> trained_;
   std::shared_ptr<reduction::DataParallelCore> core_;

@@ -169,6 +169,7 @@ class FullyShardedDataParallel : public reduction::DataParallelModule<M> {
     void returned(std::span<const at::Tensor> outputs) {
       core_.after_forward(call_, outputs);
       call_ = nullptr;
+      core_.check_evaluation();
     }
 
    private:

@@ -13,6 +13,7 @@
 
 #include "cadre/deferred/deferred_init.h"
 #include "cadre/group/process_group_test_ranks.h"
+#include "cadre/mesh/device_mesh.h"
 #include "cadre/optim/optimizers.h"
 #include "cadre/parallel/zero/zero_net_test.h"
 #include "cadre/parallel/zero/zero_test_support.h"
@@ -55,6 +56,22 @@ TEST(ZeroRedundancyOptimizer, CallsTheClosureOnce) {
     });
     require(num_calls == 1 && loss.defined(), "one call");
     require_same(net, plain_net, "after the closure");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The gathers of a step run when the optimizer and the mesh of its group end.
+TEST(ZeroRedundancyOptimizer, AMeshEndsAfterAStepThatNobodyHasWaitedFor) {
+  const auto result = run_groups(4, [](const ProcessGroup& world) {
+    {
+      const DeviceMesh mesh(world, {{"a", 2}, {"b", 2}});
+      const ProcessGroup group = mesh.group("b");
+      Net net;
+      ZeroRedundancyOptimizer<SGD> zero(net.named_parameters(), group,
+                                        torch::optim::SGDOptions(0.1), kManyBuckets);
+      train_step(net, group, zero, 0);
+    }
+    world.barrier();
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -55,8 +55,12 @@ std::string reason_of(const Attention& attention, bool is_written, int world_siz
 
 }  // namespace
 
-ReplicaWatch::ReplicaWatch(std::vector<NamedTensor> parameters, ParameterValues values)
-    : values_(values), watch_(std::move(parameters)), is_written_(watch_.parameters().size()) {
+ReplicaWatch::ReplicaWatch(std::vector<NamedTensor> parameters, ParameterValues values,
+                           WrittenError written_error)
+    : values_(values),
+      written_error_(std::move(written_error)),
+      watch_(std::move(parameters)),
+      is_written_(watch_.parameters().size()) {
   if (values_ == ParameterValues::kUnwatched) return;
   last_num_writes_ = watch_.num_writes();
   take_samples();
@@ -133,25 +137,28 @@ std::vector<size_t> ReplicaWatch::written_by_some(const wrap::LocatedGroup& grou
   return places;
 }
 
-void ReplicaWatch::refuse_sharded(const std::vector<size_t>& written, const Attention& attention,
-                                  const Wrapper& here) const {
-  for (const size_t place : written) {
-    if (!is_sharded(place)) continue;
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        format("{}: forward() writes to the parameter \"{}\" (on {}), but its values are in "
-               "shards on the ranks, so what is written to the whole parameter is lost when it "
-               "is gathered again. Compute the changed weight as a new tensor in forward(), or "
-               "change the shards after the optimizer's step. Load values to continue",
-               here.place(), watch_.parameters()[place].name,
-               ranks_with(attention, kWrittenByForward, attention.world_size())));
+void ReplicaWatch::refuse_written(size_t parameter, const std::string& ranks, const Wrapper& here) {
+  const std::string& name = watch_.parameters()[parameter].name;
+  if (values_ == ParameterValues::kUnwatched && written_error_) {
+    is_written_.assign(is_written_.size(), false);
+    throw written_error_(name, ranks).with_context(here.place());
   }
+  throw Error(ErrorCode::kInvalidArgument,
+              format("{}: forward() writes to the parameter \"{}\" (on {}), but its values are in "
+                     "shards on the ranks, so what is written to the whole parameter is lost when "
+                     "it is gathered again. Compute the changed weight as a new tensor in "
+                     "forward(), or change the shards after the optimizer's step. Load values to "
+                     "continue",
+                     here.place(), name, ranks));
 }
 
 void ReplicaWatch::check(const Attention& attention, const Wrapper& here,
                          const wrap::LocatedGroup& group) {
   const std::vector<size_t> written = written_by_some(group);
-  refuse_sharded(written, attention, here);
+  for (const size_t place : written) {
+    if (!is_sharded(place)) continue;
+    refuse_written(place, ranks_with(attention, kWrittenByForward, group.world_size()), here);
+  }
   const std::vector<NamedTensor>& parameters = watch_.parameters();
   std::vector<size_t> places = written;
   if (attention.some_have_suspicion(kLoneStep | kUnlike) || attention.num_writes_differ() ||

@@ -22,11 +22,13 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "cadre/base/error.h"
 #include "cadre/reduction/agreement/attention.h"
 #include "cadre/reduction/agreement/wrapper.h"
 #include "cadre/wrap/located_group.h"
@@ -37,7 +39,12 @@ namespace cadre::reduction {
 
 class ReplicaWatch {
  public:
-  ReplicaWatch(std::vector<NamedTensor> parameters, ParameterValues values);
+  // What check() throws, behind the wrapper's place, where a forward has written to a parameter of
+  // a wrapper that watches its parameters itself. ranks: which have.
+  using WrittenError = std::function<Error(const std::string& parameter, const std::string& ranks)>;
+  // written_error: with ParameterValues::kUnwatched only.
+  ReplicaWatch(std::vector<NamedTensor> parameters, ParameterValues values,
+               WrittenError written_error = {});
 
   // When a forward with grad begins. REQUIRES: the values are there.
   void take_samples();
@@ -45,7 +52,7 @@ class ReplicaWatch {
   void begin_forward();
   void end_forward();
   // forward() has written to the parameter of this name, as a wrapper has found that watches its
-  // parameters itself.
+  // parameters itself. The next check() throws, once.
   void set_written(std::string_view name);
   // A backward of this rank alone has ended.
   void set_has_local_gradients();
@@ -75,10 +82,10 @@ class ReplicaWatch {
   bool is_sharded(size_t parameter) const;
   // Those to which a forward of some rank has written. Collective.
   std::vector<size_t> written_by_some(const wrap::LocatedGroup& group) const;
-  void refuse_sharded(const std::vector<size_t>& written, const Attention& attention,
-                      const Wrapper& here) const;
+  [[noreturn]] void refuse_written(size_t parameter, const std::string& ranks, const Wrapper& here);
 
   ParameterValues values_;
+  WrittenError written_error_;
   wrap::WriteWatch watch_;
   bool is_in_forward_ = false;
   std::vector<bool> is_written_;  // by parameter, by a forward

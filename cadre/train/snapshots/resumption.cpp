@@ -16,13 +16,15 @@
 #include "cadre/checkpoint/safetensors.h"
 #include "cadre/checkpoint/sharded_load.h"
 #include "cadre/checkpoint/snapshot_folder.h"
-#include "cadre/os/files/read_only_file.h"
+#include "cadre/os/files/file.h"
 #include "cadre/train/common_error.h"
 #include "cadre/train/config/config_file.h"
 #include "cadre/train/snapshots/resume_check.h"
 
 namespace cadre::train {
 namespace {
+
+constexpr size_t kMaxIdentityBytes = size_t{64} << 20;  // of the file that identifies a snapshot
 
 std::vector<std::string> compare_configs(const std::string& before, const Config& now) {
   std::optional<Config> parsed;
@@ -138,10 +140,8 @@ Resumption Resumption::open(const std::string& snapshot, const Config& now, cons
 std::string Resumption::identity() const {
   const std::string listed = cadre::format("{}/{}", snapshot_, kDigestsName);
   const bool has_digests = std::filesystem::exists(listed);
-  const auto file =
-      os::ReadOnlyFile::open(has_digests ? listed : snapshot_ + "/state.json").value_or_throw();
-  const ConstBytes bytes = file.bytes();
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const std::string path = has_digests ? listed : snapshot_ + "/state.json";
+  const std::string text = os::read_file(path, kMaxIdentityBytes).value_or_throw();
   return cadre::format("that of step {} with the digest {:016x}", state_.step, fnv1a(text));
 }
 

@@ -10,7 +10,7 @@
 #include "cadre/checkpoint/file_digests.h"
 #include "cadre/checkpoint/module_file.h"
 #include "cadre/checkpoint/sharded_load.h"
-#include "cadre/os/files/read_only_file.h"
+#include "cadre/os/files/versioned_file.h"
 #include "cadre/train/snapshots/train_state.h"
 
 namespace cadre::train {
@@ -39,16 +39,18 @@ InitialWeights InitialWeights::open(const std::string& path) {
   const bool is_listed =
       source != path && !std::filesystem::is_directory(source) && std::filesystem::exists(listed);
   if (std::filesystem::is_directory(source)) source = listed;
-  const os::FileVersion version = os::file_version(source).value_or_throw();
+  const auto file = os::VersionedFile::open(source).value_or_throw();
   if (is_listed) {
     const std::array<std::string_view, 1> names = {kModelFile};
     check_digests(path, names).value_or_throw();
   }
-  const auto file = os::ReadOnlyFile::open(source).value_or_throw();
-  const ConstBytes bytes = file.bytes();
-  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  return {std::move(source), version,
-          cadre::format("{:016x} of {} bytes", fnv1a(text), bytes.size())};
+  os::FilePieces pieces(file);
+  Fnv1a digest;
+  for (ConstBytes piece; !(piece = pieces.next().value_or_throw()).empty();) {
+    digest.add(std::string_view(reinterpret_cast<const char*>(piece.data()), piece.size()));
+  }
+  return {std::move(source), file.version(),
+          cadre::format("{:016x} of {} bytes", digest.value(), file.version().num_bytes)};
 }
 
 void InitialWeights::check_unchanged() const {

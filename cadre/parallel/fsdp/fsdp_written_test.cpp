@@ -1,0 +1,171 @@
+// Weights that a forward or a backward writes while they are gathered, on all ranks or on one.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "cadre/parallel/fsdp/fsdp_test_stack.h"
+#include "cadre/parallel/fsdp/fsdp_test_training.h"
+#include "cadre/wrap/wrap_test_support.h"
+
+namespace cadre {
+namespace {
+
+using namespace testing;  // NOLINT: the helpers of these tests
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+TEST(FsdpWritten, AWeightThatForwardWritesIsRefusedInTheFirstStep) {
+  for (const Reshard reshard :
+       {Reshard::kAfterForward, Reshard::kAfterBackward, Reshard::kAfterReduction}) {
+    for (const bool is_recorded : {true, false}) {
+      on_two_ranks([&](const ProcessGroup& group) {
+        const auto net = std::make_shared<Stack>();
+        FullyShardedDataParallelOptions options = units_of_stack();
+        options.reshard = reshard;
+        FullyShardedDataParallel model{net, group, options};
+        net->writing->writes = true;
+        const torch::AutoGradMode mode(is_recorded);
+        EXPECT_THAT(failure_of([&] {
+                      const Tensor output = model(stack_rows(0));
+                      if (is_recorded) output.sum().backward();
+                      model(stack_rows(0));
+                    }),
+                    AllOf(HasSubstr("FullyShardedDataParallel, rank "),
+                          HasSubstr("the program has written to \"writing.weight\""),
+                          HasSubstr("while the parameters were gathered")));
+        net->writing->writes = false;
+        for (int step = 0; step < 2; ++step) {
+          model.zero_grad();
+          const Tensor output = model(stack_rows(0));
+          if (is_recorded) output.sum().backward();
+        }
+        EXPECT_EQ(model.full_bytes(), 0);
+      });
+    }
+  }
+}
+
+// Both ranks get one error, of the pass that reduces the gradients, and go on.
+void expect_refusal_on_both_ranks(const std::shared_ptr<Stack>& net,
+                                  const FullyShardedDataParallelOptions& options,
+                                  const std::function<void(bool)>& set_writing,
+                                  const std::string& parameter, const ProcessGroup& group) {
+  FullyShardedDataParallel model{net, group, options};
+  const auto step = [&] {
+    model.zero_grad();
+    model(stack_rows(group.rank())).sum().backward();
+  };
+  for (int k = 0; k < 3; ++k) step();
+  for (int k = 0; k < 2; ++k) {
+    set_writing(group.rank() == 1);
+    EXPECT_THAT(failure_of(step),
+                AllOf(HasSubstr("kInvalidArgument: FullyShardedDataParallel, rank "),
+                      HasSubstr("the program has written to \"" + parameter + "\" (on rank 1)")));
+    set_writing(false);
+    step();
+  }
+  Stack plain;
+  for (int rank = 0; rank < 2; ++rank) (plain.forward(stack_rows(rank)).sum() / 2).backward();
+  const Snapshot gradients = assembled_gradients(model, group);
+  for (size_t i = 0; i < gradients.size(); ++i) {
+    EXPECT_TRUE(torch::allclose(gradients[i], plain.parameters()[i].grad(), 1e-12, 1e-14)) << i;
+  }
+}
+
+// The root is whole until the end of the backward.
+TEST(FsdpWritten, AWriteOfOneRankToTheRootEndsTheStepOnAllRanks) {
+  on_two_ranks([](const ProcessGroup& group) {
+    const auto net = std::make_shared<Stack>();
+    const auto set_writing = [&](bool writes) {
+      net->in_backward = nullptr;
+      if (!writes) return;
+      net->in_backward = [&] {
+        const torch::NoGradGuard no_grad;
+        net->head->bias.mul_(0.5);
+      };
+    };
+    expect_refusal_on_both_ranks(net, units_of_stack(), set_writing, "head.bias", group);
+  });
+}
+
+// The rank that writes finds it when the unit is freed, in the middle of the forward.
+TEST(FsdpWritten, AWriteOfOneRankToAUnitEndsTheStepOnAllRanks) {
+  for (const Reshard reshard : {Reshard::kAfterForward, Reshard::kOntoGroup,
+                                Reshard::kAfterBackward, Reshard::kAfterReduction}) {
+    on_two_ranks([reshard](const ProcessGroup& group) {
+      const auto net = std::make_shared<Stack>();
+      FullyShardedDataParallelOptions options = units_of_stack();
+      options.reshard = reshard;
+      if (reshard == Reshard::kOntoGroup) options.reshard_group_size = 2;
+      const auto set_writing = [&](bool writes) { net->writing->writes = writes; };
+      expect_refusal_on_both_ranks(net, options, set_writing, "writing.weight", group);
+    });
+  }
+}
+
+// Under no_sync() the backward ends as on the other ranks, and the reduction tells all of them.
+TEST(FsdpWritten, AWriteUnderNoSyncEndsTheReductionOnAllRanks) {
+  on_two_ranks([](const ProcessGroup& group) {
+    const auto net = std::make_shared<Stack>();
+    FullyShardedDataParallel model{net, group, units_of_stack()};
+    for (int k = 0; k < 2; ++k) {
+      net->writing->writes = group.rank() == 1;
+      {
+        const auto no_sync = model.no_sync();
+        model(stack_rows(0)).sum().backward();
+      }
+      net->writing->writes = false;
+      EXPECT_THAT(failure_of([&] { model(stack_rows(0)).sum().backward(); }),
+                  HasSubstr("the program has written to \"writing.weight\" (on rank 1)"));
+      model.zero_grad();
+      model(stack_rows(0)).sum().backward();
+    }
+  });
+}
+
+// No pass follows an evaluation, so the rank that has written throws alone, at its end.
+TEST(FsdpWritten, AnEvaluationOfOneRankThatWritesLeavesTheOthers) {
+  for (const Reshard reshard : {Reshard::kAfterForward, Reshard::kAfterReduction}) {
+    on_two_ranks([reshard](const ProcessGroup& group) {
+      const auto net = std::make_shared<Stack>();
+      FullyShardedDataParallelOptions options = units_of_stack();
+      options.reshard = reshard;
+      FullyShardedDataParallel model{net, group, options};
+      for (int k = 0; k < 3; ++k) {
+        net->writing->writes = group.rank() == 1;
+        {
+          const torch::NoGradGuard no_grad;
+          EXPECT_THAT(failure_of([&] { model(stack_rows(0)); }),
+                      HasSubstr(group.rank() == 1 ? "has written to \"writing.weight\"" : ""));
+        }
+        net->writing->writes = false;
+        model.zero_grad();
+        model(stack_rows(0)).sum().backward();
+        EXPECT_EQ(model.full_bytes(), 0);
+      }
+    });
+  }
+}
+
+// Alone a rank writes to its shards themselves, and the result is that of the plain module.
+TEST(FsdpWritten, AWeightThatForwardWritesRemainsInAWorldOfOne) {
+  const auto result = run_groups(1, [](const ProcessGroup& group) {
+    const auto net = std::make_shared<Stack>();
+    Stack plain;
+    net->writing->writes = plain.writing->writes = true;
+    FullyShardedDataParallel model{net, group, units_of_stack()};
+    for (int step = 0; step < 2; ++step) {
+      const Tensor output = model(stack_rows(0));
+      EXPECT_TRUE(torch::equal(output, plain.forward(stack_rows(0))));
+      output.sum().backward();
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre
