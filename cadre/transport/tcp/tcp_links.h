@@ -37,7 +37,7 @@
 namespace cadre {
 
 struct TcpLinksOptions {
-  int rank = 0;  // of this process
+  int rank = 0;  // rank of this process
   int num_ranks = 1;
   // More ranks than cores on this host: waiting gives the core away instead of looking again.
   bool is_crowded = false;
