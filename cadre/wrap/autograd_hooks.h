@@ -70,7 +70,7 @@ std::optional<GraphNode> at_start_of_backward(const at::Tensor& output,
 
 // Nodes are numbered in the order in which a thread makes them: the number of the next one.
 uint64_t next_sequence();
-// Of the nodes that the backward that runs in this thread passes, in ascending order.
+// Sequence numbers of the nodes in the backward that runs in this thread, ascending.
 std::vector<uint64_t> sequences_of_current_backward();
 
 // Whether the backward that runs in this thread passes through the node, sooner or later. False for
