@@ -60,7 +60,7 @@ class CADRE_EXPORT GradScaler {
   // refused.
   bool unscale_(std::span<const at::Tensor> parameters);
   bool unscale_(std::span<const ParameterShard> shards);
-  // Of any wrapper: its shards, or its parameters where their gradients are whole.
+  // For any wrapper: uses its shards, or its parameters where their gradients are whole.
   template <shard::HasGradients Model>
   bool unscale_(Model& model) {
     return shard::with_gradients_of(
