@@ -38,8 +38,8 @@ class DdpPeers : public PeersFormula {
     }
   }
 
-  Tensor counts;                   // of all peers, added; undefined: as this rank
-  std::optional<int64_t> samples;  // of all peers together; otherwise each has those of this rank
+  Tensor counts;                   // counts of all peers, added; undefined: as this rank
+  std::optional<int64_t> samples;  // samples of all peers; nullopt: as many as this rank each
   double flag = 0;                 // added to the last element of each floating-point reduction
 
  private:
