@@ -102,7 +102,7 @@ class CADRE_EXPORT DeviceMesh {
   struct Step {
     int size;
     int stride;
-    size_t axis;  // of the mesh of the world
+    size_t axis;  // its index in the world mesh
 
     bool operator==(const Step&) const = default;
   };
@@ -119,7 +119,7 @@ class CADRE_EXPORT DeviceMesh {
 
   std::shared_ptr<MeshGroups> groups_;  // shared by all slices and flattened meshes
   std::shared_ptr<const View> view_;    // copies are cheap
-  std::shared_ptr<const View> whole_;   // of the mesh of the world
+  std::shared_ptr<const View> whole_;   // view of the world mesh
 };
 
 }  // namespace cadre
