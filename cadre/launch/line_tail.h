@@ -74,7 +74,7 @@ class LineTail {
   }
 
   std::deque<Line> lines_;
-  std::string line_;  // of an unfinished line
+  std::string line_;  // an unfinished line
   uint64_t num_more_bytes_ = 0;
 };
 
