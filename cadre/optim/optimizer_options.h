@@ -33,7 +33,7 @@ CADRE_EXPORT std::vector<std::string> needed_state_of(
 // How the parameters of groups, which are tensors, are known to all ranks.
 struct GroupTerms {
   const std::vector<torch::optim::OptimizerParamGroup>& groups;
-  const torch::optim::OptimizerOptions* defaults;  // of groups without options; null: all have some
+  const torch::optim::OptimizerOptions* defaults;  // for groups without any; null: all have some
   // Empty for a parameter that the ranks need not have in common; a group of such ones is none.
   std::function<std::string(const at::Tensor&)> name_of;
   // mark_of_state(); null where states are not compared.
@@ -41,7 +41,7 @@ struct GroupTerms {
 };
 // What the terms must have in common on all ranks.
 CADRE_EXPORT void add_fields_of(const GroupTerms& terms, std::vector<AgreedField>& fields);
-// Of the same.
+// Digest of what add_fields_of() adds.
 CADRE_EXPORT uint64_t digest_of(const GroupTerms& terms);
 
 }  // namespace cadre::optim_state
