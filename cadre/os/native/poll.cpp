@@ -15,7 +15,7 @@ constexpr size_t kInlineItems = 64;  // larger sets are rare and pay an allocati
 // The number of descriptors that are ready; 0 at the deadline. It looks at least once, so that a
 // deadline in the past is a test without waiting.
 int poll_until(std::span<pollfd> fds, Deadline deadline) {
-  // Of one that polls again and again the clock would be a tenth of the costs.
+  // Skips the clock for a deadline in the past: reading it is a tenth of the cost of such a poll.
   const bool is_over = deadline.at() <= TimePoint{};
   for (;;) {
     const timespec budget = is_over ? timespec{} : to_timespec(deadline.remaining(monotonic_now()));
