@@ -65,7 +65,7 @@ class CADRE_EXPORT Communicator {
   Rank rank() const;
   int world_size() const;
   const std::string& name() const;
-  // Of CommunicatorOptions::id, or the name.
+  // CommunicatorOptions::id, or the name if that is empty.
   const std::string& id() const;
   os::System& system() const;
   // "host", "net" or that of the chosen backend, after what was connected; "solo" for a world of
@@ -269,7 +269,7 @@ class CADRE_EXPORT Communicator {
 
  private:
   friend struct CommunicatorParts;
-  // Of collectives that nobody else reads: what does not count on this rank is reset in them.
+  // For collectives that only this call uses: resets in them what does not apply to this rank.
   void run_own(std::span<Collective> collectives, const CollectiveOptions& options);
   Work issue_own(std::span<Collective> collectives, const CollectiveOptions& options);
 

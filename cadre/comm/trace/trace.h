@@ -40,7 +40,7 @@ struct GroupTrace {
   std::vector<FlightRecord> records;  // by rank, those that there are
   // The first collective that not all finished; nullopt when all finished all that any began.
   std::optional<uint64_t> stopped_at;
-  std::string call;  // of it: "all_reduce(sum, float32 x 1024)"
+  std::string call;  // that collective: "all_reduce(sum, float32 x 1024)"
   std::vector<RankStanding> standings;
   // What ranks called differently under one number, one sentence each.
   std::vector<std::string> disagreements;
