@@ -63,8 +63,8 @@ struct RunLayout {
 // Collective. REQUIRES: check_layout().
 RunLayout lay_out(const Config& config, const ProcessGroup& world);
 
-// Of the mesh of a model with experts: the axes along which processes have different tokens, of
-// other rows or of the same.
+// Axes in the mesh of a model with experts along which processes have different tokens, of other
+// rows or of the same.
 std::vector<std::string> token_axes(const ParallelConfig& parallel, const Degrees& degrees);
 
 }  // namespace cadre::train
