@@ -36,7 +36,7 @@ std::string in_folder(const std::string& folder, std::string_view name) {
   return cadre::format("{}/{}", folder, name);
 }
 
-// Nothing if there is no folder.
+// Empty if there is no folder.
 Result<std::vector<std::string>> names_in(os::FileSystem& files, const std::string& folder) {
   const auto kind = files.kind_of(folder);
   if (!kind.ok()) return kind.error();

@@ -59,7 +59,7 @@ class LineSplitter {
   bool is_open_ = false;  // a piece of the line was passed on
   bool rewrites_itself_ = false;
   bool has_new_progress_ = false;
-  std::string shown_progress_;  // of the current line; returned last by take_progress()
+  std::string shown_progress_;  // the current line's; returned last by take_progress()
 };
 
 }  // namespace cadre::launch

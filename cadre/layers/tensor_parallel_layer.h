@@ -83,7 +83,7 @@ class CADRE_EXPORT TensorParallelLayer {
  protected:
   // The members themselves, which forward() uses.
   virtual std::vector<NamedTensor> parameters_of_layer() const { return {}; }
-  // The dimension along which the style divides a parameter; nothing: it is whole.
+  // The dimension along which the style divides a parameter; nullopt: it is whole.
   virtual std::optional<int64_t> divided_dim(std::string_view parameter,
                                              ParallelStyle style) const = 0;
   // What the layer cannot do, as the end of a sentence.

@@ -84,7 +84,7 @@ class CADRE_EXPORT DeviceMesh {
   // communication.
   DeviceMesh axis_over(const std::vector<std::string>& whole_axes, std::string name) const;
   // The axis along which the ranks of this group lie, as a mesh of one axis: one of the mesh from
-  // which this one comes. Nothing if the group has other ranks than any axis. No communication.
+  // which this one comes. nullopt if the group has other ranks than any axis. No communication.
   std::optional<DeviceMesh> axis_of(const ProcessGroup& group) const;
   // The mesh of all ranks of the world from which this one comes.
   DeviceMesh whole() const;

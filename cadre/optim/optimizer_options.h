@@ -21,7 +21,7 @@ class OptimizerParamGroup;
 
 namespace cadre::optim_state {
 
-// "lr 0.001, betas 0.9 and 0.999, eps 1e-08, weight decay 0.01, amsgrad false". Of a type that is
+// "lr 0.001, betas 0.9 and 0.999, eps 1e-08, weight decay 0.01, amsgrad false". For a type that is
 // not torch::optim's: its name, and the learning rate where it has one.
 CADRE_EXPORT std::string text_of(const torch::optim::OptimizerOptions& options);
 

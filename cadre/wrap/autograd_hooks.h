@@ -47,8 +47,8 @@ class AccumulationHooks {
   // Whether the gradients of this leaf come to hooks of this kind now.
   static bool has_hook(const at::Tensor& parameter);
 
-  // Also after remove(). Of the backward that runs in this thread: false for autograd::grad() and
-  // for a backward whose `inputs` name none of the parameters.
+  // Works also after remove(). For the backward that runs in this thread: false for
+  // autograd::grad() and for a backward whose `inputs` name none of the parameters.
   bool current_backward_reaches_a_parameter() const;
 
   // A parameter whose gradients no longer come here, because a change of its dtype or device has

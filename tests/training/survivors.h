@@ -44,7 +44,7 @@ inline FailureReport report_of(RankContext& context, const std::function<void()>
   return report;
 }
 
-// Returns the report of its training. Of the victim it ends in disturb_self() with `moment_file`.
+// Returns the report of its training. On the victim it ends in disturb_self() with `moment_file`.
 using DisturbedTraining =
     std::function<FailureReport(RankContext&, const ProcessGroup&, const std::string& moment_file)>;
 

@@ -52,7 +52,7 @@ class OperationQueue final : public ProgressQueue {
       : ProgressQueue(system, "cadre-progress", std::move(fork_guard), std::move(log)),
         runner_(runner) {}
 
-  // Issues the operation and returns when it is done, or throws its error. Of a device stream: as
+  // Issues the operation and returns when it is done, or throws its error. On a device stream: as
   // Work::wait().
   void run(Operation& operation);
   // Issues the operation; a Work of it keeps this queue.

@@ -42,7 +42,7 @@ class StageRecords {
   // rank stay in the list as copies of that name.
   void tie(const std::vector<StageParameter>& parameters);
   // Why these cannot be one parameter: a sentence about two whose sizes, dtypes or divisions
-  // differ; the same on all ranks. Of names that no stage has it says nothing.
+  // differ; the same on all ranks. Names that no stage has are ignored.
   std::optional<std::string> difference(const std::vector<StageParameter>& parameters) const;
 
  private:

@@ -55,7 +55,7 @@ PipelineSchedule pipeline_schedule(const Config& config, const Degrees& degrees)
 struct RunLayout {
   ProcessGroup world;
   Degrees degrees;
-  // Nothing: all processes have the whole layers, and no layer exchanges what it computes.
+  // nullopt: all processes have the whole layers, and no layer exchanges what it computes.
   std::optional<DeviceMesh> mesh;
   DataRanks data;  // without a group: all have the same rows
 };

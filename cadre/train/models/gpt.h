@@ -53,7 +53,7 @@ class GptBlock : public torch::nn::Module, public ContextParallelLayer {
   at::Tensor attend(const at::Tensor& x);
 
   bool is_recomputed_;
-  std::optional<double> capacity_factor_;  // in training; nothing: no limit
+  std::optional<double> capacity_factor_;  // in training; nullopt: no limit
   LayerNorm attention_norm_;
   QueryKeyValue query_key_value_;
   Linear attention_projection_;

@@ -62,7 +62,7 @@ class PeerLink {
     explicit Stream(StreamId stream_id) : id(stream_id) {}
 
     const StreamId id;
-    WaitSpot* spot = nullptr;  // of the transport that opened the stream here
+    WaitSpot* spot = nullptr;  // spot of the transport that opened the stream here
     bool is_closed_here = false;
     bool has_peer_closed = false;
     bool has_peer_left = false;  // the group, and its close is awaited
