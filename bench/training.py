@@ -27,7 +27,7 @@ def write_text(path, limit):
 
 @dataclasses.dataclass
 class Training:
-    times: dict    # of each step: when its line was printed, in seconds
+    times: dict    # by step, when its line was printed, in seconds
     losses: list   # as printed
     cpu_s: float
     memory: list   # bytes of each worker before the last step, the largest ones; a shared page counts by its share

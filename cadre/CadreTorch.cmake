@@ -17,7 +17,7 @@ if(CADRE_WITH_TESTS AND CADRE_TEST_COMPILER)
 endif()
 
 # cadre_reuse_torch_headers(TARGET [size [headers]]): size is that of its units, headers what is
-# precompiled for it. Of a unit of the library g++ spends 10 to 20 seconds on the precompiled headers
+# precompiled for it. In a unit of the library g++ spends 10 to 20 seconds on the precompiled headers
 # and on templates that its neighbours instantiate too.
 function(cadre_reuse_torch_headers target)
   set(headers cadre_torch_pch)

@@ -22,7 +22,7 @@ int main(int argc, char** argv) try {
     return 2;
   }
   auto world = cadre::init_process_group();
-  torch::manual_seed(0);  // of the initial weights: every run ends with the same weights
+  torch::manual_seed(0);  // seed of the initial weights: every run ends with the same weights
   torch::nn::Sequential net(torch::nn::Linear(1, 64), torch::nn::Tanh(), torch::nn::Linear(64, 1));
   torch::optim::Adam optimizer{net->parameters(), /*lr=*/0.01};
   cadre::SnapshotFolder snapshots{argc > 1 ? argv[1] : "ddp_toy"};

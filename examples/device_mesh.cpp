@@ -17,7 +17,7 @@ int main() {
 
   const auto product = torch::matmul(x.local(), weight.local());  // this rank's block of y
   auto y = DTensor::from_local(product, mesh, {Shard(0), Shard(1)}, {6, 3});
-  const auto loss = y.full_tensor().square().sum() / 2;  // of the whole y, on every rank
+  const auto loss = y.full_tensor().square().sum() / 2;  // loss of the whole y, on every rank
   loss.backward();
 
   // Each rank has the gradient of its columns from its rows only: it must be summed along "dp".

@@ -87,7 +87,7 @@ int main() try {
     optimizer.zero_grad();
     const auto result = pipeline.step(all.slice(1, 0, kTokens), all.slice(1, 1), loss_function,
                                       {.broadcast_losses = true});
-    const double norm = cadre::clip_grad_norm_(pipeline, 1.0);  // of the whole model
+    const double norm = cadre::clip_grad_norm_(pipeline, 1.0);  // norm of the whole model
     optimizer.step();
     const auto loss = result.loss / data.size;
     if (data.group) data.group->all_reduce(loss);

@@ -38,7 +38,7 @@ def expected_collectives(size):
     total = [sum(m[k] for m in mine) for k in range(2)]
     lines = []
     for r in range(size):
-        begin = r * (r + 1) // 2  # of the part of each rank's uneven input that goes to rank r
+        begin = r * (r + 1) // 2  # begin of rank r's part in each rank's uneven input
         results = {
             "all_reduce": total,
             "all_reduce max": mine[-1],

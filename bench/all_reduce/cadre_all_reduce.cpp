@@ -80,7 +80,7 @@ uint16_t element_of<uint16_t>(unsigned number, DType dtype) {
   return static_cast<uint16_t>((kBias + exponent) << kMantissaBits | mantissa);
 }
 
-// Of one rank: how late it enters an operation.
+// Random delays with which one rank enters its operations.
 class Skew {
  public:
   Skew(double max_ms, int rank)

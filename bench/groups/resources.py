@@ -65,7 +65,7 @@ def held_by(pid):
     mappings = shared_mappings(pid)
     segments = dict(allocated(f"/proc/{pid}/fd/{number}") for number, target in descriptors.items()
                     if re.match(r"/memfd:|/dev/shm/", target))
-    # Of segments whose descriptor is closed; not every user may look at these.
+    # Adds the segments whose descriptor is closed; not every user may read these.
     with contextlib.suppress(PermissionError):
         segments |= dict(allocated(f"/proc/{pid}/map_files/{addresses}") for addresses, _ in mappings)
     return Held(threads=len(os.listdir(f"/proc/{pid}/task")), descriptors=len(descriptors),

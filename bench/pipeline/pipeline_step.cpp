@@ -10,8 +10,8 @@
 // backwards likewise, in a Pipeline; alternating with send() and recv() of the same group. Ranks of
 // one host have one steady clock.
 // emulated: on each rank stages whose forwards take forward_us and whose backwards take backward_us
-// together, and a float32 tensor of `elements` between them. Of a backward that is split, I and W
-// take one half each; the first stage has no gradient of its input, so its W takes the whole time.
+// together, and a float32 tensor of `elements` between them. In a split backward I and W take one
+// half each; the first stage has no gradient of its input, so its W takes the whole time.
 #include <cadre/cadre.h>
 #include <sys/prctl.h>
 #include <torch/torch.h>

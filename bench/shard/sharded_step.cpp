@@ -119,7 +119,7 @@ TORCH_MODULE(Gpt);
 // The milliseconds of each step and of its parts, and the loss of the last one.
 struct Times {
   std::vector<double> steps, forwards, backwards, updates;
-  double cpu_ms = 0;  // of this rank's process, for each step
+  double cpu_ms = 0;  // this rank's process, per step
   double loss = 0;
 };
 

@@ -39,7 +39,7 @@ struct Latency {
   double us_p99 = 0;
 };
 
-// Of one set and one get together.
+// Latency of one set and one get together.
 Latency measure(cadre::os::System& system, cadre::TcpStore& store) {
   constexpr int kWarmUp = 200;
   constexpr int kCalls = 4000;

@@ -105,7 +105,7 @@ void measure_block(const cadre::ProcessGroup& world, const Settings& settings) {
     const auto start = Clock::now();
     block.zero_grad();
     input.mutable_grad().reset();
-    // Of the whole output; a rank that has a shard computes its terms.
+    // The loss is that of the whole output; a rank that has a shard computes its terms.
     loss = (block.forward(input) - 1).pow(2).sum() / static_cast<double>(whole.numel());
     const auto forward = Clock::now();
     loss.backward();

@@ -88,13 +88,13 @@ enum class OpKind : uint8_t {
   kBarrier,
   kSend,
   kRecv,
-  kAllocate,  // of symmetric memory
+  kAllocate,  // symmetric memory
   kReduce,
   kGather,
   kScatter,
   kAllToAll,
   kAllToAllV,      // with parts of any sizes
-  kWaitSignal,     // of symmetric memory
+  kWaitSignal,     // in symmetric memory
   kAllGatherV,     // with parts of any sizes
   kReduceScatterV  // with parts of any sizes
 };

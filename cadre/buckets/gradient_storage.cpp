@@ -18,7 +18,7 @@ namespace cadre {
 
 namespace {
 
-// Of a small tensor, most of copy_'s time is its dispatch. Of a large one, memcpy in parts of this
+// copy_'s time on a small tensor is mostly its dispatch. On a large one, memcpy in parts of this
 // size takes two thirds of the time: it writes without reading the target's lines first.
 constexpr size_t kCopiedBytes = 256 * 1024;
 

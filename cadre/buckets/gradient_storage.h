@@ -51,8 +51,8 @@ class CADRE_EXPORT GradientStorage {
   virtual void learn(std::span<const int64_t> order) = 0;
 
   struct Combination {
-    double factor = 1.0;           // of this rank's gradients
-    ReduceOp op = ReduceOp::kAvg;  // of the products of all ranks
+    double factor = 1.0;           // for this rank's gradients
+    ReduceOp op = ReduceOp::kAvg;  // combines the products of all ranks
   };
   void begin_pass(const Combination& combination);
   virtual void place(size_t parameter) = 0;
@@ -87,10 +87,9 @@ class CADRE_EXPORT GradientStorage {
   // A backward without reduction has added to parameter.grad().
   virtual void keep_local(size_t parameter) = 0;
   // Drops the gradients of keep_local() where the user has cleared what an optimizer sees instead
-  // of them. `just_touched`: a parameter that the running backward
-  // has added to already.
+  // of them. `just_touched`: a parameter that the running backward has added to already.
   virtual void forget_cleared(std::optional<size_t> just_touched) = 0;
-  // Of what an optimizer sees instead of parameter.grad().
+  // Clears what an optimizer sees instead of parameter.grad().
   virtual void zero_grad(bool set_to_none) = 0;
 
  protected:

@@ -124,8 +124,8 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   struct Bucket {
     size_t unit;
     std::shared_ptr<FlatParameters> flat;
-    at::ScalarType dtype;            // of the reduction
-    std::vector<size_t> parameters;  // that are trained, in the order of the flat buffer
+    at::ScalarType dtype;            // dtype of the reduction
+    std::vector<size_t> parameters;  // the trained ones, in the order of the flat buffer
     at::Tensor gradients;            // (shard_numel), in the dtype of the shard
   };
   // Memory that is reduced, used in turn by the buckets of one dtype.

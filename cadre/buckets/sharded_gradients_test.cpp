@@ -91,7 +91,7 @@ void run_pass(
   storage.reduce_last();
 }
 
-// Of every trained parameter, this rank's part of `expected(parameter)`, to the last bit.
+// Expects this rank's part of `expected(parameter)` in every trained gradient, bit for bit.
 void require_shards(const Model& model, int shard_rank,
                     const std::function<Tensor(const NamedTensor&)>& expected) {
   for (const auto& unit : model.units) {

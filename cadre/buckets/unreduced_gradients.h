@@ -70,7 +70,7 @@ class UnreducedGradients {
   void check_complete(size_t parameter) const;
 
  private:
-  struct Values {  // of a shard
+  struct Values {  // fingerprint of a shard's values
     uint32_t version = 0;
     uint64_t sample = 0;
 

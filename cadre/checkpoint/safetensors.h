@@ -48,7 +48,7 @@ Status write_safetensors(os::FileSystem& files, const std::string& path,
 
 struct WrittenFile {
   uint64_t bytes = 0;
-  std::string digest;  // of what was written, as wire::blake2b_hex()
+  std::string digest;  // digest of the written bytes, as wire::blake2b_hex()
 };
 Result<WrittenFile> write_and_digest_safetensors(
     os::FileSystem& files, const std::string& path, const NamedTensors& tensors,

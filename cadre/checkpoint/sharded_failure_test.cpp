@@ -223,7 +223,7 @@ TEST_F(ShardedFailureTest, AMissingOrShortFileIsNamed) {
 }
 
 TEST_F(ShardedFailureTest, AManifestThatContradictsTheFilesIsFound) {
-  // Of 13 elements the two ranks have 7 and 6.
+  // The two ranks have 7 and 6 of 13 elements.
   rewrite_manifest(R"("offsets":[0],"sizes":[7])", R"("offsets":[0],"sizes":[6])");
   rewrite_manifest(R"("offsets":[7],"sizes":[6])", R"("offsets":[6],"sizes":[7])");
   EXPECT_THAT(load_error(), ::testing::AllOf(HasSubstr("kCorruption: rank 0"),

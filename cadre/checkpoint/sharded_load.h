@@ -37,7 +37,7 @@ struct LoadedSnapshot {
   // tensors with the shape of its `values` on this rank.
   std::vector<ParameterState> optimizer;
   std::string extra = "{}";
-  std::string strategy;  // of the run that saved it
+  std::string strategy;  // strategy of the run that saved it
 };
 
 // Collective. Fills the `values` of the parameters and buffers of `parts`; of its other fields only

@@ -19,7 +19,7 @@ std::vector<SnapshotTensor> buffers_of(const torch::nn::Module& module) {
   return buffers;
 }
 
-// Of a parameter that no record describes.
+// Entry of a parameter that no record describes.
 SnapshotTensor whole_parameter(const NamedTensor& parameter) {
   wrap::refuse_shard_as_whole(
       parameter.name, parameter.tensor, "parts_of",

@@ -29,7 +29,7 @@ namespace cadre {
 // A tensor of which this rank holds some boxes, all of it, or nothing.
 struct SnapshotTensor {
   std::string name;
-  std::vector<int64_t> sizes;  // of the whole tensor
+  std::vector<int64_t> sizes;  // sizes of the whole tensor
   std::vector<Box> boxes;      // disjoint; none where this rank holds nothing
   at::Tensor values;           // the elements of the boxes, row-major, one box after the other
   // What a load holds while it writes `values`; see ParameterShard. Null: nothing.

@@ -27,7 +27,7 @@ struct OptionSpec {
 
 // An option from the command line or from an environment variable.
 struct GivenOption {
-  std::string_view name;  // of its OptionSpec
+  std::string_view name;  // name in its OptionSpec
   std::string spelling;   // as written: "--nproc_per_node", "-t", "PET_TEE"
   std::string value;
   bool is_switch = false;  // an option without a value

@@ -16,7 +16,7 @@
 namespace cadre::cli {
 namespace {
 
-// Of torchrun where its variable PET_NAME is read, too.
+// kTorchrun flags are also read from torchrun's variable PET_NAME.
 enum class Origin { kTorchrun, kCadre };
 
 struct AcceptedFlag {

@@ -63,7 +63,7 @@ TEST(RunOutput, LosesNothingOfAFlood) {
   constexpr int kLines = 200000;
   const auto result = run_cadre(shell_job(2, cadre::format("seq 1 {}", kLines)));
   EXPECT_EQ(result.exit_code, 0);
-  std::map<std::string, int> next;  // of each rank: the lines come in order
+  std::map<std::string, int> next;  // by rank: the lines come in order
   for (const std::string& line : lines_of(result.output)) {
     const std::string prefix = line.substr(0, 4);
     ASSERT_EQ(line, prefix + std::to_string(++next[prefix]));

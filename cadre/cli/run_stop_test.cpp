@@ -29,7 +29,7 @@ bool becomes_true(const std::function<bool()>& is_true) {
   return true;
 }
 
-// Of the numbers that workers wrote: "[1] up 4711".
+// The PID that a worker wrote behind the mark: "[1] up 4711".
 int pid_after(const std::string& text, const std::string& mark) {
   const size_t at = text.find(mark);
   return at == std::string::npos ? 0 : std::atoi(text.c_str() + at + mark.size());

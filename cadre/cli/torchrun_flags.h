@@ -16,7 +16,7 @@ namespace cadre::cli {
 struct RefusedFlag {
   OptionSpec option;
   std::string_view harmless;  // the value without effect, which is accepted, as is an empty one
-  std::string_view reason;    // of the refusal; follows a colon
+  std::string_view reason;    // reason of the refusal; follows a colon
 };
 
 std::span<const RefusedFlag> refused_torchrun_flags();

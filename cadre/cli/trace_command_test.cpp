@@ -65,8 +65,8 @@ TEST(TraceCommand, TheTimeOfALiveHangGoesOn) {
   FlightIdentity writer{"world", host.name, 0, 2, host.pid, 0, process_start_of(host.pid)};
   ASSERT_NE(writer.process_start, 0U);
   EXPECT_THAT(text_of_hang(writer), ContainsRegex("was still in it after [1-5][0-9] s"));
-  // Of an earlier process with the pid, of another host, and of a build that did not tell: no rank
-  // is known to live.
+  // The writer is an earlier process with this PID, is on another host, or did not record its
+  // start: no rank is known to be alive.
   const auto dead = HasSubstr("was in it when its record ends");
   FlightIdentity reused = writer;
   --reused.process_start;

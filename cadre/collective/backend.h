@@ -46,11 +46,11 @@ struct Capabilities {
   bool is_stream_ordered = false;
   std::string algorithms = {};  // by size, for the log's first line
   EnumSet<OpKind> kinds = {};   // collectives
-  EnumSet<DType> dtypes = {};   // of the elements that it moves
-  // By dtype, what it reduces with. To an engine without PREMUL_SUM a group gives the SUM of inputs
-  // that it has multiplied on the CPU.
+  EnumSet<DType> dtypes = {};   // element types it can move
+  // Reductions it supports, by dtype. For an engine without PREMUL_SUM the group multiplies the
+  // inputs on the CPU and submits a SUM.
   std::array<EnumSet<ReduceOp>, kNumDTypes> reductions = {};
-  EnumSet<DeviceType> devices = {};  // that the buffers may lie on
+  EnumSet<DeviceType> devices = {};  // where the buffers may be
 
   // `op` counts only for a kind that reduces; a barrier has no buffers.
   bool supports(OpKind kind, DType dtype, ReduceOp op, DeviceType device) const {
@@ -76,8 +76,8 @@ struct Capabilities {
   }
 };
 
-// Of an engine on the CPU that has every collective and computes all that the table of reductions
-// supports, PREMUL_SUM of multiplied inputs.
+// Capabilities of a CPU engine with every collective and every supported reduction of the table,
+// except PREMUL_SUM, which runs as the SUM of multiplied inputs.
 CADRE_EXPORT Capabilities full_capabilities(std::string_view name);
 
 // kInvalidArgument with what was called, what the engine has instead and what to do.

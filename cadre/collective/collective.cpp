@@ -140,8 +140,8 @@ Status check_splits(const Collective& c, int world_size) {
   return check_size(c.kind, "the output", c.out.size(), c.in.size());
 }
 
-// Of an all_gather_v or reduce_scatter_v. Returns what ranks compare: the elements of all, and the
-// counts as a shape.
+// Checks an all_gather_v or reduce_scatter_v. Returns what the ranks compare: the total number of
+// elements, and the counts as the shape.
 Result<OpDescriptor> check_uneven_parts(const Collective& c, Rank rank, int world_size) {
   const bool is_gather = rules_of(c.kind).in == Extent::kOwnSplit;
   const ConstBytes whole = is_gather ? ConstBytes(c.out) : c.in;
@@ -166,7 +166,7 @@ Result<OpDescriptor> check_uneven_parts(const Collective& c, Rank rank, int worl
                       .shape = PackedShape(shape)};
 }
 
-// Of a collective with a buffer of n elements. Returns n.
+// Checks the buffers of a collective with one element count n for all ranks. Returns n.
 Result<uint64_t> check_buffers(Collective& c, Rank rank, int world_size) {
   const Rules rules = rules_of(c.kind);
   const bool is_in_part = rules.in == Extent::kPart;

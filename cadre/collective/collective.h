@@ -89,14 +89,14 @@ struct CADRE_EXPORT Collective {
 
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kUint8;
-  Reduction reduction = {};  // of all_reduce, reduce_scatter, reduce_scatter_v and reduce
-  Rank root = 0;             // of broadcast, reduce, gather and scatter
+  Reduction reduction = {};  // used by all_reduce, reduce_scatter, reduce_scatter_v and reduce
+  Rank root = 0;             // used by broadcast, reduce, gather and scatter
   ConstBytes in = {};
   Bytes out = {};
-  SplitCounts splits = {};  // of all_gather_v, reduce_scatter_v and all_to_all_v
-  Device device = {};       // that `in` and `out` lie on
-  // Of the device, for stream-ordered engines: the operation begins after what was enqueued on this
-  // stream before the call. A cudaStream_t of CUDA; null is the device's default stream.
+  SplitCounts splits = {};  // used by all_gather_v, reduce_scatter_v and all_to_all_v
+  Device device = {};       // where `in` and `out` are
+  // Device stream, for stream-ordered engines: the operation runs after the work enqueued on it
+  // before the call. On CUDA a cudaStream_t; null: the device's default stream.
   void* stream = nullptr;
   // The sizes of the tensor that has the n elements, for collectives of which all ranks have n:
   // ranks with different shapes of as many elements are refused. Without it, one dimension.

@@ -84,7 +84,7 @@ class Completion {
   };
   explicit Completion(std::shared_ptr<Shared> pending) : pending_(std::move(pending)) {}
 
-  Status status_;  // of one that was done when it was made
+  Status status_;  // the result, if it was known at construction
   std::shared_ptr<Shared> pending_ = nullptr;
 };
 

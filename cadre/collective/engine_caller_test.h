@@ -27,7 +27,7 @@ class EngineCaller {
   EngineCaller& operator=(const EngineCaller&) = delete;
 
   virtual Backend& engine() = 0;
-  // Of all operations: a test looks at the last one.
+  // Shared by all operations; shows the last one.
   OpProgress& progress() { return progress_; }
   void set_patience(Duration patience) { patience_ = patience; }
 

@@ -169,7 +169,7 @@ struct ConvertingFloat16Lanes {
   using Half16 [[gnu::vector_size(32)]] = int16_t;
   using Float8 [[gnu::vector_size(32)]] = float;
   static constexpr int kNearestEven = 0;
-  static constexpr int kCurrentDirection = 4;  // of rounding: widening needs none
+  static constexpr int kCurrentDirection = 4;  // rounding mode; widening is exact
 };
 #pragma GCC diagnostic pop
 #endif

@@ -27,10 +27,10 @@ struct OpDescriptor {
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kUint8;
   ReduceOp reduce_op = ReduceOp::kSum;
-  Rank root = 0;       // of broadcast, reduce, gather and scatter
-  uint64_t count = 0;  // elements of the input on one rank; of reduce_scatter and scatter, of the
-                       // output; 0 for all_to_all_v, whose ranks rightly differ
-  PackedShape shape = {};  // of the tensor that holds them
+  Rank root = 0;           // for broadcast, reduce, gather and scatter
+  uint64_t count = 0;      // elements of one rank's input (reduce_scatter and scatter: of its
+                           // output); 0 for all_to_all_v, where counts may differ between ranks
+  PackedShape shape = {};  // shape of the tensor with these elements
   // How many collectives travel in one call with this one, itself included; 0 for a call of its
   // own, and for kinds that have a root.
   uint16_t num_coalesced = 0;
@@ -138,11 +138,11 @@ class OpProgress {
 
 // Handed to a Backend with each call of submit().
 struct OpContext {
-  // Of the first collective of the call; the next ones have the next numbers. Counts the group's
-  // collectives from 1; equal on all ranks.
+  // Number of the call's first collective; the next ones follow. Counts the group's collectives
+  // from 1; equal on all ranks.
   uint64_t number;
   std::span<const Fingerprint> fingerprints;  // one for each collective of the call; never empty
-  Deadline deadline;                          // of the call
+  Deadline deadline;                          // deadline of the whole call
   OpProgress& progress;
 
   const Fingerprint& fingerprint() const { return fingerprints.front(); }

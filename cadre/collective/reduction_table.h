@@ -16,7 +16,7 @@ namespace cadre {
 
 struct ReductionRule {
   bool is_supported = false;
-  // Of a supported pair: what comes out. Of a refused one: why, and what to do instead.
+  // The result of a supported pair; for a refused pair the reason and what to use instead.
   std::string_view meaning;
 };
 

@@ -61,7 +61,7 @@ struct CollectiveRunner::Enqueued {
   std::vector<Fingerprint> fingerprints;
   Deadline deadline;
   TimePoint began;
-  std::vector<uint64_t> entries;  // of the flight record
+  std::vector<uint64_t> entries;  // indices in the flight record
   std::vector<std::byte> scaled;  // read by the engine
   std::shared_ptr<const void> keep_alive;
   Completion result;

@@ -40,9 +40,9 @@ class CollectiveRunner final : public OperationRunner {
     Monitor& monitor;
     FlightRecorder& recorder;
     Backend* backend = nullptr;        // null: a world of one, whose operations are copies
-    const Capabilities& capabilities;  // of the backend
-    SymmetricHeap* heap;               // of allocations
-    Duration timeout;                  // of operations without a deadline
+    const Capabilities& capabilities;  // the backend's
+    SymmetricHeap* heap;               // for allocations
+    Duration timeout;                  // for operations without a deadline
   };
   // How long the watch sleeps at most before it sees that it is to end.
   static constexpr Duration kWatchTime = std::chrono::milliseconds(20);

@@ -65,7 +65,7 @@ class CADRE_EXPORT Communicator {
   Rank rank() const;
   int world_size() const;
   const std::string& name() const;
-  // Of CommunicatorOptions::id, or the name.
+  // CommunicatorOptions::id, or the name if that is empty.
   const std::string& id() const;
   os::System& system() const;
   // "host", "net" or that of the chosen backend, after what was connected; "solo" for a world of
@@ -253,10 +253,10 @@ class CADRE_EXPORT Communicator {
   // refused with kInvalidArgument. Idempotent. The destructor only aborts locally and communicates
   // for 1 s at most. After that it throws kInvalidArgument if ranks are known to have left this
   // group, or one that was closed before, after different collectives: a small broadcast, reduce,
-  // gather or scatter may succeed on a rank although another rank called something else. Of two
-  // such ranks of one host at least the one that closes later throws. Two ranks of different hosts
-  // that close their last groups at the same moment may both miss the mismatch, as may ranks that
-  // clean up after a failure. A destructor only logs it.
+  // gather or scatter may succeed on a rank although another rank called something else. If two
+  // such ranks are on one host, at least the one that closes later throws. Two ranks of different
+  // hosts that close their last groups at the same moment may both miss the mismatch, as may ranks
+  // that clean up after a failure. A destructor only logs it.
   // In a callback of this group, or in the deleter of a keep_alive, it throws kInvalidArgument and
   // does nothing; so it does in a callback of another group while one of this group closes a group.
   void close(Deadline deadline);
@@ -269,7 +269,7 @@ class CADRE_EXPORT Communicator {
 
  private:
   friend struct CommunicatorParts;
-  // Of collectives that nobody else reads: what does not count on this rank is reset in them.
+  // For collectives that only this call uses: resets in them what does not apply to this rank.
   void run_own(std::span<Collective> collectives, const CollectiveOptions& options);
   Work issue_own(std::span<Collective> collectives, const CollectiveOptions& options);
 

@@ -239,7 +239,7 @@ void Communicator::Impl::build_host_engine(GroupPieces pieces,
                                                        .page = std::move(pieces.message_page)});
 }
 
-// Of the pieces of the others, those that no part of this rank has taken over.
+// Releases the pieces of other ranks that no part of this rank has taken over.
 void Communicator::Impl::release_holds(const std::vector<GroupPlaces>& places) const {
   HostMemory& memory = *fabric->host_memory();
   const std::vector<int> slots = fabric->slots_of(members.ranks);

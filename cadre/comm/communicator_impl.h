@@ -32,7 +32,7 @@ namespace cadre {
 
 // The ranks of a group.
 struct GroupMembers {
-  std::vector<int> ranks;  // of the fabric, by rank of the group
+  std::vector<int> ranks;  // ranks in the fabric, by rank in the group
   Rank self;               // this rank's rank in the group
   Membership membership;   // for rejoin(); its `group` is unique in the job
   // Only for a group that its members create over a store: the identity under which a member that
@@ -48,7 +48,7 @@ struct GroupPieces {
 
   // `holders` are the slots of the ranks that may become members.
   static Result<GroupPieces> cut(HostMemory& memory, const std::vector<int>& holders);
-  // Of those holders only these become members.
+  // Only these of the holders become members.
   void keep_holders(const std::vector<int>& slots);
   // All ranks know that none of them uses these pieces.
   void discard();
@@ -98,7 +98,7 @@ class Communicator::Impl {
   const GroupMembers members;
   const Rank rank;
   const int world_size;
-  Capabilities capabilities = full_capabilities("solo");  // of the engine, once it is there
+  Capabilities capabilities = full_capabilities("solo");  // the engine's, once it exists
 
   // Shared with Works and symmetric buffers, which may outlive the group.
   const std::shared_ptr<const ForkGuard> fork_guard;
@@ -108,7 +108,7 @@ class Communicator::Impl {
   // Declared before the parts that use them.
   std::unique_ptr<FlightRecorder> recorder;
   std::shared_ptr<Monitor> monitor;      // shared with the control plane
-  std::unique_ptr<Transport> transport;  // of the net engine
+  std::unique_ptr<Transport> transport;  // for the net engine
   std::unique_ptr<Transport> message_transport;
   std::unique_ptr<Backend> engine;            // null for a world of one without a chosen backend
   std::shared_ptr<SignalWaits> signal_waits;  // shared with symmetric buffers, weakly

@@ -25,7 +25,7 @@ struct CommunicatorOptions {
   // records. Empty: the name. split() and new_group() derive it, so that groups may share a name.
   std::string id = {};
   Duration timeout = kDefaultOperationTimeout;
-  Duration silence_limit = kDefaultSilenceLimit;  // of a peer on another host
+  Duration silence_limit = kDefaultSilenceLimit;  // for a peer on another host
   TransportChoice transport = TransportChoice::kAuto;
   // Makes the engine of the group, and of the groups that are split off it; empty: a native one, as
   // `transport` says. comm/groups/backend_factory.h says how to write one.

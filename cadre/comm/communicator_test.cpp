@@ -154,7 +154,7 @@ TEST_P(CommunicatorTest, APremulSumMultipliesEachRanksInputByItsOwnFactor) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Of a Collective that the program fills by itself.
+// The program may fill a Collective by itself.
 TEST_P(CommunicatorTest, TheReductionOfWhatDoesNotReduceDoesNotCount) {
   const RanksResult result = run([](RankContext& context, Communicator& group) {
     for (const Reduction& unused : {Reduction::premul_sum(10), Reduction(ReduceOp::kPremulSum)}) {
@@ -386,7 +386,7 @@ TEST_P(CommunicatorTest, SymmetricMemoryIsZeroedReducedInPlaceAndOutlivesTheGrou
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Of all shared segments of this process, the bytes that are allocated.
+// Allocated bytes of all shared segments of this process.
 int64_t num_allocated_bytes() {
   std::map<ino_t, int64_t> segments;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {

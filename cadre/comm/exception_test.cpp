@@ -59,7 +59,7 @@ class ThrowingChannel final : public Channel {
   }
 };
 
-// Of rank 0 in a world of two.
+// Transport of rank 0 in a world of two.
 class ThrowingTransport final : public Transport {
  public:
   Rank rank() const override { return 0; }

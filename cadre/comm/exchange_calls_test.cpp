@@ -273,7 +273,7 @@ TEST(ExchangeCallsRefusal, BuffersThatOverlapButNotInPlaceAreRefused) {
     std::vector<std::byte> wide(24);
     const Bytes whole = Bytes(wide).first(16);
     const Bytes shifted = Bytes(wide).subspan(8);
-    const Bytes slice = Bytes(wide).subspan(4, 8);  // of no rank
+    const Bytes slice = Bytes(wide).subspan(4, 8);  // no rank's slice
     const std::string both =
         "overlap, but not in place, where both are the same; pass separate buffers";
     const std::string shorter =

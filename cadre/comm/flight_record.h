@@ -28,9 +28,9 @@ struct FlightIdentity {
   int32_t world_size = 1;
   int32_t pid = 0;
   uint64_t round = 0;
-  // Of the process, in the kernel's ticks since the host's boot; 0: not known.
+  // Start of the process in the kernel's ticks since the host's boot; 0: unknown.
   uint64_t process_start = 0;
-  std::string id = {};  // of the group, which may share its name with others; empty: the name
+  std::string id = {};  // id of the group, whose name others may share; empty: the name
   uint64_t connection =
       0;                  // the same on all ranks that connected with each other; 0: not connected
   int64_t made_at_s = 0;  // seconds since 1970; 0: not known
@@ -46,7 +46,7 @@ struct FlightEntry {
   int64_t begin_ns = 0;
   int64_t end_ns = 0;  // 0: it was running
   wire::ActivityState state = wire::ActivityState::kNothingYet;
-  int32_t peer = -1;  // of send and recv; of a failed collective the rank that was waited for
+  int32_t peer = -1;  // for send and recv; for a failed collective the rank that was waited for
   std::string phase;  // where it ended
 
   friend bool operator==(const FlightEntry&, const FlightEntry&) = default;
@@ -59,7 +59,7 @@ struct FlightRecord {
   std::optional<TimePoint> alive_at = {};
 };
 
-// Of the bytes of a record's file. Entries that were being written are left out.
+// Parses the bytes of a record's file. Entries that were being written are left out.
 CADRE_EXPORT Result<FlightRecord> parse_flight_record(ConstBytes file);
 // An object {group, rank, ..., "operations": [{...}]}.
 CADRE_EXPORT std::string to_json(const FlightRecord& record);

@@ -19,7 +19,7 @@ constexpr size_t kClosedAt = 28;
 struct FlightRecorder::Slot {
   std::atomic<uint64_t> stamp;  // index + 1; 0 while the other fields change
   std::atomic<uint64_t> number;
-  std::atomic<uint64_t> call;  // of the Fingerprint, as the next
+  std::atomic<uint64_t> call;  // with `shape`, the Fingerprint
   std::atomic<uint64_t> shape;
   std::atomic<int64_t> begin_ns;
   std::atomic<int64_t> end_ns;

@@ -24,7 +24,7 @@ class ForkGuard {
   void check() const {
     if (is_in_child()) refuse();
   }
-  // Of the group, for messages.
+  // The group's name and this rank, for messages.
   const std::string& group() const { return group_; }
   Rank rank() const { return rank_; }
 

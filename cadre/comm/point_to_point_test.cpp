@@ -308,7 +308,7 @@ TEST_P(PointToPointTest, APeerThatLeftIsNamed) {
 }
 
 TEST_P(PointToPointTest, MoreThanARankHoldsIsRefused) {
-  constexpr int kNumMessages = 300;  // of 16 KiB: beyond 4 MiB
+  constexpr int kNumMessages = 300;  // 16 KiB each: beyond 4 MiB
   const auto result = run(2, [&](RankContext& context, Communicator& group) {
     Values values(4096, 1);
     if (context.rank == 0) {

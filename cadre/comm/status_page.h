@@ -33,7 +33,7 @@ namespace cadre {
 struct ActivityCell {
   std::atomic<uint32_t> state{0};  // wire::ActivityState
   std::atomic<uint64_t> number{0};
-  std::atomic<uint64_t> call{0};  // of the Fingerprint, as the next
+  std::atomic<uint64_t> call{0};  // with `shape`, the Fingerprint
   std::atomic<uint64_t> shape{0};
   std::atomic<int64_t> since_ns{0};
   ProgressMirror progress;
@@ -116,7 +116,7 @@ class StatusCells {
   struct Table {
     std::mutex mutex;
     std::deque<size_t> free;
-    std::map<const GroupCell*, std::string> names;  // of groups with a cell
+    std::map<const GroupCell*, std::string> names;  // names of the groups with a cell
     std::vector<std::weak_ptr<const std::string>> waits;
   };
   const StatusPage page_;

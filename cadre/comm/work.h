@@ -37,7 +37,7 @@ struct CollectiveOptions {
 
 class CADRE_EXPORT [[nodiscard]] Work {
  public:
-  // Called with the error of the operation, or with nothing.
+  // Called with the error of the operation, or with nullopt.
   using Callback = std::function<void(const std::optional<Error>&)>;
 
   // The state behind a handle, which comm implements. Same rules as Work's methods; wait(nullopt)
@@ -59,10 +59,10 @@ class CADRE_EXPORT [[nodiscard]] Work {
   // Returns when the operation has ended and its callbacks have returned; throws the error of the
   // operation, or else the exception that left the first of those callbacks. At the deadline of
   // this wait it throws kTimeout, with the operation and the group in its details: the operation
-  // goes on then, the group stays usable, and the caller may wait again or abort() the group. Of a
-  // callback that waits, only the operation is awaited. An operation on a device stream is not
-  // awaited by the host: it returns when what the caller enqueues next on the stream that the
-  // operation was issued with runs after the operation.
+  // goes on then, the group stays usable, and the caller may wait again or abort() the group. A
+  // callback that waits awaits only the operation. An operation on a device stream is not awaited
+  // by the host: it returns when what the caller enqueues next on the stream that the operation was
+  // issued with runs after the operation.
   void wait(Deadline deadline) const { state().wait(deadline); }
   // The same, `timeout` from now.
   void wait(Duration timeout) const { wait(state().deadline_in(timeout)); }

@@ -50,22 +50,22 @@ enum class BatchSplit : uint8_t {
 
 struct DataLoaderOptions {
   int64_t batch_size = 1;  // samples of all ranks together
-  // The ranks that split each batch: `.group = world`, or `.group = mesh.group("dp")`. Nothing:
+  // The ranks that split each batch: `.group = world`, or `.group = mesh.group("dp")`. nullopt:
   // this process reads whole batches.
   std::optional<ProcessGroup> group = {};
-  int64_t seed = 0;  // of the order; epoch e is shuffled with seed + e
+  int64_t seed = 0;  // seed of the order; epoch e is shuffled with seed + e
   bool shuffle = true;
   bool drop_last = false;  // leave out a last batch of fewer samples
   BatchSplit split = BatchSplit::kInTurn;
   int num_threads = 0;   // that fetch ahead; 0: the caller fetches each batch when it needs it
   int64_t prefetch = 2;  // batches that each thread may be ahead
-  Duration timeout = std::chrono::minutes(5);  // of a batch from a thread
+  Duration timeout = std::chrono::minutes(5);  // for a batch from a thread
 };
 
-// Equal on all ranks, and for any number of them.
+// Equal on all ranks, and for any world size.
 struct LoaderPosition {
   int64_t epoch = 0;
-  int64_t samples = 0;  // of this epoch, delivered to all ranks together
+  int64_t samples = 0;  // in this epoch, delivered to all ranks together
 
   friend bool operator==(const LoaderPosition&, const LoaderPosition&) = default;
 };
@@ -154,7 +154,7 @@ class CADRE_EXPORT DataLoader {
   Batch fetch(int64_t begin);
 
   std::shared_ptr<const Dataset> dataset_;
-  int64_t num_samples_ = 0;    // of the dataset, when the loader was made
+  int64_t num_samples_ = 0;    // size of the dataset when the loader was made
   DataLoaderOptions options_;  // without the group
   Share share_;
   LoaderPosition position_;

@@ -36,7 +36,7 @@ class CADRE_EXPORT Mnist : public Dataset {
   Batch get(std::span<const int64_t> indices) const override;
   // Samples [begin, end). Throws kInvalidArgument unless they are within [0, size()].
   Mnist slice(int64_t begin, int64_t end) const;
-  // Of all pixels and labels.
+  // Hash of all pixels and labels.
   uint64_t fingerprint() const;
   std::optional<uint64_t> digest() const override;
 

@@ -26,7 +26,7 @@ namespace cadre {
 struct PrefetchOptions {
   int num_threads = 1;
   int64_t depth = 2;                           // at most so many items in the making or ready
-  Duration timeout = std::chrono::minutes(5);  // of one next()
+  Duration timeout = std::chrono::minutes(5);  // for one next()
 };
 
 template <typename T>

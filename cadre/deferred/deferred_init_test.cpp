@@ -13,7 +13,7 @@
 #include "cadre/base/error.h"
 #include "cadre/wrap/named_tensors.h"
 
-// Of optional arguments of libtorch that are left out; gcc 12 sees them used.
+// libtorch's omitted optional arguments look uninitialized to gcc 12.
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif

@@ -34,7 +34,7 @@ inline bool is_generator(const c10::Argument& argument) {
 }
 
 inline bool is_written(const c10::Argument& argument) {
-  // Of batch_norm() and instance_norm(), whose schemas do not say so.
+  // The schemas of batch_norm() and instance_norm() do not say that these are written.
   if (argument.name() == "running_mean" || argument.name() == "running_var") return true;
   const c10::AliasInfo* const alias = argument.alias_info();
   if (alias == nullptr) return false;

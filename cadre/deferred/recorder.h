@@ -13,7 +13,7 @@ namespace cadre {
 // Once in a process: libtorch has one dispatcher. Does nothing afterwards.
 void install_recorder();
 
-// Of the innermost scope of this thread; null outside of all.
+// Tape of the innermost scope of this thread; null outside of all scopes.
 std::shared_ptr<Tape>& tape_of_scope();
 
 }  // namespace cadre

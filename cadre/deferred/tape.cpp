@@ -31,7 +31,7 @@ void delete_storage(void* context) {
   if (owned->writable) owned->writable->storage = nullptr;
 }
 
-// Of operations and of storages, across all tapes: joined tapes keep the order.
+// Numbers operations and storages across all tapes: joined tapes keep the order.
 uint64_t next_number() {
   static std::atomic<uint64_t> number{0};
   return ++number;

@@ -35,8 +35,8 @@ struct Place {
 struct RecordedOperation {
   struct Write {
     StorageId storage = 0;
-    // Of the storage, if the operation gives each of its bytes a value that does not depend on
-    // what was there.
+    // Size of the storage, if the operation gives every byte a value that does not depend on the
+    // old one; else nullopt.
     std::optional<size_t> whole_bytes = {};
   };
 
@@ -44,9 +44,9 @@ struct RecordedOperation {
   c10::OperatorHandle handle;
   // Deferred tensors are undefined here.
   std::vector<c10::IValue> arguments;
-  // For each tensor of the arguments, in order; nothing for one with values of its own.
+  // One entry per tensor argument, in order; nullopt if that tensor is not deferred.
   std::vector<std::optional<Place>> inputs;
-  // For each tensor of the results, in order: one whose storage the operation creates.
+  // One entry per tensor result, in order; nullopt unless the operation creates its storage.
   std::vector<std::optional<Place>> created;
   std::vector<Write> writes;
   // As it was before the operation.

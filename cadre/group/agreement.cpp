@@ -23,9 +23,9 @@ struct Announcement {
   static constexpr int64_t kNoError = -1;
 
   uint64_t mark = kMark;
-  int64_t code = kNoError;  // of the refusal
-  uint64_t length = 0;      // of the text or of the refusal's message
-  uint64_t digest = 0;      // of the text
+  int64_t code = kNoError;  // code of the refusal
+  uint64_t length = 0;      // size of the text or of the refusal's message
+  uint64_t digest = 0;      // digest of the text
   std::array<char, 96> subject = {};
 
   std::string_view subject_text() const {

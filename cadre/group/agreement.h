@@ -37,7 +37,7 @@ struct AgreementSubject {
 };
 
 struct CommonRefusal {
-  Error error;  // of the lowest rank that has one: its code and message
+  Error error;  // code and message of the lowest refusing rank
   int rank;     // that rank
   int num_refusing;
 };

@@ -47,7 +47,7 @@ void check_same_length(const GroupCall& call, const std::vector<at::Tensor>& out
                        inputs.size()));
 }
 
-// Of all_gather_into_tensor or, with a reduction, reduce_scatter_tensor.
+// Pairs of an all_gather_into_tensor or, with a reduction, of a reduce_scatter_tensor.
 Coalesced checked_pairs(const GroupCall& call, const std::vector<at::Tensor>& outputs,
                         const std::vector<at::Tensor>& inputs, std::optional<Reduction> op) {
   check_same_length(call, outputs, inputs);

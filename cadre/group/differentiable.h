@@ -48,7 +48,7 @@ CADRE_EXPORT at::Tensor reduce_scatter_tensor(const at::Tensor& input, const Pro
 // one side only: the other one is even, and m is n if it is the result's.
 CADRE_EXPORT at::Tensor all_to_all_single(const at::Tensor& input, const ProcessGroup& group,
                                           const AllToAllSingleOptions& options = {});
-// The result is the root's input. Of the input of other ranks only shape and dtype are used; its
+// The result is the root's input. On other ranks only the input's shape and dtype are used; its
 // gradient is zero.
 CADRE_EXPORT at::Tensor broadcast(const at::Tensor& input, const ProcessGroup& group,
                                   const BroadcastOptions& options = {});

@@ -63,7 +63,7 @@ std::shared_ptr<FileMemory> FileMemory::of(const at::Tensor& tensor) {
 
 namespace {
 
-// Of the sizes and, where nothing lies between its elements, the strides of the tensor.
+// Zeros with the tensor's sizes and, if it has no gaps between elements, its strides.
 at::Tensor zeros_as(FileMemory& memory, const at::Tensor& tensor) {
   const at::Tensor flat = memory.zeros(tensor.numel(), tensor.scalar_type());
   if (!tensor.is_non_overlapping_and_dense()) return flat.view(tensor.sizes());

@@ -56,7 +56,7 @@ class CADRE_EXPORT MappedParts {
   // or writes parts without an operation of the group, and so would not see the loss of a rank. It
   // signals this rank itself in `slot`, which no other call uses.
   void check_group(uint32_t slot) const;
-  // Of the group: killed, or left.
+  // Lost ranks of the group: killed, or left.
   std::vector<Rank> lost_ranks() const;
 
  private:

@@ -103,7 +103,7 @@ struct P2POp {
   int tag = 0;
 };
 struct BatchOptions {
-  std::optional<Duration> timeout = {};  // of each message
+  std::optional<Duration> timeout = {};  // for each message
 };
 
 struct RejoinOptions {
@@ -301,10 +301,10 @@ class CADRE_EXPORT ProcessGroup {
 
 // Both timeouts are positive.
 struct InitOptions {
-  // Of each operation without a timeout of its own, from its start: collectives, messages and
-  // waits for signals, of the world and of the groups that are split from it.
+  // For each operation without a timeout of its own, from its start: collectives, messages and
+  // waits for signals, in the world and in the groups that are split from it.
   Duration timeout = kDefaultOperationTimeout;
-  // Of init_process_group(): until all ranks have come and are connected. split(), new_group() and
+  // For init_process_group(): until all ranks have come and are connected. split(), new_group() and
   // rejoin() have arguments of their own.
   Duration connect_timeout = kDefaultConnectTimeout;
   TransportChoice transport = TransportChoice::kAuto;  // the same on all ranks

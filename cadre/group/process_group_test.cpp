@@ -298,7 +298,7 @@ TEST(ProcessGroup, SplitsThatDisagreeAreExplainedOnAllRanks) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Of as many elements: the same memory, but not the same tensor.
+// The shapes have the same number of elements: the same memory, but not the same tensor.
 TEST(ProcessGroup, ShapesThatDisagreeAreExplainedOnAllRanks) {
   struct Call {
     const char* name;

@@ -61,7 +61,7 @@ class BufferedOutput {
   size_t offset_ = 0;  // bytes of pending_ that were written
   bool is_at_line_start_ = true;
   uint64_t num_lines_ = 0;
-  const void* line_writer_ = nullptr;  // of the last line, while it is unfinished
+  const void* line_writer_ = nullptr;  // writer of the last line, while it is unfinished
   const void* claimant_ = nullptr;
   TimePoint claimed_until_{};
 };

@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kMaxDepth = 16;  // of nested values of a worker's file
+constexpr int kMaxDepth = 16;  // nesting limit of a worker's JSON file
 
 // torchelastic reads a string, or an object with a timestamp.
 bool is_complete(const Json& root) {

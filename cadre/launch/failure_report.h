@@ -22,7 +22,7 @@ struct FailureReport {
   std::deque<std::string> last_lines;
   size_t num_lines_just_shown = 0;  // the last ones of these, which are not repeated
   int num_workers = 1;
-  std::span<const WorkerExit> exits;  // of all workers, the failed one too
+  std::span<const WorkerExit> exits;  // all workers, the failed one too
   uint64_t num_oom_kills = 0;
   // Ranks that the launcher killed, because they had not ended in this time after the signal.
   std::span<const int> outlived = {};

@@ -143,7 +143,7 @@ class JobRun {
   bool guardian_is_gone_ = false;
   std::vector<os::Descendant> unkillable_;
 
-  // Of the phase kStopping.
+  // State of the phase kStopping.
   std::string grace_;  // "30 s of SIGTERM"
   Deadline say_waiting_at_;
   bool has_said_ranks_ = false;

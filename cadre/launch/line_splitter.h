@@ -55,11 +55,11 @@ class LineSplitter {
   void pass_on(std::string_view bytes, bool ends_line, const Emit& emit);
 
   const Returns returns_;
-  std::string partial_;   // of the line; not yet passed on
+  std::string partial_;   // part of the line not yet passed on
   bool is_open_ = false;  // a piece of the line was passed on
   bool rewrites_itself_ = false;
   bool has_new_progress_ = false;
-  std::string shown_progress_;  // of the line; returned last by take_progress()
+  std::string shown_progress_;  // the current line's; returned last by take_progress()
 };
 
 }  // namespace cadre::launch

@@ -24,8 +24,8 @@ class LineTail {
   // After at most this many lines of other ranks a shown line is not repeated.
   static constexpr uint64_t kNearLines = 10;
 
-  // A piece that was passed to `shown_on` before. Of a line that is rewritten in place the last
-  // text is kept.
+  // A piece that was passed to `shown_on` before. If a line is rewritten in place, its last text is
+  // kept.
   void add(const LinePiece& piece, const BufferedOutput& shown_on) {
     line_.append(piece.bytes);
     const std::string_view visible = visible_part(line_);
@@ -74,7 +74,7 @@ class LineTail {
   }
 
   std::deque<Line> lines_;
-  std::string line_;  // of an unfinished line
+  std::string line_;  // an unfinished line
   uint64_t num_more_bytes_ = 0;
 };
 

@@ -1,7 +1,7 @@
 // Queues log lines of the job's store for the launcher's loop, which shows them, so that the
-// writing thread never waits for the reader of the launcher's output. Of many lines of one kind a
-// few and a count are kept. Lines are of one kind if level, component and the first word of the
-// message are equal.
+// writing thread never waits for the reader of the launcher's output. If there are many lines of
+// one kind, a few and a count are kept. Lines are of one kind if level, component and the first
+// word of the message are equal.
 //
 // Threads: write() from any; the rest from the owner's. Blocking: never. Lifetime: the System
 // outlives it, and it outlives its writers. Errors: none; lines beyond kMaxLinesOfAKind in a

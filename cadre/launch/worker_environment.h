@@ -24,7 +24,7 @@ struct JobIdentity {
   std::string store_host;  // where the job's store listens
   uint16_t store_port = 0;
   std::string error_folder;  // for the workers' error files
-  int num_cores = 1;         // of the host, for all workers
+  int num_cores = 1;         // cores of the host, for all workers
 };
 
 // The file in which `rank` may store its exception as JSON.

@@ -213,12 +213,12 @@ at::Tensor CounterBasedDropoutImpl::drop_tokens(const at::Tensor& input,
                list_of(input.sizes()), sequence.num_own_tokens(), sequence.options().num_tokens));
   }
   const size_t dim = region.sizes.size() - 2;
-  // Of the tokens of this rank, those of the input; under sequence parallelism not all.
+  // The input's tokens among those of this rank; under sequence parallelism only some.
   const int64_t begin = region.offsets[dim];
   const int64_t end = begin + input.size(-2);
   region.sizes[dim] = sequence.options().num_tokens;
   std::vector<at::Tensor> parts;
-  int64_t first = 0;  // of the run, among the tokens of this rank
+  int64_t first = 0;  // where the run begins among this rank's tokens
   for (const TokenRun& run : sequence.runs(sequence.group().rank())) {
     const int64_t from = std::max(begin, first);
     const int64_t size = std::min(end, first + run.size) - from;

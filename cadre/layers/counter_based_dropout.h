@@ -7,7 +7,7 @@
 //       .p = 0.1, .layer = 3, .stream = stream});
 //   ...
 //   stream->step = step;                    // before each step
-//   stream->first_sample = begin_of_batch;  // of this rank's rows in the batch of all ranks
+//   stream->first_sample = begin_of_batch;  // first of this rank's rows in the batch of all ranks
 //
 // A forward with the same stream, layer and samples gives the same mask, so also that of a
 // recomputation, if the stream still has the values of the forward. The backward computes the mask

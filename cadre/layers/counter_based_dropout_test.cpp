@@ -150,7 +150,7 @@ TEST(CounterBasedDropout, RefusesWhatHasNoMask) {
               HasSubstr("options.stream is null"));
 }
 
-// Of a column-parallel output it would draw the mask of other features.
+// On a column-parallel output it would draw the mask of other features.
 TEST(CounterBasedDropout, RefusesAPartOfItsFeaturesUnlessColumnParallel) {
   const CounterBasedDropoutOptions options{
       .layer = kLayer, .stream = std::make_shared<DropoutStream>(kStream), .features = 8};

@@ -19,7 +19,7 @@ namespace cadre::testing {
 // The dimension along which each parameter is divided, by parameter.
 using DividedDims = std::vector<std::optional<int64_t>>;
 
-// Of the ranks' parts of each parameter, the whole; those of a whole one are equal.
+// Joins the ranks' parts of each parameter. Undivided ones must be equal on all ranks.
 inline Snapshot joined(const DividedDims& dims, const std::vector<Snapshot>& parts) {
   Snapshot whole;
   for (size_t i = 0; i < dims.size(); ++i) {

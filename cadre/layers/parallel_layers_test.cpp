@@ -89,7 +89,7 @@ struct LinearProblem {
   Tensor x = filled({2, 12, 7}, 1);
   Tensor weight = filled({5, 7}, 2);
   Tensor bias = filled({5}, 3);
-  Tensor weights = filled({2, 12, 5}, 4);  // of the outputs
+  Tensor weights = filled({2, 12, 5}, 4);  // gradients of the outputs
 };
 
 // The sum of the squares of all three gradients.

@@ -38,7 +38,7 @@ struct SelfAttentionOptions {
   int64_t num_key_value_heads = 0;
   bool bias = true;
   bool is_causal = true;
-  // Of the attention weights (B, num_heads, T, T), in training.
+  // Dropout on the attention weights (B, num_heads, T, T), in training.
   std::optional<CounterBasedDropoutOptions> dropout = {};
 };
 

@@ -49,16 +49,16 @@ struct LayerParallelism {
   // Between column-parallel and row-parallel layers lie shards along T: the former gather their
   // input, the latter reduce-scatter their output.
   bool sequence_parallel = false;
-  // Of a kColwise linear layer: the output is whole on every rank.
+  // For a kColwise linear layer: whether the output is gathered, whole on every rank.
   bool gather_output = false;
-  // Of a kRowwise linear layer: false if the input is whole on every rank.
+  // For a kRowwise linear layer: false if the input is whole on every rank.
   bool input_is_parallel = true;
 };
 
 // A parameter of a parallelized layer, for records of what a rank holds.
 struct DividedParameter {
-  std::vector<int64_t> sizes;  // of the whole parameter
-  std::optional<int64_t> dim;  // that the ranks divide as Shard(dim) of mesh/placement.h does
+  std::vector<int64_t> sizes;  // sizes of the whole parameter
+  std::optional<int64_t> dim;  // dim that the ranks divide, as Shard(dim) of mesh/placement.h does
 };
 // By parameter; one that two layers share is divided once.
 using DividedParameters = std::map<const c10::TensorImpl*, DividedParameter>;
@@ -83,7 +83,7 @@ class CADRE_EXPORT TensorParallelLayer {
  protected:
   // The members themselves, which forward() uses.
   virtual std::vector<NamedTensor> parameters_of_layer() const { return {}; }
-  // The dimension along which the style divides a parameter; nothing: it is whole.
+  // The dimension along which the style divides a parameter; nullopt: it is whole.
   virtual std::optional<int64_t> divided_dim(std::string_view parameter,
                                              ParallelStyle style) const = 0;
   // What the layer cannot do, as the end of a sentence.

@@ -37,7 +37,7 @@ struct Targets final : torch::CustomClassHolder {
                    .squeeze(1)),
         classes(targets.index_select(0, tokens) - chunk.begin) {}
 
-  // Of scores (N, V_part), those of the targets that this rank has; 0 for the other tokens.
+  // Picks from scores (N, V_part) those of the targets that this rank has; 0 for the other tokens.
   at::Tensor of_targets(const at::Tensor& scores) const {
     const at::Tensor own = scores.index_select(0, tokens).gather(1, classes.unsqueeze(1));
     return at::zeros({scores.size(0)}, scores.options().requires_grad(false))

@@ -435,7 +435,7 @@ bool HostMemory::is_revoked(int slot, uint32_t piece) const {
 }
 
 void HostMemory::release_hold(int slot, uint32_t piece) {
-  if (piece >= kMaxPieces) return;  // of no peer: the number came from outside
+  if (piece >= kMaxPieces) return;  // no such piece: the number came from outside
   const auto bit = static_cast<size_t>(slot_);
   header(slot, piece)
       .holders[bit / 64]

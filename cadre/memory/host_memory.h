@@ -46,7 +46,7 @@ class HostMemory;
 struct HostMemoryLayout {
   int num_slots = 1;       // ranks of the host, at most HostMemory::kMaxSlots
   size_t front_bytes = 0;  // before the slices, for the owner of the segment
-  size_t slice_bytes = 0;  // of each rank; rounded down to pages
+  size_t slice_bytes = 0;  // one rank's slice; rounded down to pages
 
   friend bool operator==(const HostMemoryLayout&, const HostMemoryLayout&) = default;
 };
@@ -61,12 +61,12 @@ class Piece {
 
   explicit operator bool() const { return memory_ != nullptr; }
   Bytes bytes() const { return bytes_; }
-  // Of its first byte.
+  // Place of its first byte.
   const Place& place() const { return place_; }
   // Gives the range its memory, which bytes behind PieceOptions::committed_bytes need before their
   // first use.
   Status commit(const ByteRange& range);
-  // Of the peers named when it was cut only these will use it.
+  // Drops all holders but these: no other peer that was named when it was cut will use it.
   void keep_holders(std::span<const int> slots);
   // No peer knows the place of this piece, so none will release it.
   void drop_holders();
@@ -94,7 +94,7 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
 
  public:
   static constexpr int kMaxSlots = 896;
-  static constexpr uint32_t kMaxPieces = 1 << 16;  // of one rank, at a time
+  static constexpr uint32_t kMaxPieces = 1 << 16;  // limit per rank, at a time
 
   static size_t segment_bytes(const HostMemoryLayout& layout);
   // The layout with the largest slices that a segment of this size has room for.
@@ -158,13 +158,13 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
  private:
   friend class Piece;
   struct Header;
-  struct Record {  // of an own piece, also when it is destroyed and peers hold it
+  struct Record {  // an own piece, also when it is destroyed and peers hold it
     uint32_t id = 0;
     size_t size = 0;
     bool is_alive = true;
     bool is_revoked = false;
     std::string reason = {};
-    ByteRange private_pages = {};  // of the slice; guarded by revocation_mutex_
+    ByteRange private_pages = {};  // part of the slice; guarded by revocation_mutex_
   };
   struct Cut {
     uint32_t id = 0;

@@ -17,7 +17,7 @@ struct ByteRange {
 
 // Travels as bytes. Piece 0 is no place.
 struct Place {
-  uint32_t piece = 0;    // of its owner
+  uint32_t piece = 0;    // number of the owner's piece
   uint32_t padding = 0;  // named, because places travel as bytes
   uint64_t offset = 0;   // in the owner's slice
 

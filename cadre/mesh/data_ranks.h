@@ -24,7 +24,7 @@
 namespace cadre {
 
 struct DataRanksOptions {
-  // Of axes with other names: along which the rows differ, and along which they are the same.
+  // Axes with other names: ranks along the first have different rows, along the second the same.
   std::vector<std::string> split_axes = {};
   std::vector<std::string> shared_axes = {};
 };
@@ -32,12 +32,11 @@ struct DataRanksOptions {
 struct DataRanks {
   int rank = 0;  // which part of a batch this rank has
   int size = 1;  // how many parts there are
-  // Of the ranks with different parts, in the order of the parts; nothing: all ranks have the same
-  // rows.
+  // Ranks with different parts, in the order of the parts; nullopt: all ranks have the same rows.
   std::optional<ProcessGroup> group = {};
 };
 
-// mesh: of all ranks.
+// mesh: the mesh of all ranks.
 CADRE_EXPORT DataRanks data_ranks(const DeviceMesh& mesh, const DataRanksOptions& options = {});
 
 }  // namespace cadre

@@ -84,7 +84,7 @@ class CADRE_EXPORT DeviceMesh {
   // communication.
   DeviceMesh axis_over(const std::vector<std::string>& whole_axes, std::string name) const;
   // The axis along which the ranks of this group lie, as a mesh of one axis: one of the mesh from
-  // which this one comes. Nothing if the group has other ranks than any axis. No communication.
+  // which this one comes. nullopt if the group has other ranks than any axis. No communication.
   std::optional<DeviceMesh> axis_of(const ProcessGroup& group) const;
   // The mesh of all ranks of the world from which this one comes.
   DeviceMesh whole() const;
@@ -102,7 +102,7 @@ class CADRE_EXPORT DeviceMesh {
   struct Step {
     int size;
     int stride;
-    size_t axis;  // of the mesh of the world
+    size_t axis;  // its index in the world mesh
 
     bool operator==(const Step&) const = default;
   };
@@ -119,7 +119,7 @@ class CADRE_EXPORT DeviceMesh {
 
   std::shared_ptr<MeshGroups> groups_;  // shared by all slices and flattened meshes
   std::shared_ptr<const View> view_;    // copies are cheap
-  std::shared_ptr<const View> whole_;   // of the mesh of the world
+  std::shared_ptr<const View> whole_;   // view of the world mesh
 };
 
 }  // namespace cadre

@@ -44,7 +44,7 @@ const Grid kGrids[] = {{{{"x", 3}}, 3},
                        {{{"x", 2}, {"y", 1}, {"z", 2}}, 4},
                        {{{"x", 2}, {"y", 2}, {"z", 2}}, 8}};
 
-// Of a rank, by axis: divisions of its number, the last axis first.
+// A rank's coordinates by axis: divides its number by the sizes, the last axis first.
 std::vector<int> expected_coordinates(const Grid& grid, int rank) {
   std::vector<int> coordinates(grid.axes.size());
   for (size_t axis = grid.axes.size(); axis-- > 0;) {
@@ -54,7 +54,7 @@ std::vector<int> expected_coordinates(const Grid& grid, int rank) {
   return coordinates;
 }
 
-// Of all ranks, those that differ from this one in these axes at most.
+// Ranks whose coordinates differ from this rank's in these axes at most.
 std::vector<int> expected_ranks(const Grid& grid, int self, const std::vector<size_t>& axes) {
   std::vector<int> ranks;
   const std::vector<int> own = expected_coordinates(grid, self);
@@ -125,7 +125,7 @@ TEST(DeviceMesh, ItsGroupsFailTogether) {
     const DeviceMesh mesh(world, {{"x", 2}, {"y", 2}});
     const ProcessGroup& x = mesh.group("x");
     const ProcessGroup& y = mesh.group("y");
-    world.split({.color = 0})->barrier();  // of a group that does not fail with the mesh
+    world.split({.color = 0})->barrier();  // this group does not fail with the mesh
     if (world.rank() == 0) y.abort("a test");
     const std::string failure = failure_of([&] {
       while (true) (world.rank() == 3 ? x : y).barrier();
@@ -247,7 +247,7 @@ TEST(DeviceMesh, FindsTheAxisOfAGroup) {
     require(mesh["x"].axis_of(mesh.group("y")).value().to_string() == "{y: 2}", "a slice");
     require(!mesh.axis_of(mesh.joint_group({"x", "y"})), "two axes");
     require(!mesh.axis_of(world), "the world");
-    // Of the same ranks, but no group of the mesh.
+    // This group has the same ranks, but is no group of the mesh.
     const ProcessGroup pairs = *world.split({.color = world.rank() / 2});
     require(mesh.axis_of(pairs).value().to_string() == "{z: 2}", "another group");
     pairs.close();

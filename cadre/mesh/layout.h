@@ -19,8 +19,8 @@ struct Chunk {
   int64_t size;
 };
 
-// Of `size` elements in `num_chunks` chunks of ceil(size / num_chunks), the last ones shorter or
-// empty. Source: torch.chunk.
+// Divides `size` elements into chunks of ceil(size / num_chunks), the last ones shorter or empty.
+// Source: torch.chunk.
 Chunk chunk_of(int64_t size, int num_chunks, int index);
 int64_t full_chunk(int64_t size, int num_chunks);
 

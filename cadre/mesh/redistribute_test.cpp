@@ -59,8 +59,8 @@ struct Trial {
   std::vector<int64_t> sizes;
   Placements from;
   Placements to;
-  Tensor operands;      // of the tensor under `from`
-  Tensor weights = {};  // of the linear function whose gradient is taken; undefined: forward only
+  Tensor operands;      // operands of all ranks under `from`
+  Tensor weights = {};  // linear function whose gradient is taken; undefined: forward only
   std::vector<Tensor> results = {};
   std::vector<Tensor> gradients = {};
 
@@ -220,7 +220,7 @@ TEST(Redistribute, PairsOnThreeAxes) {
 
 // Forward only: they have no derivative, or the dtype has none.
 TEST(Redistribute, EveryReductionOfTheDtype) {
-  // Of an even and an odd number of ranks: equal operands of an odd number are their own xor.
+  // Runs on even and odd world sizes: an odd number of equal operands is its own xor.
   const auto check_on = [](int num_ranks, torch::Dtype dtype, const std::vector<ReduceOp>& ops) {
     std::vector<Trial> trials;
     for (const ReduceOp op : ops) {

@@ -134,7 +134,7 @@ TEST(StateInFiles, TheStepsOfAParameterListedTwiceAreThoseOfAPlainOptimizer) {
   for (size_t i = 0; i < leaves.size(); ++i) EXPECT_TRUE(torch::equal(leaves[i], expected[i])) << i;
 }
 
-// The first step makes the state. Of two groups, the second one's does not fit.
+// The first step makes the state. The second one of two groups does not fit.
 TEST(StateInFiles, AFullDiskChangesNothing) {
   const testing::SmallDisk disk(160 << 10);
   if (!disk.is_there()) GTEST_SKIP() << "mounting a tmpfs needs CAP_SYS_ADMIN";

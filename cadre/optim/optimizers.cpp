@@ -219,7 +219,7 @@ class FusedStep {
     for (const auto& [key, batch] : batches) Rule::run(batch, options, key.second);
   }
 
-  // Of all groups before the first kernel, because there may be no room for them.
+  // Makes all groups' states before the first kernel, because memory may not suffice for them.
   void make_states() {
     try {
       for (const OptimizerParamGroup& group : optimizer_.param_groups()) {

@@ -20,10 +20,10 @@ namespace cadre::optim_state {
 struct StepTerms {
   const char* subject;                               // the optimizer, as in AgreementSubject
   std::function<void()> check;                       // throws what this rank refuses
-  std::function<uint64_t()> digest;                  // of what must be equal
+  std::function<uint64_t()> digest;                  // digest of what must be equal
   std::function<std::vector<AgreedField>()> fields;  // the same, where the digests differ
   std::string_view remedy;
-  // Of what is equal in a good step, and whose difference is no refusal yet; null: of nothing.
+  // Digest of what is equal in a good step; a difference is not refused. Null: no sample.
   std::function<uint64_t()> sample = {};
 };
 

@@ -48,7 +48,7 @@ class Interrupt {
  private:
   std::atomic<bool> raised_{false};
   mutable std::mutex mutex_;
-  mutable std::vector<Event*> waiting_;  // of registrations; registering changes no answer
+  mutable std::vector<Event*> waiting_;  // registered events; registering changes no answer
 };
 
 }  // namespace cadre::os

@@ -76,7 +76,7 @@ class CADRE_EXPORT Socket : public Pollable {
 
   // Ends both directions at once and wakes a poll on it; the object stays valid.
   virtual void shutdown() = 0;
-  // Of TCP: the numeric address of this or the other end; of unix: its name.
+  // TCP: the numeric address of this or the other end; unix: its name.
   virtual Address local_address() const = 0;
   virtual Address peer_address() const = 0;
 
@@ -84,8 +84,8 @@ class CADRE_EXPORT Socket : public Pollable {
   // for `limit` (at least 3 s). For streams whose peers always read: one that computes for long
   // with a full buffer would be lost, too.
   virtual void limit_silence(Duration /*limit*/) {}
-  // Of a connection within this host: an error unless the process at the other end belongs to this
-  // process's user or to root. An error, too, where the kernel cannot tell.
+  // For a connection within this host: an error unless the process at the other end belongs to this
+  // process's user or to root, also where the kernel cannot tell.
   virtual Status check_peer_user() const = 0;
 };
 

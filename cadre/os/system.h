@@ -53,7 +53,7 @@ struct HostInfo {
   // Those cores: bit i % 8 of byte i / 8 for core i, without zero bytes at the end.
   std::string core_mask;
   uint64_t memory_bytes = 0;       // physical memory of the machine
-  uint64_t max_segment_bytes = 0;  // of a shared segment, most of whose pages are never used
+  uint64_t max_segment_bytes = 0;  // limit of a shared segment, most of whose pages are never used
 };
 
 class CADRE_EXPORT System {

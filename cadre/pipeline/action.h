@@ -45,9 +45,9 @@ CADRE_EXPORT bool has_microbatch(PipelineActionKind kind);
 
 struct PipelineAction {
   PipelineActionKind kind = PipelineActionKind::kForward;
-  int stage = 0;                           // of the whole model; unused by kOverlap
+  int stage = 0;                           // stage of the whole model; unused by kOverlap
   std::optional<int> microbatch = {};      // set where has_microbatch(kind)
-  std::vector<PipelineAction> parts = {};  // of kOverlap: a forward, then a backward (B or I)
+  std::vector<PipelineAction> parts = {};  // for kOverlap: a forward, then a backward (B or I)
 
   friend bool operator==(const PipelineAction&, const PipelineAction&) = default;
 };

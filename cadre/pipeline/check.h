@@ -19,7 +19,7 @@
 namespace cadre {
 
 struct PipelineLimits {
-  // Of peak_live_activations() on any rank.
+  // Limit for peak_live_activations() of every rank; nullopt: none.
   std::optional<int> max_live_activations = {};
 };
 

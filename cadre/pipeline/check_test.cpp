@@ -162,7 +162,7 @@ TEST(PipelineCheckTest, ABoundOnLiveActivationsIsKept) {
             "rank 0 keeps the activations of up to 8 microbatches; at most 4 are allowed");
 }
 
-// Of 12 ranks that wait, eight are told.
+// The message lists eight of the 12 waiting ranks.
 TEST(PipelineCheckTest, ALongDeadlockIsShortened) {
   PipelineSchedule schedule = make(Kind::k1F1B, 12, 24);
   for (int rank = 0; rank < 12; ++rank) std::ranges::reverse(schedule.ranks[rank]);

@@ -57,7 +57,7 @@ struct Pipeline {
   int num_ranks;
   int stages_per_rank;
   int num_microbatches;
-  int num_rounds;  // of the interleaved schedules: how often the microbatches go through all stages
+  int num_rounds;  // for interleaved schedules: how often the microbatches go through all stages
 };
 
 Error refused(const PipelineScheduleInfo& info, std::string_view sentence) {

@@ -18,7 +18,7 @@ Result<std::vector<size_t>> split_layers(std::span<const double> layer_costs, in
                  cadre::format("{} layers for {} stages; each stage holds at least one layer",
                                num_layers, num_stages));
   }
-  std::vector<double> sums{0};  // of the first i layers
+  std::vector<double> sums{0};  // sums[i]: cost of the first i layers
   for (const double cost : layer_costs) {
     if (!std::isfinite(cost) || cost < 0) {
       return Error(ErrorCode::kInvalidArgument,
@@ -28,7 +28,7 @@ Result<std::vector<size_t>> split_layers(std::span<const double> layer_costs, in
     sums.push_back(sums.back() + cost);
   }
   const auto stages = static_cast<size_t>(num_stages);
-  std::vector<double> best(sums);  // of one stage
+  std::vector<double> best(sums);  // initially for one stage
   // begin_of[s][i]: where stage s begins when stages 0 to s hold the first i layers.
   std::vector<std::vector<size_t>> begin_of(stages, std::vector<size_t>(num_layers + 1, 0));
   for (size_t stage = 1; stage < stages; ++stage) {

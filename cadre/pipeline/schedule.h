@@ -16,8 +16,8 @@
 namespace cadre {
 
 struct PipelineSchedule {
-  std::vector<std::vector<PipelineAction>> ranks;  // of each rank, in its order
-  std::vector<int> rank_of_stage;                  // of each stage of the model
+  std::vector<std::vector<PipelineAction>> ranks;  // each rank's actions, in its order
+  std::vector<int> rank_of_stage;                  // by stage of the model
   int num_microbatches = 0;
 
   int num_ranks() const { return static_cast<int>(ranks.size()); }

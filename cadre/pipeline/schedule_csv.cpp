@@ -9,7 +9,7 @@
 namespace cadre {
 namespace {
 
-constexpr int kNoRank = -1;  // of a stage that no action has named yet
+constexpr int kNoRank = -1;  // for a stage that no action has named yet
 
 std::string_view without_quotes(std::string_view cell) {
   if (cell.size() >= 2 && cell.front() == '"' && cell.back() == '"') {

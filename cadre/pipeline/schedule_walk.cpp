@@ -198,7 +198,7 @@ Status walk_pipeline(const PipelineSchedule& schedule, const PipelineIndex& inde
                      const std::function<void(const PipelineVisit&)>& visit) {
   const auto num_ranks = static_cast<size_t>(schedule.num_ranks());
   std::vector<size_t> next_steps(num_ranks, 0);
-  // Of the next action of each rank; looked up once for each action.
+  // Needs of each rank's next action; looked up once for each action.
   std::vector<std::optional<std::vector<PipelinePosition>>> needs(num_ranks);
   for (bool is_complete = false; !is_complete;) {
     is_complete = true;

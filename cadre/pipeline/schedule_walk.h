@@ -42,7 +42,7 @@ class CADRE_EXPORT PipelineIndex {
   static Result<PipelineIndex> make(const PipelineSchedule& schedule);
 
   std::optional<PipelinePosition> find(PipelineActionKind kind, int stage, int microbatch) const;
-  // Of the B or else the I.
+  // Finds the B or, if there is none, the I.
   std::optional<PipelinePosition> find_backward(int stage, int microbatch) const;
 
   // What must have ended before `action`, one of the schedule, starts: for a computation its input,

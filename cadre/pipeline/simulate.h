@@ -27,7 +27,7 @@ struct StageCosts {
 };
 
 struct PipelineCosts {
-  std::vector<StageCosts> stages = {StageCosts{}};  // of every stage, or one for all
+  std::vector<StageCosts> stages = {StageCosts{}};  // by stage, or one for all
   double message_ms = 0;                            // between any two ranks
   // The share of the shorter part of an OVERLAP_F_B that runs beside the longer one: 0 to 1.
   double overlap_share = 0;
@@ -43,7 +43,7 @@ struct PipelineTimeline {
   std::vector<std::vector<TimedAction>> ranks;
   double makespan_ms = 0;
   std::vector<double> busy_ms;             // in computations, of each rank
-  std::vector<int> peak_live_activations;  // of each rank
+  std::vector<int> peak_live_activations;  // by rank
 
   // The share of the step in which the rank does not compute.
   double bubble_share(int rank) const {

@@ -158,7 +158,7 @@ class Picture {
              label);
   }
 
-  // Of the first stage of a rank 0.15, rising with those that follow.
+  // 0.15 for the first stage of a rank, rising with those that follow.
   double lightness_of(int stage) const {
     const int pass = stage / schedule_.num_ranks();
     const int num_passes = (schedule_.num_stages() - 1) / schedule_.num_ranks() + 1;

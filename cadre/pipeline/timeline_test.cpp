@@ -74,7 +74,7 @@ TEST(PipelineTimelineTest, APictureHasABoxForEachComputation) {
   EXPECT_THAT(timeline_svg({}, {}, ""), Not(HasSubstr("nan")));
 }
 
-// Of a length that no number of pixels for a millisecond makes visible.
+// The step is too short for any number of pixels per millisecond to make it visible.
 TEST(PipelineTimelineTest, APictureOfAnExtremelyShortStepHasNoScale) {
   const PipelineSchedule schedule = make(Kind::kGPipe, 2, 2);
   const PipelineCosts costs{.stages = {{1e-310, 0, 0, 0}, {1e-310, 0, 0, 0}}};

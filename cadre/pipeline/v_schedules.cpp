@@ -34,7 +34,7 @@ class VOrder {
     actions_.push_back(
         {.kind = PipelineActionKind::kOverlap, .parts = {std::move(forward), std::move(backward)}});
   }
-  // Of the oldest I without W, if there is one: of this stage, or of both.
+  // W of the oldest I without one, if any: of this stage, or of both.
   void weight_grad(Leg leg) {
     take_weight_grad(std::ranges::find(without_weight_grad_, leg, &std::pair<Leg, int>::first));
   }

@@ -11,8 +11,8 @@
 
 namespace cadre {
 
-// Of 2 * num_ranks stages, rank r holds stage r, on the way down, and stage 2 * num_ranks - 1 - r,
-// on the way back.
+// The model has 2 * num_ranks stages. Rank r holds stage r, on the way down, and stage
+// 2 * num_ranks - 1 - r, on the way back.
 struct VPipeline {
   int rank = 0;
   int num_ranks = 1;

@@ -19,7 +19,7 @@ namespace cadre {
 namespace {
 
 constexpr int64_t kPageBytes = 4096;
-constexpr size_t kNumReductionBuffers = 2;  // of ShardedGradients, for each dtype
+constexpr size_t kNumReductionBuffers = 2;  // ShardedGradients' buffers for each dtype
 
 int64_t bytes_of(int64_t numel, DType dtype) {
   return numel * static_cast<int64_t>(size_of(dtype));
@@ -472,9 +472,9 @@ class Planner {
     return held;
   }
 
-  // Of the buffers of ShardedGradients for one dtype.
+  // Buffers of ShardedGradients for one dtype.
   struct ReductionNeed {
-    int64_t flat_bytes = 0;  // of the largest bucket
+    int64_t flat_bytes = 0;  // size of the largest bucket
     size_t num_buckets = 0;
     std::vector<int64_t> output_bytes = {};
   };

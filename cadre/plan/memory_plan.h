@@ -44,7 +44,7 @@ struct HeldBytes {
   int64_t full_units = 0;         // at the peak; freed buffers are kept for the next unit
   int64_t reduction_buffers = 0;  // in which gradients are reduced
   int64_t transient = 0;  // whole gradients before their reduction, or temporaries of the optimizer
-  int64_t buffers = 0;    // of the module
+  int64_t buffers = 0;    // the module's buffers
 
   int64_t total() const {
     return parameters + gradients + optimizer_state + full_units + reduction_buffers + transient +
@@ -54,7 +54,7 @@ struct HeldBytes {
 
 struct OperationTraffic {
   int64_t num_calls = 0;
-  int64_t payload_bytes = 0;   // of the whole tensor: the output of a gather, the input otherwise
+  int64_t payload_bytes = 0;   // the whole tensor: the output of a gather, the input otherwise
   int64_t received_bytes = 0;  // by one rank
   OperationTraffic& operator+=(const OperationTraffic& other) {
     num_calls += other.num_calls;
@@ -85,9 +85,9 @@ struct StepTraffic {
 struct PlannedPart {
   std::string name;          // "gradients 0", "parameters 0", "unit blocks.3"
   int64_t numel = 0;         // without padding
-  int64_t flat_bytes = 0;    // of the whole buffer that is reduced or gathered
-  int64_t shard_bytes = 0;   // of this rank's part of the parameters; 0 where all are whole
-  StepTraffic traffic = {};  // of one step of the optimizer
+  int64_t flat_bytes = 0;    // the whole buffer that is reduced or gathered
+  int64_t shard_bytes = 0;   // this rank's part of the parameters; 0 where all are whole
+  StepTraffic traffic = {};  // traffic of one optimizer step
 };
 
 struct MemoryPlan {
@@ -99,8 +99,8 @@ struct MemoryPlan {
   // operations. A cgroup charges it to the rank that made it. In a group of one it is private
   // memory.
   int64_t shared_bytes = 0;
-  int64_t host_bytes = 0;  // of all ranks of a full host together
-  StepTraffic traffic;     // of one step of the optimizer: of the parts, and of the trailer
+  int64_t host_bytes = 0;  // all ranks of a full host together
+  StepTraffic traffic;     // one optimizer step: the parts and the trailer
   std::vector<PlannedPart> parts;
 };
 

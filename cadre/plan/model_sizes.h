@@ -21,7 +21,7 @@ struct PlannedParameter {
   std::vector<int64_t> sizes;
   DType dtype = DType::kFloat32;
   bool is_trained = true;
-  size_t unit = 0;  // of ModelSizes::units; 0 is the root
+  size_t unit = 0;  // index of ModelSizes::units; 0 is the root
 
   int64_t numel() const {
     int64_t product = 1;
@@ -42,7 +42,7 @@ struct ModelSizes {
   // In the order in which a forward enters them. The first is the root, with the parameters that
   // are in no other unit. Strategies without units ignore them.
   std::vector<PlannedUnit> units = {{.name = "", .parent = 0}};
-  int64_t buffer_bytes = 0;  // of the module's buffers, which every rank has
+  int64_t buffer_bytes = 0;  // the module's buffers, which every rank has
 };
 
 // The sizes of a module that is not wrapped yet. A module from defer_init() needs no memory and

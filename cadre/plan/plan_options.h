@@ -42,8 +42,8 @@ struct PlanOptions {
   Reshard reshard = Reshard::kAfterForward;
   Reshard reshard_root = Reshard::kAfterBackward;
   int num_prefetched = 1;
-  std::optional<DType> parameter_dtype = {};  // of gathered floating-point parameters
-  std::optional<DType> reduce_dtype = {};     // of gradients while they are reduced
+  std::optional<DType> parameter_dtype = {};  // gathered floating-point parameters
+  std::optional<DType> reduce_dtype = {};     // gradients while they are reduced
 };
 
 // Whether the strategy is fsdp or hsdp.

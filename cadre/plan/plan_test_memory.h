@@ -113,14 +113,14 @@ class CountedMemory final : public c10::Allocator {
 // is the memory that they hold together.
 struct ProportionalSize {
   int64_t total_bytes = 0;
-  int64_t shared_bytes = 0;  // of the memory that ranks of a host share
+  int64_t shared_bytes = 0;  // memory that ranks of a host share
 };
 
 inline int64_t kilobytes_of(const std::string& line) {
   return std::stoll(line.substr(line.find(':') + 1)) * 1024;
 }
 
-// Of all mappings: one number that the system adds up by itself.
+// Pss of all mappings: one number that the kernel adds up.
 inline int64_t proportional_bytes() {
   std::ifstream file("/proc/self/smaps_rollup");
   for (std::string line; std::getline(file, line);) {

@@ -15,13 +15,13 @@ namespace cadre {
 
 struct ResidentUnit {
   size_t parent = 0;
-  int64_t full_bytes = 0;  // of its gathered parameters
+  int64_t full_bytes = 0;  // size of its gathered parameters
   Reshard reshard = Reshard::kAfterForward;
   bool has_trained = true;
 };
 
 struct Residency {
-  int64_t peak_bytes = 0;        // of all units that are gathered at the same time
+  int64_t peak_bytes = 0;        // all units that are gathered at the same time
   std::vector<int> num_gathers;  // by unit, in one step of the optimizer
 };
 

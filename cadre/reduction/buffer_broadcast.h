@@ -41,7 +41,7 @@ class BufferBroadcast {
   // place since the last broadcast. Sent in front of the buffers.
   at::Tensor header_;
   std::vector<NamedTensor> sent_;   // the header, then the buffers
-  std::vector<uint32_t> versions_;  // of the buffers, after the last broadcast
+  std::vector<uint32_t> versions_;  // versions of the buffers after the last broadcast
 };
 
 }  // namespace cadre::reduction

@@ -48,7 +48,7 @@ struct DataParallelOptions {
   // The name with which its errors begin: "DistributedDataParallel". Static text, because the calls
   // that the wrapper issues on its group refer to it and may outlive the wrapper.
   const char* wrapper;
-  std::string component;  // of its log lines: "ddp"
+  std::string component;  // name in its log lines: "ddp"
   GradientWeighting weighting = GradientWeighting::kSamples;
   // Rank 0's buffers everywhere before each synchronized forward in training mode.
   bool broadcast_buffers = true;
@@ -150,7 +150,7 @@ class CADRE_EXPORT DataParallelCore {
   int num_no_sync_ = 0;                          // guards that live
   bool is_recorded_ = false;                     // grad was on when the forward began
   std::optional<int64_t> num_samples_;           // said for the forward to come
-  std::optional<int64_t> last_num_samples_ = 0;  // of the last forward
+  std::optional<int64_t> last_num_samples_ = 0;  // those of the last forward
 };
 
 }  // namespace cadre::reduction

@@ -38,7 +38,7 @@ class [[nodiscard]] NoSync {
   std::shared_ptr<DataParallelCore> core_;  // shared: the guard may outlive the wrapper
 };
 
-// Of a Holder: M. A holder is what TORCH_MODULE(Net) makes; torch::nn::Sequential is one.
+// The M of a Holder. A holder is what TORCH_MODULE(Net) makes; torch::nn::Sequential is one.
 template <typename Holder>
 concept ModuleHolder = requires { typename Holder::ContainedType; };
 
@@ -117,7 +117,7 @@ class DataParallelModule {
   std::optional<BucketLayout> learned_layout() const { return core().learned_layout(); }
 
  protected:
-  DataParallelModule() = default;  // of a wrapper that was refused
+  DataParallelModule() = default;  // for a wrapper that was refused
   DataParallelModule(std::shared_ptr<M> module, std::shared_ptr<DataParallelCore> core)
       : module_(std::move(module)), core_(std::move(core)) {}
   ~DataParallelModule() = default;

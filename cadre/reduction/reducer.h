@@ -83,11 +83,11 @@ class Reducer {
     std::vector<std::shared_ptr<Forward>> passed;  // whose outputs are in the graph
     int backward = 0;                              // its number in this process
     int64_t newest_forward = 0;                    // number of the newest that is carried
-    std::vector<int64_t> samples;                  // of the forwards that need one weight
-    int64_t num_samples = 0;                       // by which this rank is weighted
+    std::vector<int64_t> samples;  // sample counts of the forwards that need one weight
+    int64_t num_samples = 0;       // by which this rank is weighted
     // Ranks of the differentiable collectives that backwards under no_sync() have run, by group.
     std::vector<std::vector<int>> collectives;
-    SampleWeight weight;               // of this rank
+    SampleWeight weight;               // this rank's weight
     std::vector<bool> fired;           // by parameter: its hook ran
     std::vector<bool> placed;          // by parameter: the storage has its gradient
     std::vector<int64_t> arrivals;     // parameters in the order of their hooks
@@ -148,11 +148,11 @@ class Reducer {
   ReplicaWatch& replicas_;
   LocalGradients local_;
   Pass pass_;
-  // Of a pass that this rank gave up: what it sent to the others, and their sums after the wait.
+  // What this rank sent in a pass that it gave up; after the wait, the sums of all ranks.
   std::optional<Attention> abandoned_;
   std::function<void()> wait_for_abandoned_;
   int64_t newest_abandoned_forward_ = 0;
-  std::optional<Attention> apart_;  // of the pass in which the ranks were not in one step
+  std::optional<Attention> apart_;  // counts of the pass in which the ranks were not in one step
   // Outputs may outlive the wrapper: their hooks hold a weak reference to this.
   std::shared_ptr<Reducer*> self_;
   std::shared_ptr<wrap::AccumulationHooks>

@@ -22,7 +22,7 @@ class Parser {
     return value && value->empty() ? std::nullopt : value;
   }
 
-  // Of a variable without a text.
+  // How a message calls a variable that has no text.
   std::string_view absence(std::string_view name) const {
     return look_up_(name) ? "is empty" : "is not set";
   }

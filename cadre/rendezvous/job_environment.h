@@ -63,9 +63,9 @@ using VariableLookup = std::function<std::optional<std::string>(std::string_view
 CADRE_EXPORT Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up,
                                                           const os::Secret& job_token);
 
-// Of this process. To be called in main, before other threads change the environment. Takes
-// CADRE_JOB_TOKEN out of it: processes that this one starts do not inherit the token, and later
-// calls find it all the same (os/host/secret_variable.h).
+// Reads this process's environment. To be called in main, before other threads change the
+// environment. Takes CADRE_JOB_TOKEN out of it: processes that this one starts do not inherit the
+// token; later calls still find it (os/host/secret_variable.h).
 CADRE_EXPORT Result<JobEnvironment> read_job_environment();
 
 // What CADRE_LOG says; an empty text counts as not set.

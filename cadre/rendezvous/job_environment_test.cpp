@@ -60,7 +60,7 @@ TEST(JobEnvironment, ReadsWhatALauncherSays) {
 }
 
 struct Starter {
-  Variables variables;  // of process 2 of 3
+  Variables variables;  // environment of process 2 of 3
   std::optional<int> local_world_size;
 };
 

@@ -30,7 +30,7 @@ struct TcpRendezvousOptions {
   // How soon what listens there must greet, and after which time a wait is told in the log, once.
   Duration greeting_timeout = std::chrono::seconds(5);
   Duration warn_after = kStoreWarnTime;
-  LogSink* log = nullptr;  // of waits, and of a store that is hosted here; null: dropped
+  LogSink* log = nullptr;  // for waits, and for a store that is hosted here; null: dropped
 };
 
 // "tcp://host:port".

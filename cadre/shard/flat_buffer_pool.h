@@ -31,7 +31,7 @@ class CADRE_EXPORT FlatBufferPool {
   int64_t peak_bytes() const { return peak_bytes_; }
 
  private:
-  std::vector<at::Tensor> kept_;  // of bytes; the one that came last is handed out first
+  std::vector<at::Tensor> kept_;  // byte tensors; the last one returned is handed out first
   int64_t used_bytes_ = 0;
   int64_t kept_bytes_ = 0;
   int64_t peak_bytes_ = 0;

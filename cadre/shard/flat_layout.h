@@ -40,7 +40,7 @@ class CADRE_EXPORT FlatLayout {
 
   size_t num_parameters() const { return numels_.size(); }
   int num_shards() const { return num_shards_; }
-  // Of the padded buffer: num_shards() * shard_numel().
+  // Elements of the padded buffer: num_shards() * shard_numel().
   int64_t numel() const { return num_shards_ * shard_numel_; }
   int64_t shard_numel() const { return shard_numel_; }
   int64_t numel(size_t parameter) const { return numels_[parameter]; }

@@ -54,7 +54,7 @@ class FileMemory;
 
 struct FlatParametersOptions {
   ShardForm form = ShardForm::kGathered;
-  // Of the full parameters; default: that of the shard, which keeps the original one.
+  // Dtype of the full parameters; default: that of the shard, which keeps the original one.
   std::optional<at::ScalarType> compute_dtype = {};
   // Elements, of shards and of tensors, see FlatAlignment: 64 bytes of the smallest dtype.
   int64_t alignment = 32;
@@ -65,9 +65,9 @@ struct FlatParametersOptions {
   std::string name = {};
   // How messages go on where sharded parameters are touched.
   std::string remedy = "call unshard_async() and wait_unsharded() before";
-  // Of the buffers of several FlatParameters; default: one of its own.
+  // Pool of buffers to share with other FlatParameters; default: one of its own.
   std::shared_ptr<shard::FlatBufferPool> pool = {};
-  // Of all FlatParameters whose shards are written by the same updates; default: one of its own.
+  // Shared by all FlatParameters whose shards the same updates write; default: one of its own.
   std::shared_ptr<ShardFence> fence = {};
   // Where the shard lies; default: in memory. Only with kGathered, without keep_full.
   std::shared_ptr<FileMemory> files = {};
@@ -204,12 +204,12 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   std::vector<NamedTensor> parameters_;
   wrap::LocatedGroup group_;
   Options options_;
-  at::ScalarType dtype_;  // of the shard
+  at::ScalarType dtype_;  // dtype of the shard
   FlatLayout layout_;
   State state_ = State::kSharded;
   bool is_stale_ = false;
-  // (numel) of the compute dtype, of which the parameters are views. Its memory is that of buffer_,
-  // or nothing.
+  // (numel), in the compute dtype; the parameters are views of it. Its memory is that of buffer_,
+  // or none.
   shard::GuardedStorage flat_;
   at::Tensor buffer_;   // undefined while sharded
   at::Tensor private_;  // (numel), what the parameters are instead, where others read buffer_
@@ -222,10 +222,10 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   std::vector<bool> is_trained_;  // by parameter, when it was sharded
   // By parameter, of those that were divided before.
   std::vector<std::shared_ptr<const ParameterDivision>> divisions_;
-  std::function<void()> wait_;        // of the gather that runs
-  ShardState gathered_;               // of the shard, when that began
-  std::optional<ShardState> filled_;  // of the shard with which the parameters were filled last
-  std::unique_ptr<wrap::WriteWatch> shard_watch_;  // of values_
+  std::function<void()> wait_;        // waits for the running gather
+  ShardState gathered_;               // state of the shard when that gather began
+  std::optional<ShardState> filled_;  // state of the shard that last filled the parameters
+  std::unique_ptr<wrap::WriteWatch> shard_watch_;  // watches values_
   std::unique_ptr<wrap::WriteWatch> written_;      // since the parameters became full
   bool is_private_ = false;                        // the program may write to them
 };

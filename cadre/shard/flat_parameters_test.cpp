@@ -33,7 +33,7 @@ Tensor leaf(const Tensor& values) {
   return values.clone().requires_grad_(true);
 }
 
-// Of uneven sizes; one of no elements, one number, and one that is not contiguous.
+// Parameters of uneven sizes: one is empty, one has one element, one is not contiguous.
 std::vector<NamedTensor> make_parameters(torch::ScalarType dtype = torch::kFloat) {
   auto numbers = [dtype, next = 1.0](torch::IntArrayRef sizes) mutable {
     const Tensor values =

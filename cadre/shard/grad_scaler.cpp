@@ -44,7 +44,7 @@ void check_scale(double scale) {
 }
 
 struct ScaledGradient {
-  std::string name;  // of its parameter, for messages
+  std::string name;  // its parameter's, for messages
   at::Tensor gradient;
 };
 

@@ -61,7 +61,7 @@ class CADRE_EXPORT GradScaler {
   // NOLINTBEGIN(readability-identifier-naming): torch's name for what works in place
   bool unscale_(std::span<const at::Tensor> parameters);
   bool unscale_(std::span<const ParameterShard> shards);
-  // Of any wrapper: its shards, or its parameters where their gradients are whole.
+  // For any wrapper: uses its shards, or its parameters where their gradients are whole.
   template <shard::HasGradients Model>
   bool unscale_(Model& model) {
     return shard::with_gradients_of(

@@ -112,7 +112,7 @@ TEST(GradientTools, TakeAModelWhoseGradientsAreWhole) {
   EXPECT_FALSE(scaler.unscale_(model));
 }
 
-// Of a wrapper with a group, as DistributedDataParallel: its rank 0 warns for all.
+// A wrapper with a group, as DistributedDataParallel: its rank 0 warns for all.
 struct GroupedModel : WholeModel {
   const ProcessGroup& process_group() const { return group; }
   ProcessGroup group;
@@ -298,7 +298,7 @@ TEST(GradScaler, LoadsOnlyAStateThatCanGrow) {
   GradScaler scaler({.initial_scale = 8, .growth_interval = 3});
   EXPECT_THAT(failure_of([&] { scaler.load_state({.scale = 8, .num_good_steps = -1}); }),
               HasSubstr("num_good_steps is -1"));
-  scaler.load_state({.scale = 8, .num_good_steps = 100});  // of a longer interval
+  scaler.load_state({.scale = 8, .num_good_steps = 100});  // as saved with a longer interval
   EXPECT_TRUE(scaler.unscale_(std::span<const Tensor>()));
   scaler.update();
   EXPECT_EQ(scaler.state(), (GradScaler::State{.scale = 16, .num_good_steps = 0}));

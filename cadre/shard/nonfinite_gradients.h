@@ -56,13 +56,13 @@ struct NonFiniteOptions {
 CADRE_EXPORT bool check_gradients_finite(std::span<const ParameterShard> shards,
                                          const NonFiniteOptions& options = {});
 
-// Of parameters that each rank has whole, with gradients that are the same on all ranks.
+// For parameters that each rank has whole, with the same gradients on all ranks.
 CADRE_EXPORT std::optional<NonFiniteGradient> find_nonfinite_gradient(
     std::span<const NamedTensor> parameters);
 CADRE_EXPORT bool check_gradients_finite(std::span<const NamedTensor> parameters,
                                          const NonFiniteOptions& options = {});
 
-// Of any wrapper, or of a plain module.
+// For any wrapper, or a plain module.
 template <shard::HasGradients Model>
 bool check_gradients_finite(Model& model, const NonFiniteOptions& options = {}) {
   return shard::with_gradients_of(

@@ -54,7 +54,7 @@ class Cutter {
   }
 
   const Box& box_;
-  std::vector<int64_t> row_numels_;  // of one row of each dim
+  std::vector<int64_t> row_numels_;  // by dim, elements of one row
 };
 
 }  // namespace

@@ -28,7 +28,7 @@ class ShardFence;
 
 struct ParameterShard {
   std::string name;            // as in the plain module
-  std::vector<int64_t> sizes;  // of the whole parameter
+  std::vector<int64_t> sizes;  // sizes of the whole parameter
   DeviceMesh mesh;
   // By axis of the mesh; Replicate() on the flat axis.
   std::vector<Placement> placements;
@@ -39,10 +39,10 @@ struct ParameterShard {
   at::Tensor
       values;  // (range.size()), a leaf that an optimizer updates; its grad is the reduced one
   at::Tensor parameter;  // the plain module's, of the full shape: for rules by name or dimension
-  // Where a program that writes `values` holds a ShardUpdate meanwhile: of this fence. Null where
-  // it may write at any time.
+  // A program that writes `values` holds a ShardUpdate on this fence meanwhile. Null: it may write
+  // at any time.
   std::shared_ptr<ShardFence> fence = {};
-  // Of whose shard `values` are a part, if any: for gather_changed(), after a change of values.
+  // The FlatParameters whose shard `values` are a part of, if any; see gather_changed().
   std::shared_ptr<FlatParameters> flat = {};
   // A rank of this axis holds what the fields above say or, if it has other stages of a pipeline
   // than the parameter's, nothing: then the range is empty. Not given: all ranks hold it.
@@ -53,7 +53,7 @@ struct ParameterShard {
 
 // How a parameter lies that was divided before a wrapper is made of its module.
 struct ParameterDivision {
-  std::vector<int64_t> sizes;  // of the whole parameter
+  std::vector<int64_t> sizes;  // sizes of the whole parameter
   DeviceMesh mesh;
   std::vector<Placement> placements;  // by axis of the mesh
 };

@@ -19,7 +19,7 @@ namespace cadre {
 namespace {
 
 constexpr uint32_t kWritten = 0;  // signals that an owner has ended an update
-constexpr uint32_t kOwn = 1;      // of a rank to itself
+constexpr uint32_t kOwn = 1;      // from a rank to itself
 constexpr int64_t kWordsOfPage = MappedParts::kPageBytes / static_cast<int64_t>(sizeof(uint64_t));
 
 std::vector<std::shared_ptr<ShardFence>> fences_of(std::span<const ParameterShard> shards) {

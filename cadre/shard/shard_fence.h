@@ -55,7 +55,7 @@ class CADRE_EXPORT ShardFence {
 
   struct Step {
     std::string optimizer;  // what messages call it
-    int64_t number;         // of the optimizer's steps, from 1
+    int64_t number;         // counts the optimizer's steps from 1
     const std::vector<torch::optim::OptimizerParamGroup>& groups;
     std::function<int64_t(const at::Tensor& leaf)> state_mark_of;  // optim_state::mark_of_state()
   };
@@ -68,15 +68,15 @@ class CADRE_EXPORT ShardFence {
   // Collective. `call`: what the program called; static text.
   void check_on_all(const char* call, const std::function<void()>& check) const;
 
-  // Of all FlatParameters that were made with this fence; every rank makes the same calls. Between
-  // the two this rank may write its shards, and no parameter may be used. ShardUpdate makes them.
+  // Covers all FlatParameters made with this fence; every rank makes the same calls. Between the
+  // two this rank may write its shards, and no parameter may be used. ShardUpdate makes the calls.
   // Gathered parameters become stale, without communication.
   void begin_update();
   void end_update();
   // Instead of end_update(), when the step has thrown: shards that others map are lost.
   void abandon_update(const std::string& reason) noexcept;
   bool is_in_update() const { return is_writing_; }
-  // That have ended.
+  // Number of completed updates.
   uint64_t num_updates() const { return num_updates_; }
   // What must hold of the gradient of a shard of these FlatParameters before something reads it:
   // `check` throws where it does not. Null: nothing. What `check` uses outlives it.
@@ -131,7 +131,7 @@ class CADRE_EXPORT ShardFence {
 class CADRE_EXPORT ShardUpdate {
  public:
   explicit ShardUpdate(const std::shared_ptr<ShardFence>& fence);
-  // Of several fences, in this order on all ranks; each is begun once, and null ones are left out.
+  // Begins several fences in this order, on all ranks; each once, null ones are skipped.
   explicit ShardUpdate(std::span<const std::shared_ptr<ShardFence>> fences);
   explicit ShardUpdate(std::span<const ParameterShard> shards);
   template <HasParameterShards Model>

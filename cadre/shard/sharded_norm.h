@@ -34,7 +34,7 @@ CADRE_EXPORT double gradient_norm(std::span<const ParameterShard> shards, double
 CADRE_EXPORT double clip_grad_norm_(std::span<const ParameterShard> shards, double max_norm,
                                     const ClipGradNormOptions& options = {});
 
-// Of any wrapper: the shards of one that has them, else its parameters, whose gradients are whole
+// For any wrapper: uses its shards if it has them, else its parameters, whose gradients are whole
 // and the same on all ranks.
 template <shard::HasGradients Model>
 double clip_grad_norm_(Model& model, double max_norm, const ClipGradNormOptions& options = {}) {

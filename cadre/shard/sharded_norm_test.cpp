@@ -51,7 +51,7 @@ double norm_by_formula(const std::vector<Tensor>& gradients, double p) {
 
 struct Division {
   std::vector<MeshAxis> axes;
-  // Of parameters with dims. One without is replicated.
+  // Placements of parameters with dims; one without dims is replicated.
   std::vector<Placement> placements;
   std::optional<std::string> flat_axis;
 };

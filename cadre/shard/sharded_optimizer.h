@@ -59,18 +59,18 @@ class ShardedOptimizer : public O {
                 "and each rank has only its shard; use an optimizer that is elementwise");
 
  public:
-  // Of all parameters of the model. arguments: those of O's constructor behind the parameters.
+  // For all parameters of the model. arguments: those of O's constructor behind the parameters.
   template <HasShardFence Model, typename... Arguments>
     requires(!(GroupsOfParameters<Arguments> || ...))
   explicit ShardedOptimizer(const Model& model, Arguments&&... arguments)
       : ShardedOptimizer(model.shard_fence(), model.parameters(),
                          std::forward<Arguments>(arguments)...) {}
-  // Of groups of them, and of other parameters of the program.
+  // For groups of them, which may also have other parameters of the program.
   template <HasShardFence Model, typename... Arguments>
   ShardedOptimizer(const Model& model, const std::vector<torch::optim::OptimizerParamGroup>& groups,
                    Arguments&&... arguments)
       : ShardedOptimizer(model.shard_fence(), groups, std::forward<Arguments>(arguments)...) {}
-  // Of leaves FlatParameters::values(). arguments: those of O's constructor.
+  // For leaves made by FlatParameters::values(). arguments: those of O's constructor.
   template <typename... Arguments>
   explicit ShardedOptimizer(std::shared_ptr<ShardFence> fence, Arguments&&... arguments)
       : O(std::forward<Arguments>(arguments)...), fence_(std::move(fence)) {

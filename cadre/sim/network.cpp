@@ -11,7 +11,7 @@ constexpr int64_t kDelayFactor = 50;
 constexpr int64_t kSlowLinkLatencyFactor = 10;
 constexpr int64_t kSlowLinkNsPerByte = 1000;  // 1 MB/s
 constexpr int64_t kNsPerByte = 1;             // 1 GB/s
-constexpr int64_t kSameHostFactor = 10;       // of latency, downwards
+constexpr int64_t kSameHostFactor = 10;       // divides the latency within a host
 
 bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "127.0.0.1" || host == "::1";

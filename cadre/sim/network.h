@@ -43,7 +43,7 @@ class Network {
     bool is_delayed = false;
     bool is_slow = false;
   };
-  // Of a packet that leaves just now.
+  // Draws the transit of a packet that leaves now.
   Transit transit(int from, int to, size_t num_bytes);
   // Runs `action` at the other end of the link between two ranks: at `arrival`, or when a partition
   // that holds it back then is healed.

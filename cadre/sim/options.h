@@ -59,7 +59,7 @@ struct Fault {
   // kPartition and kHeal: the link between hosts a and b.
   int a = 0;
   int b = 0;
-  // Of kPartition and kStop: when kHeal or kContinue follows by itself.
+  // For kPartition and kStop: after this time kHeal or kContinue follows by itself.
   std::optional<Duration> duration;
 
   static Fault kill(int rank, When when) { return {FaultKind::kKill, when, rank, 0, {}}; }
@@ -88,10 +88,9 @@ struct SimOptions {
   // One way between two ranks; within a host a tenth of it.
   Duration min_latency = std::chrono::microseconds(5);
   Duration max_latency = std::chrono::microseconds(100);
-  double delay_probability = 1.0 / 32;  // of a packet, to take 50 times as long
-  double slow_link_probability =
-      1.0 / 8;                            // of a pair of hosts, to have 1 MB/s and 10 times latency
-  double short_io_probability = 1.0 / 4;  // of a send or receive, to move a random part
+  double delay_probability = 1.0 / 32;     // that a packet takes 50 times as long
+  double slow_link_probability = 1.0 / 8;  // that two hosts have 1 MB/s and 10 times the latency
+  double short_io_probability = 1.0 / 4;   // that a send or receive moves a random part
   double spurious_wake_probability = 1.0 / 16;
   size_t stream_capacity = 64 << 10;  // bytes under way or unread, per direction
 

@@ -103,7 +103,7 @@ class Scheduler {
     std::string name;
     std::string waits_for;
     std::function<bool()> ready;  // empty: it can run
-    // Of wait_for_touch(): the rank's number of touches when ready() was asked, and its answer.
+    // For wait_for_touch(): the rank's number of touches when ready() was asked, and its answer.
     mutable int64_t seen_touches = -1;
     mutable bool was_ready = false;
     bool waits_for_touch = false;
@@ -138,19 +138,19 @@ class Scheduler {
   bool kill_stopped_ranks();
 
   const Limits limits_;
-  const int core_;  // of all simulated threads
+  const int core_;  // core of all simulated threads
   Random random_;
   History history_;
-  const double stay_probability_;  // of a thread to keep the baton at a pause
+  const double stay_probability_;  // that a thread keeps the baton at a pause
   TimePoint now_;
-  int64_t unwinding_hours_ = 0;          // of the clock that threads see while they unwind
+  int64_t unwinding_hours_ = 0;          // advance of the clock for unwinding threads
   std::atomic<int64_t> num_points_ = 0;  // atomic for watch()
   std::vector<Process> processes_;
   std::deque<SimThread> threads_;       // a deque: threads keep their place while others are born
   std::vector<SimThread*> living_;      // those that have not finished, in the order of their birth
-  std::vector<SimThread*> candidates_;  // of one pick_next()
+  std::vector<SimThread*> candidates_;  // scratch of one pick_next()
   std::multimap<TimePoint, std::function<void()>> events_;
-  std::atomic<SimThread*> current_ = nullptr;  // who holds the baton; atomic for watch()
+  std::atomic<SimThread*> current_ = nullptr;  // thread that holds the baton; atomic for watch()
   Gate owner_;                                 // open when all threads have ended
   std::function<void(int, int64_t)> on_point_;
   std::string failure_;

@@ -51,7 +51,7 @@ class SimulatedSystem final : public os::System {
  private:
   World& world_;
   const int rank_;
-  Random random_;  // of random_bytes alone, so that it does not disturb the order of threads
+  Random random_;  // for random_bytes alone, so that it does not disturb the order of threads
 };
 
 }  // namespace cadre::sim

@@ -21,7 +21,7 @@ std::string describe(const Fault& fault) {
   }
 }
 
-// Of one process, not of a link.
+// Whether the fault is that of one process, not of a link.
 bool is_of_rank(const Fault& fault) {
   return fault.kind == FaultKind::kKill || fault.kind == FaultKind::kStop ||
          fault.kind == FaultKind::kContinue;

@@ -29,7 +29,7 @@ struct RankEnd {
   enum class Kind { kReturned, kThrew, kKilled, kStopped };
 
   Kind kind = Kind::kReturned;
-  std::string failure;     // of kThrew: "kCode: message"
+  std::string failure;     // for kThrew: "kCode: message"
   TimePoint at;            // when its main function ended
   int64_t num_points = 0;  // scheduling points it came to
 };

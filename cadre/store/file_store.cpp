@@ -90,7 +90,7 @@ std::vector<StoreRecord> records_of(const StoreRequest& request, const StoreResp
     default:
       break;
   }
-  std::vector<StoreRecord> records;  // of multi_set
+  std::vector<StoreRecord> records;  // for a multi_set
   for (size_t i = 0; i < keys.size(); ++i) {
     records.push_back({StoreRecordVerb::kSet, keys[i], values[i]});
   }

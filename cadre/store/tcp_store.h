@@ -31,7 +31,7 @@ enum class StoreProtocol { kNative, kC10d };
 
 struct TcpStoreOptions {
   os::Address address;
-  os::Secret token;  // of the job; native protocol only
+  os::Secret token;  // the job's secret; native protocol only
   StoreProtocol protocol = StoreProtocol::kNative;
   // connect() only: how soon what listens must greet, or else is tried again, and after which time
   // a wait is told in the log, once; null: dropped. The log outlives the store.

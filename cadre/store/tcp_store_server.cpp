@@ -160,7 +160,7 @@ class TcpStoreServer::Impl {
     strangers_.push_back(number);
     try {
       watch(number, *place->second);
-    } catch (const Error& error) {  // of the kernel, which has no memory for it
+    } catch (const Error& error) {  // the kernel has no memory to watch it
       drop(number, error);
     }
   }

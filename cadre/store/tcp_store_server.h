@@ -34,7 +34,7 @@ struct TcpStoreServerOptions {
   os::Address address{os::Address::Kind::kTcp, "127.0.0.1", 0};
   os::Secret token;        // the job's secret; required when `address` is not on loopback
   bool serve_c10d = true;  // to peers on loopback
-  // Of all keys and values of native clients, and of those of c10d's, which are apart.
+  // Limits on all keys and values of native clients, and on those of c10d clients, separately.
   size_t max_bytes = size_t{1} << 30;
   size_t max_c10d_bytes = size_t{128} << 20;
   size_t max_connections = 65536;  // the descriptor limit of the process may be lower

@@ -24,7 +24,7 @@ namespace cadre {
 
 class CADRE_EXPORT TimedStore {
  public:
-  // Of one call; nullopt: that of the TimedStore. Not above 0: the call does not wait.
+  // Timeout of one call; nullopt: that of the TimedStore. Not above 0: the call does not wait.
   using Timeout = std::optional<Duration>;
 
   // Throws kInvalidArgument if `store` is null, as membership().store of a group of one may be.

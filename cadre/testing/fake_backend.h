@@ -23,7 +23,7 @@ namespace cadre::testing {
 // A collective on its way through a fake engine.
 struct FakeCall {
   const Rank rank;                  // that calls it
-  const uint64_t number;            // of the group's collectives, from 1
+  const uint64_t number;            // counts the group's collectives from 1
   const OpKind called;              // kAllocate, if the collective serves an allocation
   Collective collective;            // may be changed before it is passed on
   std::function<Status()> pass_on;  // runs it with the peers, as it is by then

@@ -198,7 +198,7 @@ TEST(FakeBackendTest, ARankThatDoesNotComeIsNamedByATimeout) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Of one collective of one rank.
+// Runs `what` for one collective of one rank; the others pass through.
 FakeCalls::OnCall on(Rank rank, uint64_t number, const FakeCalls::OnCall& what) {
   return [=](FakeCall& call) {
     return call.rank == rank && call.number == number ? what(call) : call.pass_on();

@@ -171,7 +171,7 @@ void RanksInProcess::arrive(PendingCall& pending, const FakeRank& self) {
   }
 }
 
-// Of a call that is done or mismatched.
+// Result of a call that is done or mismatched.
 Status RanksInProcess::result_of(const PendingCall& pending, const FakeRank& self,
                                  const OpContext& op) {
   if (pending.is_done) return pending.parts ? pending.parts->check(op) : Status();

@@ -65,7 +65,7 @@ class RanksInProcess final : public FakePeers {
     int num_left = 0;
     bool is_mismatched = false;
     bool is_done = false;
-    std::optional<PartTable> parts;  // of an all_to_all_v
+    std::optional<PartTable> parts;  // for an all_to_all_v
   };
   using Key = std::pair<std::string, uint64_t>;  // group, number
 

@@ -58,7 +58,7 @@ class FakeStream {
   void run();
 
   os::System& system_;
-  const std::unique_ptr<os::Waiter> waiter_;  // of the thread
+  const std::unique_ptr<os::Waiter> waiter_;  // for the thread
   std::mutex mutex_;
   std::deque<std::function<void()>> tasks_;
   bool is_stopping_ = false;

@@ -30,7 +30,7 @@ void intercept(Communicator& group, std::shared_ptr<FakeCalls> calls) {
     throw Error(ErrorCode::kInvalidArgument, "intercept: the group has run operations already");
   }
   Communicator::Impl& impl = CommunicatorParts::impl_of(group);
-  std::shared_ptr<FakePeers> peers = std::make_shared<FormulaPeers>();  // of a world of one: none
+  std::shared_ptr<FakePeers> peers = std::make_shared<FormulaPeers>();  // a world of one has none
   if (impl.engine != nullptr) peers = std::make_shared<PeersOfEngine>(std::move(impl.engine));
   impl.engine = std::make_unique<FakeBackend>(FakeRank{.group = group.name(),
                                                        .rank = impl.rank,

@@ -17,8 +17,8 @@ namespace cadre::testing {
 std::unique_ptr<Communicator> make_lone_group(os::System& system, int world_size,
                                               const CommunicatorOptions& options);
 
-// Of this process, never destroyed: an engine that cannot be aborted and that its group has left
-// (see Backend) uses the group's System until the process ends.
+// This process's System, never destroyed: an engine that cannot be aborted and that its group has
+// left (see Backend) uses the group's System until the process ends.
 os::System& process_system();
 
 }  // namespace cadre::testing

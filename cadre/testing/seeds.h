@@ -24,7 +24,7 @@ uint64_t cases_seed();
 // The environment variable CADRE_CASES_ONE_IN, at least 1; default 1, which is all cases.
 uint64_t cases_one_in();
 
-// Of `cases` one in cases_one_in(), as cases_seed() picks them.
+// One in cases_one_in() of `cases`, as cases_seed() picks them.
 template <typename Case>
 std::vector<Case> share_of(const std::vector<Case>& cases) {
   std::vector<Case> share;

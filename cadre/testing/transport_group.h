@@ -36,7 +36,7 @@ class TransportGroup {
   os::Interrupt& interrupt_of(Rank rank) const {
     return *interrupts_[static_cast<size_t>(rank.value)];
   }
-  // Of TCP: what a further group between the ranks is opened on.
+  // The rank's TCP links, on which a further group between the ranks is opened. TCP only.
   TcpLinks& links_of(Rank rank) const { return *links_[static_cast<size_t>(rank.value)]; }
   // Closes all channels of the rank, as its orderly end does.
   void close(Rank rank) { transports_[static_cast<size_t>(rank.value)].reset(); }

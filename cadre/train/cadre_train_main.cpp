@@ -182,7 +182,7 @@ int main(int argc, char** argv) {
          "print every key with its meaning and its default, and exit")
       ->trigger_on_parse();  // before CLI11 misses the configuration
   app.add_flag("--verify", command.verify, "compare every strategy with one process, and exit")
-      ->group("");  // of `cadre verify`, whose help explains it
+      ->group("");  // for `cadre verify`, whose help explains it
   app.add_option("--steps", command.request.num_steps)->group("");
   app.add_option("--dtype", command.request.dtype)->group("");
   app.add_option("--strategies", command.request.strategies)->delimiter(',')->group("");

@@ -8,7 +8,7 @@
 namespace cadre::train {
 namespace {
 
-constexpr const char* kSubject = "cadre train";  // of the agreements of a run
+constexpr const char* kSubject = "cadre train";  // subject of the agreements of a run
 
 }  // namespace
 

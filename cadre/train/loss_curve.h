@@ -22,7 +22,7 @@ struct LossCurve {
 };
 
 struct PlotSize {
-  int columns = 72;  // of the whole line, with the labels of the axis
+  int columns = 72;  // width of the whole line, with the labels of the axis
   int rows = 8;      // without the line of steps below
 };
 

@@ -25,15 +25,15 @@ struct StepReport {
   double loss = 0;  // mean over the samples of all ranks, before the update
   double learning_rate = 0;
   double gradient_norm = 0;               // before clipping
-  double items_per_second = 0;            // of all ranks
+  double items_per_second = 0;            // all ranks together
   std::string_view item_name = "tokens";  // what an item is
-  double communication_share = 0;         // of this rank's time, at most 1
+  double communication_share = 0;         // share of this rank's time, at most 1
   int64_t memory_bytes = 0;               // resident, of this process
   double seconds_left = 0;
 };
 
-// Of the time of a step, 0 to 1. communicated: the sum over operations, in which the time of
-// operations of several groups that run at once counts for each of them, and may exceed the step.
+// Share of a step's time, 0 to 1. communicated: the sum over operations; those of several groups
+// that run at once all count, so it may exceed the step.
 double communication_share(Duration communicated, Duration step);
 
 struct EvaluationReport {
@@ -44,7 +44,7 @@ struct EvaluationReport {
 struct ProgressOptions {
   std::function<void(std::string_view)> print;  // to standard output, unchanged
   bool is_terminal = false;                     // rewrite one line in place
-  int num_columns = 72;                         // of a plot on a terminal
+  int num_columns = 72;                         // width of a plot on a terminal
   std::string metrics_path;
   // A resumed run replaces the metrics that an earlier run wrote for later steps.
   int64_t keep_metrics_until_step = 0;

@@ -46,7 +46,7 @@ class Strategy {
   // The output for all of `data`, without grad and in evaluation mode. Every rank calls it equally
   // often, unless each has the whole model.
   virtual at::Tensor infer(const at::Tensor& data) = 0;
-  // Of all modules of this rank: training or evaluation. Local.
+  // Sets all modules of this rank to training or evaluation mode. Local.
   virtual void set_training(bool on) = 0;
   virtual bool has_whole_model() const { return true; }
   // The tensors that the optimizer of this rank updates, with equal names in equal order on all
@@ -91,18 +91,18 @@ class ForwardStrategy : public Strategy {
   virtual void set_accumulating(bool on) = 0;
   // Local.
   virtual void set_rows(const SampledRows& rows) = 0;
-  // Of which forward() computes the output.
+  // The module whose forward() computes the output.
   virtual Model& model() = 0;
 
  protected:
-  // Of an output of forward(), without what the model adds to it; mean over the rows.
+  // Loss of an output of forward(), without what the model adds to it; mean over the rows.
   virtual at::Tensor loss(const Task& task, const at::Tensor& output,
                           const at::Tensor& target) const;
   // The weight of the mean loss of one of several parts, with `num_rows` of this rank's
   // `num_samples` rows of a batch, so that those of all parts add up to the mean over the batch. 0:
   // no rank whose tokens the loss is the mean of has a row in this part.
   virtual double share_of_step(int64_t num_rows, int64_t num_samples) const;
-  // By which a loss is multiplied for its backward. Local.
+  // Factor applied to the loss before backward(). Local.
   virtual double gradient_factor() const { return 1; }
   // After the last part of a batch: what the wrapper of the model does not reduce.
   virtual void finish_gradients() {}

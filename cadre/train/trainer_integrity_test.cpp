@@ -23,7 +23,7 @@ using ::testing::Not;
 constexpr std::array<std::string_view, 4> kFiles = {"model.safetensors", "optimizer.safetensors",
                                                     "state.json", "B2SUMS"};
 
-// Of the snapshots of steps 2 and 4 the later one is damaged.
+// There are snapshots of steps 2 and 4; the later one is damaged.
 class TrainerIntegrityTest : public TrainerTest {
  protected:
   TrainerIntegrityTest() : config_(config("a")) {

@@ -90,10 +90,10 @@ class TrainerTest : public ::testing::Test {
     return SnapshotFolder(folder_ + "/" + run_name).path_of(step);
   }
 
-  // Of a snapshot of either form, by name.
+  // Tensors of a snapshot of either form, by name.
   NamedTensors tensors(const std::string& run_name, int64_t step, const std::string& file) const {
     std::string path = snapshot(run_name, step) + "/" + file;
-    const std::string prefix = "state.";  // of an optimizer's state in parts
+    const std::string prefix = "state.";  // begins the names in an optimizer's state in parts
     const bool is_whole = std::filesystem::exists(path);
     if (!is_whole) {
       path = folder_ + "/full.safetensors";

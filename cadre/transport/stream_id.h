@@ -11,7 +11,7 @@ namespace cadre {
 // Equal on all members of a group, and of no other group: GroupIdentity::stream().
 struct StreamId {
   uint64_t group = 0;
-  uint8_t purpose = 0;  // of the group's streams: collectives, messages
+  uint8_t purpose = 0;  // which of the group's streams: collectives or messages
 
   friend auto operator<=>(const StreamId&, const StreamId&) = default;
 };

@@ -285,7 +285,7 @@ class ReferenceRecorder {
 
   void record(int64_t step) {
     double loss = 0;
-    std::vector<NamedTensor> gradients = parameters_;  // of the same sizes
+    std::vector<NamedTensor> gradients = parameters_;  // have the same sizes
     std::vector<NamedTensor> parameters;
     std::vector<NamedTensor> buffers = buffers_;
     StepBounds bounds{
@@ -468,7 +468,7 @@ class ReferenceRecorder {
   std::vector<double> gradient_bounds_;  // by parameter
   std::vector<double> parameter_bounds_;
   double loss_bound_ = 0;
-  std::optional<DisturbedTraining> disturbed_;  // of rank 0
+  std::optional<DisturbedTraining> disturbed_;  // on rank 0
   std::optional<PerturbedUpdates> perturbed_;
   ReferenceRun run_;
 };

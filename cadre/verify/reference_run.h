@@ -20,8 +20,8 @@ namespace cadre::verify {
 struct ReferenceTensor {
   at::Tensor values;    // undefined: no gradient
   double scale = 0;     // 0: every value is 0, and must be 0 on the ranks
-  double bound = 0;     // of every element, unless there are bounds by element
-  at::Tensor bounds{};  // of the values' sizes; or undefined
+  double bound = 0;     // for every element, unless there are bounds by element
+  at::Tensor bounds{};  // by element, with the values' sizes; or undefined
 };
 
 struct ReferenceStep {

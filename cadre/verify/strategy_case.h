@@ -19,10 +19,10 @@ enum class VerifiedStrategy : uint8_t { kDdp, kZero1, kZero2, kFsdp, kHsdp };
 
 struct StrategyCase {
   VerifiedStrategy strategy = VerifiedStrategy::kDdp;
-  Reshard reshard = Reshard::kAfterForward;  // of kFsdp and kHsdp
+  Reshard reshard = Reshard::kAfterForward;  // for kFsdp and kHsdp
   ShardForm form = ShardForm::kGathered;     // likewise
-  int reshard_group_size = 0;                // of Reshard::kOntoGroup
-  int num_replicas = 1;                      // of kHsdp: the size of the mesh's first axis
+  int reshard_group_size = 0;                // for Reshard::kOntoGroup
+  int num_replicas = 1;                      // for kHsdp: the size of the mesh's first axis
   // The number of parts of each rank's share of a batch, whose gradients are accumulated under
   // no_sync().
   int64_t num_parts = 1;

@@ -31,7 +31,7 @@
 
 namespace cadre::verify {
 
-// Of the module's own parameters.
+// The module's own parameters, or their gradients.
 CADRE_EXPORT std::vector<NamedTensor> whole_parameters(const torch::nn::Module& module);
 CADRE_EXPORT std::vector<NamedTensor> whole_gradients(const torch::nn::Module& module);
 

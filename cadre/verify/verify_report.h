@@ -17,8 +17,8 @@ namespace cadre {
 // tensor (of a gradient: see VerifyBounds), or to the reference's loss.
 struct Deviation {
   double difference = 0;  // NaN if a value is NaN
-  double bound = 0;       // of this element
-  std::string name;       // of the parameter; empty for a loss
+  double bound = 0;       // bound of this element
+  std::string name;       // name of the parameter; empty for a loss
   int64_t step = 0;       // from 1; 0: nothing was compared
   int rank = 0;           // the rank that has found it
 
@@ -31,7 +31,7 @@ struct StrategyReport {
   Deviation loss;
   Deviation gradients;  // before the update
   Deviation parameters;
-  Deviation buffers = {};  // of the module, after the update; nothing is compared if it has none
+  Deviation buffers = {};  // the module's, after the update; not compared if it has none
   // Why the strategy could not train the model to the end; empty if it did. The deviations are
   // those of the earlier steps.
   std::string error;

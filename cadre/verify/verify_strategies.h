@@ -4,7 +4,7 @@
 //   report = cadre::verify_strategies(
 //       world,
 //       /*make_module=*/[] { return std::make_shared<Net>(); },
-//       /*make_batch=*/[](int64_t step) { return rows_of_step(step); },  // of all ranks together
+//       /*make_batch=*/[](int64_t step) { return rows_of_step(step); },  // the global batch
 //       /*loss=*/[](auto& model, const torch::Tensor& rows) { return mse(model(rows), rows); },
 //       torch::optim::AdamWOptions(1e-3));
 //   report.is_within(), report.to_text()

@@ -306,7 +306,7 @@ TEST(VerifyFaults, AMissingDivisionIsReported) {
   }
 }
 
-// Of one element.
+// One element is corrupted.
 TEST(VerifyFaults, ACorruptedGatherIsReported) {
   const VerifyReport report =
       verify_with_fault({"fsdp/after_backward", "zero1"}, [](GroupCall& call) {

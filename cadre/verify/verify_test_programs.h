@@ -20,7 +20,7 @@
 
 namespace cadre::testing {
 
-// Of `verify` on every rank, which all have the same text.
+// Runs `verify` on every rank; all must report the same text.
 inline VerifyReport verify_on_ranks(
     int world_size, const std::function<VerifyReport(const ProcessGroup& group)>& verify) {
   std::vector<VerifyReport> reports(static_cast<size_t>(world_size));

@@ -2,7 +2,7 @@
 //
 // Threads: one owner at a time. Blocking: never. Lifetime: a ByteReader borrows its bytes.
 // Errors: a ByteReader that is asked for more than there is fails for good and returns zeros, so a
-// decoder reads all fields and looks at ok() once. Of a stream whose messages carry no length,
+// decoder reads all fields and looks at ok() once. In a stream whose messages carry no length,
 // is_truncated() tells "more bytes may come" from "this is no such message".
 #pragma once
 

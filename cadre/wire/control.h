@@ -24,7 +24,7 @@ namespace cadre::wire {
 inline constexpr size_t kMaxControlFrameBytes = 16 << 10;
 inline constexpr size_t kControlPrefixBytes = sizeof(uint32_t);  // the length before a frame
 inline constexpr size_t kMaxControlTextBytes = 4 << 10;
-inline constexpr size_t kMaxPhaseBytes = 64;  // of an activity, as the next
+inline constexpr size_t kMaxPhaseBytes = 64;  // limit of Activity::phase
 inline constexpr size_t kMaxElsewhereBytes = 160;
 inline constexpr size_t kMaxLastActivities = 32;  // in the report of a loss
 inline constexpr size_t kMaxEventsInBatch = 4096;
@@ -38,7 +38,7 @@ using Proof = std::array<std::byte, 32>;  // HMAC-SHA256 keyed by the job's toke
 
 // The identity and addresses of a rank; published in the store under a key of the round.
 struct RankAddress {
-  std::string version;  // of the library; all ranks must have the same
+  std::string version;  // library version; all ranks must have the same
   std::string host;
   std::string boot_id;
   int32_t pid = 0;
@@ -100,8 +100,8 @@ struct Activity {
   int32_t waiting_for = -1;
   int64_t age_ns = 0;  // since it began (running) or ended
   std::string phase;
-  // Of an answer to a question about a group in which the rank runs nothing just now: what it runs
-  // in another one, as 'all_reduce #7 of group "tp"'. At most kMaxElsewhereBytes travel.
+  // What a rank that is idle in the group of the question runs in another group, such as
+  // 'all_reduce #7 of group "tp"'. At most kMaxElsewhereBytes are sent.
   std::string elsewhere = {};
 
   friend bool operator==(const Activity&, const Activity&) = default;
@@ -115,7 +115,7 @@ struct AbortNotice {
   int32_t reporter = -1;
   std::string cause;        // the sentence that explains it, the same on all ranks
   std::string message;      // the first failure, as its rank throws it but for the remedy
-  std::string remedy = {};  // of the cause; empty: that of the code
+  std::string remedy = {};  // remedy for the cause; empty: that of the code
 
   friend bool operator==(const AbortNotice&, const AbortNotice&) = default;
 };
@@ -186,7 +186,7 @@ struct StatusQuestion {
 
 // What `rank` does in the group of a question.
 struct StatusAnswer {
-  int32_t origin = -1;  // of the question, as the next
+  int32_t origin = -1;  // asking rank; with `number`, names the question
   uint64_t number = 0;
   int32_t rank = -1;
   Activity activity;

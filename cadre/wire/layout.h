@@ -34,7 +34,7 @@ Result<Ticket> decode_ticket(std::string_view text);
 
 // With its length before it. Texts that several addresses have are written once.
 std::vector<std::byte> encode_layout(std::span<const RankAddress> address_by_rank);
-// Of the length before a layout: the number of bytes that follow.
+// Returns the number of bytes that follow the length prefix of a layout.
 Result<size_t> decode_layout_prefix(ConstBytes prefix);
 // Without its length.
 Result<std::vector<RankAddress>> decode_layout(ConstBytes body);

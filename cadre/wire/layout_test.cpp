@@ -87,7 +87,7 @@ TEST(LayoutMessage, CutAndMadeUpBytesAreRefused) {
 TEST(LayoutMessage, APlaceBeyondTheTextsIsRefused) {
   std::vector<std::byte> message =
       encode_layout(std::vector<RankAddress>{{"v", "h", "b", 1, "t", "u", 2, "v"}});
-  message[4 + 8 + 15 + 4] = std::byte{3};  // of the version; there are three texts
+  message[4 + 8 + 15 + 4] = std::byte{3};  // place of the version; there are three texts
   EXPECT_FALSE(decode_layout(body_of(message)).ok());
 }
 

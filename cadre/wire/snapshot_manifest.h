@@ -41,8 +41,8 @@ struct ManifestPiece {
 };
 
 struct ManifestTensor {
-  std::string name;   // of the parameter or buffer
-  std::string state;  // of the optimizer's state of that parameter; empty: the tensor itself
+  std::string name;   // name of the parameter or buffer
+  std::string state;  // name of the parameter's optimizer state; empty: the tensor itself
   // One value for the whole parameter, such as the number of steps; else shaped as the parameter.
   bool is_scalar = false;
   std::string dtype;  // as in safetensors: "F32"
@@ -55,7 +55,7 @@ struct ManifestTensor {
 struct SnapshotManifest {
   int64_t step = 0;
   int64_t world_size = 1;
-  // Of the run that wrote it, for people: loading depends on neither.
+  // Describe the run that wrote it, for people: loading depends on neither.
   std::string strategy;
   std::string mesh;
   std::vector<ManifestFile> files;

@@ -47,8 +47,8 @@ class AccumulationHooks {
   // Whether the gradients of this leaf come to hooks of this kind now.
   static bool has_hook(const at::Tensor& parameter);
 
-  // Also after remove(). Of the backward that runs in this thread: false for autograd::grad() and
-  // for a backward whose `inputs` name none of the parameters.
+  // Works also after remove(). For the backward that runs in this thread: false for
+  // autograd::grad() and for a backward whose `inputs` name none of the parameters.
   bool current_backward_reaches_a_parameter() const;
 
   // A parameter whose gradients no longer come here, because a change of its dtype or device has
@@ -70,7 +70,7 @@ std::optional<GraphNode> at_start_of_backward(const at::Tensor& output,
 
 // Nodes are numbered in the order in which a thread makes them: the number of the next one.
 uint64_t next_sequence();
-// Of the nodes that the backward that runs in this thread passes, in ascending order.
+// Sequence numbers of the nodes in the backward that runs in this thread, ascending.
 std::vector<uint64_t> sequences_of_current_backward();
 
 // Whether the backward that runs in this thread passes through the node, sooner or later. False for

@@ -20,8 +20,7 @@ constexpr auto pointer_to_forward() {
   }
 }
 
-// Of M::forward(): a pointer to a member function; NoSingleForward if it is overloaded, a template
-// or not public.
+// Type of &M::forward; NoSingleForward if forward() is overloaded, a template or not public.
 template <typename M>
 using ForwardPointer = decltype(pointer_to_forward<M>());
 

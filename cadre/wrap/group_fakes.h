@@ -60,7 +60,7 @@ class PeersFormula : public FormulaPeers {
     if (!reduces(c.kind)) return FormulaPeers::run(self, op, c);
     const at::NoGradGuard no_grad;
     const at::Tensor output = tensor_of(c.out, c.dtype);
-    // Of a reduce_scatter: the part of rank 0.
+    // In a reduce_scatter this rank's part is rank 0's.
     const at::Tensor own = tensor_of(c.in, c.dtype).narrow(0, 0, output.numel());
     if (output.const_data_ptr() != own.const_data_ptr()) output.copy_(own);
     reduce(output, c.reduction.op());
@@ -82,7 +82,7 @@ class GroupCall {
         output(tensor_of(call.collective.out, call.collective.dtype)),
         call_(call) {}
 
-  // Of gradients, and not of what the ranks agree on in integers.
+  // Whether it reduces gradients, as opposed to the integers that the ranks agree on.
   bool is_reduction_of_values() const { return reduces(kind) && is_of_values(); }
   bool is_of_values() const { return input.is_floating_point(); }
   ReduceOp op() const { return call_.collective.reduction.op(); }
@@ -95,7 +95,7 @@ class GroupCall {
   Status status() const { return status_; }
 
   const OpKind kind;
-  const uint64_t number;  // of the group's collectives, from 1
+  const uint64_t number;  // counts the group's collectives from 1
   const Rank root;
   // The operands; the same memory where the collective is in place.
   const at::Tensor input;
@@ -161,7 +161,7 @@ class FakeGroup {
   // "all_reduce(sum, float32 x 12)", in the order in which they ran.
   std::vector<std::string> log() const { return calls_->log(); }
   void clear_log() const { calls_->clear_log(); }
-  // Of symmetric memory, in the log.
+  // Allocations of symmetric memory in the log.
   int64_t num_allocated() const {
     return std::ranges::count_if(
         log(), [](const std::string& call) { return call.starts_with("allocate_symmetric"); });

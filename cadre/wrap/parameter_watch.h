@@ -44,7 +44,7 @@ class CADRE_EXPORT ParameterWatch {
     std::vector<int64_t> sizes;
     std::vector<int64_t> strides;
     bool requires_grad;
-    std::string text;  // of the form, for messages
+    std::string text;  // the form in words, for messages
   };
 
   static std::optional<std::string> change_of(const Known& known);

@@ -13,7 +13,7 @@ namespace cadre::wrap {
 // The sum of |x|^p over the elements of a dense gradient of a floating-point or complex dtype,
 // which may be empty; for p = infinity the largest |x|, NaN if there is one.
 double power_sum(const at::Tensor& gradient, double p);
-// Of two sets of elements together.
+// The power sum of two disjoint sets of elements, from the sum of each.
 double joint_power_sum(double a, double b, double p);
 double norm_of_power_sum(double sum, double p);
 

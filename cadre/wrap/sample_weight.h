@@ -23,7 +23,7 @@ enum class GradientWeighting {
   kSamples,
 };
 
-// Of that message.
+// Size of the message that kSamples sends before each synchronized backward.
 inline constexpr int64_t kSampleMessageBytes = 128;
 
 struct PassSamples {
@@ -37,14 +37,14 @@ struct SampleWeight {
   bool is_equal_on_all = false;
   // A forward of which this rank has another share, by its place in `of_forwards`.
   std::optional<size_t> unlike = {};
-  // Of every forward that the pass may still come to: that many, or none will do.
+  // Sample count that every further forward of this pass must have; nullopt: none is allowed.
   std::optional<int64_t> needed_of_others = {};
 };
 
-// Sums the samples over ranks, those of each forward for itself: forwards are the same on two ranks
-// if they stand at the same place of the list. A pass that carries forwards of one count only on
-// every rank, and nothing accumulated, needs no more: ranks may have different numbers of forwards.
-// Nothing, on all ranks, when forwards are carried and no rank has a sample: there is no mean.
+// Sums the samples over the ranks, separately for each forward: two ranks' forwards are the same if
+// they have the same place in the list. A pass whose forwards have one count only on every rank,
+// and nothing accumulated, needs no more: ranks may have different numbers of forwards. nullopt on
+// all ranks if forwards are carried and no rank has a sample: there is no mean.
 std::optional<SampleWeight> agree_on_weight(const wrap::LocatedGroup& group,
                                             const PassSamples& own);
 

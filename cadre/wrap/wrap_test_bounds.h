@@ -56,7 +56,7 @@ inline double gradient_tolerance(const Training& alone, size_t step, size_t para
   return tolerance * size;
 }
 
-// Of what the rounding of stored parameters adds to their bounds.
+// The share that the rounding of stored parameters adds to their bounds.
 inline double rounding_share(const Case& test_case) {
   return has_bfloat16(test_case) ? 2 * kSteps * 0x1p-8 : 0;
 }
@@ -152,10 +152,10 @@ inline Snapshot parameter_bounds(const Case& test_case, const Training& alone) {
   return bounds;
 }
 
-// Of each step: a difference of the parameters changes a loss by at most the sum over all elements
-// of |gradient| times their bound, and twice that covers what the gradient itself changes on the
-// way. The bounds of the last step hold for those before it. To it comes the rounding of the sum
-// over the rows.
+// Bounds of the loss of each step: a difference of the parameters changes a loss by at most the sum
+// over all elements of |gradient| times their bound; twice that covers the change of the gradient
+// itself on the way. The bounds of the last step hold for earlier ones. The rounding of the sum
+// over the rows is added.
 inline std::vector<double> loss_bounds(const Case& test_case, const Training& alone) {
   const Snapshot parameters = parameter_bounds(test_case, alone);
   std::vector<double> bounds;
@@ -191,7 +191,7 @@ inline double used_share(const Snapshot& a, const Snapshot& b, const Snapshot& b
 // Shares of the bounds that a training used: equal is what is at most 1.
 struct Comparison {
   double first_gradients = 0;
-  double gradients = 0;  // of any step
+  double gradients = 0;  // the worst step
   double parameters = 0;
   double losses = 0;  // where the training reports losses of all ranks
   // Not a share: the largest difference of a parameter over its tensor's largest.

@@ -84,8 +84,8 @@ inline ProcessGroup faulty_group(const ProcessGroup& group, Fault fault) {
 using Snapshot = std::vector<Tensor>;
 
 struct Training {
-  std::vector<double> losses;       // of each step, as the training reports it
-  std::vector<Snapshot> gradients;  // of each step, before the update
+  std::vector<double> losses;       // one for each step, as the training reports it
+  std::vector<Snapshot> gradients;  // one for each step, before the update
   Snapshot parameters;
 };
 
@@ -106,7 +106,7 @@ inline torch::optim::AdamWOptions adamw_options() {
   return torch::optim::AdamWOptions(kLearningRateOfAdamw).betas({kBeta1, kBeta2}).eps(kEpsilon);
 }
 
-// Of libtorch.
+// libtorch's optimizer for the case.
 inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Case& test_case,
                                                                const std::vector<Tensor>& tensors) {
   if (test_case.optimizer == "sgd") {

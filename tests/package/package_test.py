@@ -261,7 +261,7 @@ class Package(unittest.TestCase):
         folder = self.prefix / "include/cadre/group"
         declared = set()
         for header in folder.iterdir():
-            # Of a class what stands before its last "private:", of a namespace what is exported.
+            # Takes what stands before a class's last "private:", and a namespace's exported functions.
             text = re.sub(r"//.*", "", header.read_text())
             for public in re.split(r"\n private:", text)[:1] + re.findall(r"CADRE_EXPORT [^;{]*;", text):
                 declared |= set(re.findall(r"\b([a-z]\w*[a-z0-9])\(", public))

@@ -91,7 +91,7 @@ CASES += [f"gpt-adamw-{strategy}" for strategy in STRATEGIES]
 CASES += [f"cnn-adamw-{strategy}" for strategy in ("zero2", "fsdp")]
 CASES += [f"cnn-sgd-{strategy}" for strategy in STRATEGIES]
 
-# Of a divided model, likewise: the keys of the trainer.
+# Divisions of the model, likewise: the keys of the trainer.
 DIVISIONS = {"tensor": {"parallel.tensor": 2}, "sequence": {"parallel.tensor": 2, "parallel.sequence": True},
              "sequence4": {"parallel.tensor": 4, "parallel.sequence": True}}
 CASES += [f"gpt-{kind}-{division}" for kind in ("adamw", "sgd") for division in ("tensor", "sequence")]

@@ -45,7 +45,7 @@ constexpr size_t kCount = 40'000;  // floats: large enough to be reduced in plac
 // A rank may die before it connects: the others give it up after this time.
 constexpr Duration kConnectTime = milliseconds(1500);
 constexpr Duration kRejoinTime = seconds(4);
-// Of every operation: a rank that is stopped is given up after it.
+// Timeout of every operation: a stopped rank is given up after it.
 constexpr Duration kTimeout = seconds(1);
 // Longer than this no job may take, whatever its faults: else it hangs.
 constexpr Duration kJobTime = seconds(90);
@@ -222,7 +222,7 @@ class Survivor {
     // After a failure of one group the other may still be at work on its buffer.
     std::array<std::shared_ptr<std::vector<int64_t>>, 2> values;
     std::vector<Work> works;
-    // Of one group the order of issue is part of the program; of two it is not.
+    // The order of calls on one group is part of the program; that between two groups is not.
     const Rank me = subgroups_.front()->global_rank(subgroups_.front()->rank());
     const bool is_reversed = chosen[0] != chosen[1] && (me.value + round_) % 2 == 1;
     for (size_t i = 0; i < chosen.size(); ++i) {

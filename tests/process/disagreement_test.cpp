@@ -34,7 +34,7 @@ constexpr int kOddOne = 1;
 constexpr int kLeaver = 2;
 constexpr int kTag = 7;
 constexpr Duration kTimeout = seconds(20);
-// Of all ranks together, barriers around the calls included.
+// Time limit of all ranks together, barriers around the calls included.
 constexpr Duration kLimit = seconds(5);
 constexpr const char* kMatching =
     "let each send have one recv with its tag, number of elements and dtype";
@@ -44,12 +44,12 @@ constexpr const char* kRebuild = "rebuild the group";
 struct Args {
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kFloat32;
-  size_t count = 6;  // of one part
+  size_t count = 6;  // elements of one part
   Rank root = 0;
   int64_t num_rows = 0;  // 0: one dimension
 };
 
-// Of the tensor that is compared between ranks.
+// Elements of the tensor that is compared between ranks.
 uint64_t num_elements_of(const Args& args) {
   return args.kind == OpKind::kAllToAll ? args.count * kWorldSize : args.count;
 }
@@ -285,8 +285,8 @@ std::vector<Oddity> oddities_of(const Args& usual) {
   return oddities;
 }
 
-// Of two ranks, one of them the odd one. A rank that needs nothing from it may be in the barrier
-// behind the operation by then.
+// A cause names two ranks, one of them the odd one. A rank that needs no data from it may be in the
+// barrier after the operation by then.
 std::vector<std::string> causes_of(const Args& usual, const Oddity& oddity) {
   if (usual.kind == OpKind::kAllToAllV && oddity.what == std::string("count")) {
     return {format("the ranks disagree: {} sends float32 x 6 to {}, which expects 5",
@@ -372,7 +372,7 @@ TEST_P(OperationDisagreementTest, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
   }
 }
 
-// Of those in a subgroup a run takes its share.
+// A run takes its share of the cases in a subgroup.
 std::vector<Case> on_both_engines(const std::vector<OpKind>& kinds) {
   std::vector<Case> cases;
   std::vector<Case> in_subgroup;

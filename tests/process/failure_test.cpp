@@ -346,7 +346,7 @@ std::vector<Case> cases_in(Place place) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FailureTest, ::testing::ValuesIn(cases_in(Place::kWorld)), name_of);
-// Of these a run takes its share.
+// A run takes its share of these.
 INSTANTIATE_TEST_SUITE_P(Subgroup, FailureTest,
                          ::testing::ValuesIn(testing::share_of(cases_in(Place::kSubgroup))),
                          name_of);

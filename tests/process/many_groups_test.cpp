@@ -25,7 +25,7 @@ using testing::Resources;
 
 constexpr int kNumRanks = 8;
 constexpr int kNumGroups = 64;
-constexpr int kMaxThreads = 4;  // of a process, the one that runs main() included
+constexpr int kMaxThreads = 4;  // per process, including the one that runs main()
 constexpr Duration kBudget = seconds(60);
 
 using Groups = std::vector<std::unique_ptr<Communicator>>;

@@ -40,7 +40,7 @@ static_assert(2 * kConnectPeerTimeout <= kConnectLimit);
 struct Place {
   int host = 0;
   std::string master_addr;  // how this host names rank 0's
-  std::string hosts = "";   // of its /etc/hosts
+  std::string hosts = "";   // lines for its /etc/hosts
 };
 
 class NetworkTest : public ::testing::Test {
@@ -165,7 +165,7 @@ TEST_F(NetworkTest, RanksWithoutARouteToEachOtherAreBothNamedToAll) {
   const auto outputs = run(network, {{0, "node0", "127.0.1.1 node0\n"},
                                      {1, "node0", "10.77.0.1 node0\n"},
                                      {2, "node0", "10.78.0.1 node0\n"}});
-  // Of the two the one that opens their connection says so.
+  // The rank of the two that opens their connection reports the failure.
   EXPECT_THAT(outputs, Each(HasSubstr("rank 1 (node1, pid ")));
   EXPECT_THAT(outputs, Each(HasSubstr("rank 2 (node2, pid ")));
   EXPECT_THAT(outputs, Each(HasSubstr(" cannot reach rank ")));
@@ -255,7 +255,7 @@ TEST_F(NetworkTest, TheWillOfAClientWhoseHostVanishesIsCarriedOut) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Of one kernel: unix sockets do not lead from one network to the other.
+// The networks share a kernel: unix sockets do not lead from one to the other.
 TEST_F(NetworkTest, ProcessesInNetworksOfTheirOwnAreOnHostsOfTheirOwn) {
   Namespaces network(2);
   const auto result = testing::run_ranks_as_processes(3, [&](RankContext& context) {

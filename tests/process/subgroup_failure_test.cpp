@@ -25,10 +25,10 @@ using testing::require;
 using ::testing::StartsWith;
 
 constexpr int kWorldSize = 4;
-// Of the world; in its half, the odd ranks, it is rank 1.
+// Rank in the world; in its half, the odd ranks, it is rank 1.
 constexpr int kVictim = 3;
 constexpr int kPartner = 1;
-// Of every operation; what is promised after a death is less.
+// Timeout of every operation; after a death less time is promised.
 constexpr Duration kTimeout = seconds(20);
 constexpr Duration kLimit = seconds(5);
 

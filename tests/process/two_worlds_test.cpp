@@ -38,7 +38,7 @@ enum class End { kClose, kAbort, kKill };
 
 struct Case {
   TransportChoice transport;
-  End end;  // of the large job
+  End end;  // how the large job ends
 };
 
 std::string name_of(const ::testing::TestParamInfo<Case>& info) {

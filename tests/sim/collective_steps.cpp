@@ -165,7 +165,7 @@ class Part {
   size_t me() const { return static_cast<size_t>(group_.rank().value); }
   bool is_root() const { return group_.rank() == step_.root; }
 
-  // Of the operations with parts of any sizes; every fourth is empty.
+  // Part size for operations with uneven parts; every fourth is empty.
   size_t slice_count(int from, int to) const {
     Random random(step_.seed ^ static_cast<uint64_t>(from * group_.world_size() + to));
     return random.below(4) == 0 ? 0 : random.below(2 * step_.count / world_size() + 2);

@@ -31,7 +31,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr Duration kTimeout = seconds(120);  // of an operation, and of a meeting
+constexpr Duration kTimeout = seconds(120);  // for an operation, and for a meeting
 constexpr Duration kLook = milliseconds(5);
 // Virtual time after a phase in which events propagate and connections are replaced.
 constexpr Duration kSettle = milliseconds(100);

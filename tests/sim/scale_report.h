@@ -28,7 +28,7 @@ enum class Cost {
 inline constexpr int kNumCosts = 10;
 std::string_view to_string(Cost cost);
 
-// Of one process since it began.
+// Costs of one process since it began.
 class Costs {
  public:
   uint64_t& operator[](Cost cost) { return values_[static_cast<size_t>(cost)]; }
@@ -57,7 +57,7 @@ class ScaleReport {
 
   explicit ScaleReport(int num_ranks) : num_ranks_(num_ranks) {}
 
-  // Of the phases in their order; the first begins where all costs are 0.
+  // Adds the phases in their order; the first begins where all costs are 0.
   size_t add(Phase phase);
   Phase& phase(size_t number) { return phases_[number]; }
 

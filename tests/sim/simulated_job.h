@@ -17,7 +17,7 @@
 
 namespace cadre::testing {
 
-// Of every operation, and of connecting.
+// Timeout of every operation, and of connecting.
 inline constexpr Duration kJobTimeout = std::chrono::seconds(20);
 
 enum class Shape {

@@ -40,12 +40,12 @@ struct Step {
   static constexpr int kNumKinds = 14;
 
   Kind kind = Kind::kBarrier;
-  uint64_t seed = 0;          // of the values, and of each rank's order of receives
-  size_t count = 0;           // elements of a rank; of all_to_all about as many for all ranks
-  int root = 0;               // of kBroadcast, kReduce, kGather and kScatter
+  uint64_t seed = 0;          // for the values, and each rank's order of receives
+  size_t count = 0;           // elements per rank; in all_to_all about as many for all ranks
+  int root = 0;               // for kBroadcast, kReduce, kGather and kScatter
   bool is_symmetric = false;  // inputs in symmetric memory; all_reduce and reduce work in place
-  // Of kMessages. Either all receives are posted before the first blocking send, or all sends
-  // before the first blocking receive: else ranks might wait for each other by right.
+  // For kMessages. Either all receives are posted before the first blocking send, or all sends
+  // before the first blocking receive: otherwise ranks could deadlock by their own order.
   std::vector<Letter> letters;
   bool blocks_in_sends = false;
   bool reduces_between = false;  // an all_reduce while messages are under way

@@ -12,7 +12,7 @@ namespace cadre::testing {
 struct Verdict {
   bool is_connecting = false;  // the reporter had not joined the group yet
   int reporter = -1;           // the rank that found it first
-  std::optional<int> culprit;  // of several that did not connect, the lowest
+  std::optional<int> culprit;  // the lowest one, if several did not connect
 };
 
 // REQUIRES: the rank has failed.

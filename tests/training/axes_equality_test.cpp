@@ -81,7 +81,7 @@ AxesTraining train_alone(const AxesCase& given, const std::vector<Tensor>& batch
       *testing::make_axes_gpt(given.layout.kind, given.training.dtype, kEqualitySeed), batches);
 }
 
-// Of all steps, over the norm.
+// Largest relative error of the norm in any step.
 double worst_norm(const AxesTraining& trained, const AxesTraining& alone) {
   double worst = 0;
   for (size_t step = 0; step < alone.norms.size(); ++step) {

@@ -96,7 +96,7 @@ TEST(AxesMisuse, ReplicasThatHoldOtherPartsAreRefused) {
     const auto whole = testing::make_axes_gpt({}, torch::kDouble, 1);
     const int stage = mesh.coordinate("pp");
     const auto part = testing::stage_of(*whole, stage, 2);
-    // Of the first stage alone; the ranks of the other one learn it from these.
+    // Divides the first stage alone; the ranks of the other one learn it from these.
     if (stage == 0) parallelize_module(*part, mesh["tp"], part->plan());
     const std::vector<PipelineStage> stages{{part, {.stage = stage, .num_stages = 2}}};
     const std::string message = failure_of([&] {

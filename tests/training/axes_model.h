@@ -113,7 +113,7 @@ struct AxesGpt : nn::Module {
   int num_stages;
   std::shared_ptr<DropoutStream> stream = std::make_shared<DropoutStream>();
   std::optional<ContextParallel> context;
-  RouterLosses router_losses;  // of the last forward
+  RouterLosses router_losses;  // those of the last forward
   // Called before the blocks, and in backward behind them, where a test disturbs a rank.
   std::function<void()> in_forward, in_backward;
   Embedding tokens{nullptr}, positions{nullptr};

@@ -79,7 +79,7 @@ enum class AxesMistake {
   kCountedTwice,  // the norm adds up what all ranks of tp have, also of whole parameters
 };
 
-// Of all steps: what the ranks have together.
+// What the ranks have together in all steps.
 struct AxesTraining {
   Training training;
   std::vector<double> norms;
@@ -197,7 +197,7 @@ class AxesRank {
     parts_[0]->in_forward = std::move(in_forward);
     parts_[0]->in_backward = std::move(in_backward);
   }
-  // Of the axes, which an error would leave to the destructor of the mesh.
+  // Closes the mesh, which after an error is left to its destructor.
   void close() { mesh_.close(); }
   // So many steps have been made before.
   void start_after(int num_steps) {
@@ -341,7 +341,7 @@ class AxesRank {
     return parameters_of(*parts_[0]);
   }
 
-  // Of this rank's rows, or its tokens of them.
+  // Loss of this rank's rows, or of its tokens of them.
   Tensor loss_of(const Tensor& logits, const Tensor& whole_targets) const {
     const Tensor targets = context_ ? context_->shard(whole_targets, 1) : whole_targets;
     const Tensor sum =
@@ -417,7 +417,7 @@ class AxesRank {
   ProcessGroup world_;
   DeviceMesh mesh_;
   DataRanks data_;
-  std::vector<std::string> names_;  // of the plain module
+  std::vector<std::string> names_;  // names in the plain module
   PipelineSchedule schedule_;
   std::vector<std::shared_ptr<AxesGpt>> parts_;
   std::vector<ParameterShard> shards_;

@@ -101,7 +101,7 @@ struct Net : torch::nn::Module {
   std::function<void()> behind_third;
 };
 
-// Of one rank in one step.
+// Loss of one rank in one step.
 Tensor loss_of(const Tensor& output) {
   return output.pow(2).mean();
 }
@@ -145,7 +145,7 @@ struct Replica {
   ProcessGroup group;
   Watch watch;
   DistributedDataParallel<Net> model;
-  int buckets_per_step = 0;  // of the last checked step
+  int buckets_per_step = 0;  // in the last checked step
 };
 
 // The gradients are the mean over the ranks, each of which is computed here too, without a group.

@@ -35,7 +35,7 @@ class Line : public Dataset {
 
 struct Trained {
   std::vector<double> parameters;
-  std::vector<double> losses;  // of each step
+  std::vector<double> losses;  // one for each step
 };
 
 // The recipe of docs/guide/first-program.md.

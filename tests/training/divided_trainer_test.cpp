@@ -47,7 +47,7 @@ const DividedRun kTensor{"tensor", 2, {.strategy = "single", .tensor = 2}};
 const DividedRun kPipeline{"pipeline", 2, {.pipeline = 2}};
 const DividedRun kThreeAxes{"three_axes", 8, {.tensor = 2, .sequence = true, .pipeline = 2}};
 
-// Of a small gpt on a text, which it writes to the folder.
+// A small gpt on a text, which this writes to the folder.
 Config config_of(const DividedRun& run, const testing::TemporaryFolder& folder) {
   Config config;
   config.model = {.layers = 2, .heads = 2, .width = 16, .context = 16};

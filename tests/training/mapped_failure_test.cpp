@@ -199,7 +199,7 @@ std::vector<MappedFailureCase> mapped_cases() {
 INSTANTIATE_TEST_SUITE_P(Cases, MappedFailureTest, ::testing::ValuesIn(mapped_cases()),
                          mapped_name_of);
 
-// Of the mappings that hold [begin, begin + num_bytes), in bytes.
+// Proportional set size of the mappings that overlap [begin, begin + num_bytes), in bytes.
 int64_t proportional_size_of(const void* begin, size_t num_bytes) {
   const auto first = reinterpret_cast<uintptr_t>(begin);
   std::ifstream smaps("/proc/self/smaps");

@@ -131,7 +131,7 @@ class PipelineRank {
     pipeline_->tie_parameters({{0, "first.bias"}, {last, "second.bias"}});
     optimizer = std::make_unique<TrappedSgd>(parameters, torch::optim::SGDOptions(0.1));
   }
-  // Of axes, which an error would leave to the destructor of the mesh.
+  // Closes the mesh, which after an error is left to its destructor.
   ~PipelineRank() {
     if (mesh_) mesh_->close();
   }

@@ -275,7 +275,7 @@ class ShardedRank {
   ProcessGroup group_;
   std::optional<DeviceMesh> mesh_;
   std::vector<ProcessGroup> watched_;
-  WatchedAdamW* local_ = nullptr;  // of the optimizer that step_ keeps
+  WatchedAdamW* local_ = nullptr;  // the optimizer that step_ keeps
   std::function<std::vector<ParameterShard>()> shards_, shards_of_model_;
   std::function<void()> zero_grad_, clip_, step_;
   std::function<Tensor(const Tensor&)> forward_;
@@ -294,7 +294,7 @@ void train_until_disturbed(RankContext& context, ShardedRank& rank, const Sharde
   }
 }
 
-// Of a job that nobody disturbs, from the last snapshot of the folder if it has one; equal on all
+// Result of an undisturbed job, from the last snapshot of the folder if it has one; equal on all
 // ranks.
 std::string bits_of_whole_run(const ShardedFailureCase& test, const std::string& folder,
                               int expected_start) {

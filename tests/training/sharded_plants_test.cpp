@@ -53,7 +53,7 @@ std::ostream& operator<<(std::ostream& out, Plant plant) {
 
 // What is gathered before are the values of the initial broadcast.
 constexpr int kNumRightGathers = 8;
-// Of parameters. ZeroRedundancyOptimizer gathers one element for each to compare gradients.
+// Least size of parameter gathers; ZeroRedundancyOptimizer also gathers single elements.
 constexpr int64_t kMinGathered = 16;
 
 void gather_wrongly(Plant plant, GroupCall& call, int rank, int world_size) {

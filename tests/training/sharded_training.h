@@ -34,7 +34,7 @@ struct Strategy {
   std::string name;
   Sharding sharding;
   FullyShardedDataParallelOptions fsdp = {};
-  int num_replicas = 1;  // of kFsdp: ranks that own the same
+  int num_replicas = 1;  // for kFsdp: ranks that own the same shards
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Strategy& strategy) {
@@ -176,7 +176,7 @@ double run_step(const ShardedCase& test_case, size_t step, const Tensor& batch, 
   return mean;
 }
 
-// Of what this rank owns, put together from all that own parts of it.
+// Tensors of which this rank owns parts, assembled from the parts of all ranks.
 template <typename Wrapper, typename Part>
 Snapshot whole_of(const Wrapper& wrapper, const Part& part) {
   Snapshot tensors;

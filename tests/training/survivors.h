@@ -30,7 +30,7 @@ struct DisturbedJob {
   int world_size = 2;
   int signal = SIGKILL;  // or SIGSTOP
 
-  // Of the operations of its groups.
+  // Timeout of its groups' operations.
   Duration timeout() const {
     return signal == SIGSTOP ? kStopTimeout : Duration(std::chrono::seconds(30));
   }
@@ -44,7 +44,7 @@ inline FailureReport report_of(RankContext& context, const std::function<void()>
   return report;
 }
 
-// Returns the report of its training. Of the victim it ends in disturb_self() with `moment_file`.
+// Returns the report of its training. On the victim it ends in disturb_self() with `moment_file`.
 using DisturbedTraining =
     std::function<FailureReport(RankContext&, const ProcessGroup&, const std::string& moment_file)>;
 
@@ -71,7 +71,7 @@ inline void live_through(RankContext& context, const Membership& membership,
 
 struct DisturbedOutcome {
   std::string victim;                 // how messages end its name: ", pid 812)"
-  std::vector<std::string> messages;  // of the survivors, in the order of their ranks
+  std::vector<std::string> messages;  // from the survivors, in the order of their ranks
 };
 
 inline DisturbedOutcome run_disturbed(const DisturbedJob& job, const DisturbedTraining& train) {

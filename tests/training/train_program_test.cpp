@@ -49,7 +49,7 @@ TEST(TrainProgram, PrintsTheConfigurationOnce) {
   EXPECT_EQ(count_of(printed.output, "\nwidth = 192\n"), 1U) << printed.output;
 }
 
-// Of a model that no machine of ours could hold; a file that is not there is no obstacle.
+// The model fits no machine of ours; a missing data file is no obstacle.
 TEST(TrainProgram, PlansWithoutTraining) {
   const testing::TemporaryFolder folder;
   const std::string json = folder.file("plan.json");

@@ -20,7 +20,7 @@ namespace cadre::cli {
 
 inline constexpr std::string_view kScheduleCommand = "cadre schedule";
 
-// Of one stage for all, or of each stage; empty: not given.
+// One value for all stages, or one for each; empty: not given.
 struct StageTimes {
   std::vector<double> forward_ms;
   std::vector<double> backward_ms;

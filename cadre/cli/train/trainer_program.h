@@ -31,8 +31,8 @@ Status check_libraries(const std::string& trainer);
 
 struct TrainerRun {
   std::string_view command;  // "cadre train"
-  std::string trainer;       // of find_trainer()
-  os::Inherited inherited;   // by this command
+  std::string trainer;       // path from find_trainer()
+  os::Inherited inherited;   // what this command inherited
   std::vector<std::string> words;
   int num_workers = 1;
   std::function<int(int)> meaning = {};  // see launch_job()

@@ -43,7 +43,7 @@ inline constexpr int kNumChunks = 4;
 // A rank's announcement of an operation. Payload and flag share their lines, so a small operation
 // costs one transfer between cores.
 struct alignas(kFlagAlignment) Entry {
-  os::WaitWord sequence;  // of the entry; published last
+  os::WaitWord sequence;  // number of this entry; published last
   uint64_t number;
   Fingerprint fingerprint;
   std::array<std::byte, kInlineBytes> payload;
@@ -67,8 +67,8 @@ class Arena {
  public:
   static constexpr size_t block_bytes() { return kBlockBytes; }
 
-  // Of a block: what every operation needs, what medium ones need, and what large ones need whose
-  // buffers peers cannot reach.
+  // Parts of a block: flags for every operation, flat slots for medium ones, and staging for large
+  // ones whose buffers peers cannot map.
   static constexpr Range flags_part() { return {0, kPage}; }
   static constexpr Range flat_part() { return {kFlatOffset, 2 * kFlatBytes}; }
   static constexpr Range staging_part() { return {kChunkOffset, kNumChunks * kChunkBytes}; }

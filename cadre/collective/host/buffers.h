@@ -50,8 +50,8 @@ class RankParts {
 
 // How an all_to_all divides the buffers of one rank.
 struct ExchangeParts {
-  std::vector<Range> sent;      // of the input, by receiving rank
-  std::vector<Range> received;  // of the output, by sending rank
+  std::vector<Range> sent;      // ranges of the input, by receiving rank
+  std::vector<Range> received;  // ranges of the output, by sending rank
   size_t longest = 0;           // bytes of the longest part between any two ranks
 };
 

@@ -32,7 +32,7 @@ Status direct_broadcast(Peers& peers, const OpContext& op, const SharedBuffers& 
 // The root reads all inputs.
 Status direct_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                      const Buffers& buffers, const RankParts& parts, Rank root);
-// Of `ins` only the root's is looked at.
+// Only the root's entry of `ins` is read.
 Status direct_scatter(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes out,
                       Rank root);
 // offsets[r] is the place of this rank's part in rank r's input.

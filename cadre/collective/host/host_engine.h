@@ -97,7 +97,7 @@ class HostEngine final : public Backend {
   bool has_flat_ = false;                 // this rank's flat slots are committed
   bool has_staging_ = false;              // and its staging
   host::Announcement announced_;          // with the last operation; none with a small one
-  size_t num_out_bytes_ = 0;              // of the buffer at announced_.out
+  size_t num_out_bytes_ = 0;              // size of the buffer at announced_.out
   bool is_inside_ = false;                // has announced an operation that has not ended
 };
 

@@ -48,8 +48,8 @@ TEST(HostEngineMismatchTest, IsFoundWithoutWaitingForThoseWhoAreMissing) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Of three collectives in one call rank 1 has another second one: the first is right, the third is
-// not run.
+// Rank 1 passes a different second collective in a call of three: the first one completes, the
+// third one is not run.
 TEST(HostEngineMismatchTest, ACallOfSeveralCollectivesEndsAtTheFirstThatDiffers) {
   TestMemory memory(2);
   const auto result = run_ranks_as_threads(2, [&](RankContext& context) {

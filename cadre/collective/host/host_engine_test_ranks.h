@@ -29,8 +29,8 @@ inline const std::vector<std::byte>& of(const testing::Inputs& inputs, Rank rank
 }
 
 struct TestMemoryOptions {
-  size_t slice_bytes = 0;             // of symmetric memory for each rank
-  std::vector<size_t> num_free = {};  // bytes that each rank can commit; all without it
+  size_t slice_bytes = 0;             // symmetric memory per rank
+  std::vector<size_t> num_free = {};  // bytes each rank can commit; empty: no limit
 };
 
 // The memory of a group of ranks: a block of each, and symmetric memory. A slot more, the test's,

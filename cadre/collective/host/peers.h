@@ -97,7 +97,7 @@ class Peers {
   const int world_size_;
   const int spin_limit_;
   const int yield_limit_;
-  int spin_budget_;  // of the next wait: grows when spinning pays, shrinks when it does not
+  int spin_budget_;  // spins of the next wait: grows when spinning pays, shrinks when it does not
   uint32_t sequence_;
   uint32_t step_base_;
   bool are_sleepers_awake_ = true;

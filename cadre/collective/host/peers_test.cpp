@@ -66,7 +66,7 @@ std::vector<std::byte> golden_arena() {
   std::vector<std::byte> memory(2 * kGoldenBlock);
   put<uint64_t>(memory, 384, 0x1'0000'0007);              // the notice: a mismatch in entry 7
   put<uint64_t>(memory, 392, 0x8000'0001'0000'0005);      // rank 1 has left entry 5
-  const size_t entry = kGoldenBlock + 128;                // of rank 1, odd numbers
+  const size_t entry = kGoldenBlock + 128;                // rank 1's entry for odd numbers
   put<uint32_t>(memory, entry, 0x01020304);               // sequence number
   put<uint32_t>(memory, entry + 4, 2);                    // sleepers
   put<uint64_t>(memory, entry + 8, 0x1112131415161718);   // number

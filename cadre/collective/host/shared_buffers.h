@@ -46,8 +46,8 @@ enum class Sharing {
 struct Wanted {
   Sharing sharing;
   Rank root = 0;
-  std::vector<size_t> in_bytes;  // that peers access of each input, by rank; one for all alike
-  size_t out_bytes = 0;          // of each output
+  std::vector<size_t> in_bytes;  // accessed by peers in each input, by rank; one entry: all alike
+  size_t out_bytes = 0;          // accessed by peers in each output
 };
 
 // Every rank's input and output, as mapped here, in rank order. `outs` is empty for operations that

@@ -19,9 +19,9 @@ namespace cadre {
 struct CrossoverTable {
   uint64_t all_reduce_ring_bytes = 64 << 10;   // recursive doubling, then ring
   uint64_t broadcast_chain_bytes = 256 << 10;  // binomial tree, then chain
-  uint64_t all_gather_ring_bytes = 64 << 10;   // of output: Bruck, then ring
+  uint64_t all_gather_ring_bytes = 64 << 10;   // output size: Bruck, then ring
   uint64_t chain_segment_bytes = 128 << 10;
-  uint64_t gather_linear_bytes = 64 << 10;  // of the root's buffer: binomial tree, then linear
+  uint64_t gather_linear_bytes = 64 << 10;  // the root's buffer: binomial tree, then linear
 };
 
 // "all_reduce recursive doubling, ring from 65536 B; ..."
@@ -30,7 +30,7 @@ std::string to_string(const CrossoverTable& table);
 struct Choice {
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kUint8;
-  uint64_t num_bytes = 0;  // of the larger of the input and the output
+  uint64_t num_bytes = 0;  // size of the input or the output, whichever is larger
   int world_size = 1;
 };
 

@@ -12,7 +12,7 @@
 
 namespace cadre {
 
-inline constexpr int kMaxRanks = 9;  // of the groups of in-process ranks
+inline constexpr int kMaxRanks = 9;  // largest world size of in-process groups
 
 class EngineRank final : public EngineCaller {
  public:

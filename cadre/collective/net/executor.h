@@ -58,9 +58,9 @@ class Executor {
   std::vector<std::unique_ptr<Link>> links_;  // by rank, made when they are needed
   std::vector<Rank> watched_;                 // by a wait that takes long
   CallHistory history_;
-  OperationHeader header_;  // of the current operation
+  OperationHeader header_;  // header of the current operation
   std::unique_ptr<std::byte[]> staging_;
-  std::vector<ChannelInterest> interests_;  // of a watching wait, kept for its memory
+  std::vector<ChannelInterest> interests_;  // interests of a watching wait, kept for its memory
 };
 
 }  // namespace cadre

@@ -16,7 +16,7 @@ struct IncomingPlace {
   Bytes target;
   const std::byte* local = nullptr;  // unless kStore
   ReduceKind kind;                   // unless kStore
-  int divisor = 1;                   // of complete sums; 1 for none
+  int divisor = 1;                   // for complete sums; 1: none
   // The step also sends the target's old content: nothing may be overwritten before it has left.
   bool target_is_sent = false;
 };

@@ -33,7 +33,7 @@ constexpr CrossoverTable kEarlyCrossovers = {.all_reduce_ring_bytes = 1000,
 struct Call {
   OpKind kind = OpKind::kBarrier;
   uint64_t count = 0;  // int32 elements of each rank's part
-  int root = 0;        // of operations that have one
+  int root = 0;        // for operations with a root
 };
 
 using Numbers = std::vector<int32_t>;

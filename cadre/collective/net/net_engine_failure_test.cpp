@@ -55,8 +55,8 @@ TEST_P(NetEngineFailureTest, TwoOperationsThatDifferAreNamedOnBothSides) {
   EXPECT_EQ(failures, "");
 }
 
-// Of three collectives in one call rank 1 has another second one: the first is right, the third is
-// not run.
+// Rank 1 passes a different second collective in a call of three: the first one completes, the
+// third one is not run.
 TEST_P(NetEngineFailureTest, ACallOfSeveralCollectivesEndsAtTheFirstThatDiffers) {
   const TransportGroup group(*system_, GetParam(), 2);
   const std::string failures = group.run([&](Transport& transport) {

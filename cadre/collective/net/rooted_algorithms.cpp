@@ -96,7 +96,7 @@ void add_tree_reduce(Schedule& schedule) {
   const int extra = key.world_size - doubling;
   const auto place_of = [&](int rank) { return rank < 2 * extra ? rank / 2 : rank - extra; };
   const int root_place = place_of(key.root);
-  // Of a folded pair the root, or the odd one.
+  // The rank of a folded pair that takes part: the root if it is in the pair, else the odd rank.
   const auto holder_of = [&](int place) {
     if (place == root_place) return key.root.value;
     return place < extra ? 2 * place + 1 : place + extra;

@@ -72,11 +72,11 @@ struct ScheduleKey {
   OpKind kind = OpKind::kBarrier;
   Rank rank = 0;
   int world_size = 1;
-  // Of all_gather and gather the input's elements, of reduce_scatter and scatter the output's, of
-  // all_to_all one part's; 0 for all_to_all_v.
+  // Elements of the input for all_gather and gather, of the output for reduce_scatter and scatter,
+  // of one part for all_to_all; 0 for all_to_all_v.
   uint64_t count = 0;
-  Rank root = 0;               // of broadcast, reduce, gather and scatter
-  uint64_t segment_count = 0;  // of kChain: elements that travel as one piece
+  Rank root = 0;               // for broadcast, reduce, gather and scatter
+  uint64_t segment_count = 0;  // for kChain: elements per segment
 
   friend auto operator<=>(const ScheduleKey&, const ScheduleKey&) = default;
 };
@@ -109,15 +109,15 @@ struct PartCounts {
   std::span<const uint64_t> received;
 };
 
-// Of all_to_all_v, pairwise. REQUIRES: world_size counts in each; what this rank expects is what
-// the others send.
+// Pairwise all_to_all_v. REQUIRES: world_size counts in each span; what this rank expects from a
+// peer is what that peer sends.
 Schedule make_all_to_all_v_schedule(Rank rank, const PartCounts& counts);
 
-// Of all_gather_v, pairwise: each rank sends its whole input to every other one, which is as much
-// as a ring sends. counts: elements of each rank's input, the same on all ranks.
+// Pairwise all_gather_v: each rank sends its whole input to every other rank, the same traffic as a
+// ring. counts: elements of each rank's input, the same on all ranks.
 Schedule make_all_gather_v_schedule(Rank rank, std::span<const uint64_t> counts);
 
-// Of reduce_scatter_v, on the ring: the steps and the order of additions of reduce_scatter. counts:
+// Ring reduce_scatter_v, with the steps and the order of additions of reduce_scatter. counts:
 // elements of each rank's output, the same on all ranks.
 Schedule make_reduce_scatter_v_schedule(Rank rank, std::span<const uint64_t> counts);
 

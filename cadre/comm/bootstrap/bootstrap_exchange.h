@@ -32,18 +32,18 @@ class BootstrapExchange {
     os::System& system;
     const Membership& membership;
     BootstrapWatch& watch;
-    std::string group_prefix;  // of the group and round in the store
+    std::string group_prefix;  // store prefix of the group and round
     uint64_t attempt = 0;
   };
   explicit BootstrapExchange(Context context);
 
-  // Of the group, the round and an attempt in the store.
+  // Store prefix of an attempt of the group and round.
   static std::string prefix_of(const std::string& group_prefix, uint64_t attempt);
 
   Status publish(const wire::RankAddress& rank_address, Deadline deadline);
   // Rank 0: the addresses of all ranks, which have one version.
   Result<std::vector<wire::RankAddress>> collect(Deadline deadline);
-  // Rank 0: of ranks 1, 2, ...
+  // Rank 0: the tickets of ranks 1, 2, ...
   Status hand_out(std::span<const wire::Ticket> tickets, Deadline deadline);
   // The other ranks.
   Result<wire::Ticket> await_ticket(Deadline deadline);

@@ -59,7 +59,7 @@ class Callers {
   std::vector<Caller> callers_;  // in the order in which they came
   bool is_accepting_ = true;
   TimePoint accept_after_{};
-  std::string failure_;  // of the last attempt to accept
+  std::string failure_;  // why the last attempt to accept failed
 };
 
 }  // namespace cadre

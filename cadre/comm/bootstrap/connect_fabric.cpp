@@ -48,7 +48,7 @@ LinkIdentity identity_after(LinkIdentity identity, const Layout& layout) {
   return identity;
 }
 
-// Of all ranks together: each alone may be bound to a core of its own.
+// Counts the cores of all ranks together: each rank alone may be bound to a core of its own.
 int num_cores_of(const Layout& layout, std::span<const int> ranks) {
   std::vector<unsigned char> cores;
   for (const int rank : ranks) {
@@ -199,7 +199,7 @@ Status FabricBuilder::receive_layout(int sponsor) {
   return {};
 }
 
-// Of each pair of ranks of this host the higher one calls. The leader is connected to all already.
+// The higher rank of each pair on this host calls. All are connected to the leader already.
 Status FabricBuilder::connect_host() {
   std::vector<int> peers;
   for (const int peer : neighbours()) {

@@ -37,15 +37,15 @@ namespace cadre {
 struct FabricOptions {
   std::string id;           // in keys and proofs: "world"
   std::string listen_host;  // empty: where the membership says
-  std::string version;      // of this library
+  std::string version;      // version of this library
   bool may_share_memory = true;
-  // Of the segment of a host with so many ranks; the host's lowest rank decides.
+  // Segment size for a host with so many ranks; the host's lowest rank decides.
   std::function<size_t(int num_ranks)> host_segment_bytes;
 };
 
 struct FabricConnections {
   std::shared_ptr<const Layout> layout;  // shared with what serves the connections later on
-  LinkIdentity identity;                 // of later handshakes
+  LinkIdentity identity;                 // for later handshakes
   // By rank: proved connections to the ranks of this host, the sponsor and those sponsored.
   std::vector<std::unique_ptr<os::Socket>> control;
   std::vector<std::unique_ptr<os::Listener>> tcp_listeners;

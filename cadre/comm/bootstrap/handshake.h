@@ -24,7 +24,7 @@ namespace cadre {
 
 // What both ends must agree on before anything else.
 struct LinkIdentity {
-  Rank rank;  // of this end
+  Rank rank;  // rank of this end
   uint64_t round = 0;
   std::string group;
   std::string version;
@@ -43,11 +43,11 @@ class Handshake {
   // As far as the stream allows just now.
   Status step();
   bool is_done() const { return state_ == State::kDone && outgoing_.empty(); }
-  // Of the end that answered: the caller was challenged and is about to prove itself.
+  // At the end that answered: the caller was challenged and is about to prove itself.
   bool wants_answer() const { return state_ == State::kWantAnswer; }
   os::PollItem interest() const;
 
-  // Of the call; for the end that answered it is known when is_done().
+  // The caller's hello; the end that answered has it when is_done().
   const wire::Hello& hello() const { return hello_; }
   // REQUIRES: is_done().
   std::unique_ptr<os::Socket> take() { return std::move(socket_); }

@@ -21,7 +21,7 @@
 
 namespace cadre {
 
-// Of a segment: a stamp of 8 bytes for each rank.
+// The first page of a segment: a stamp of 8 bytes for each rank.
 inline constexpr size_t kStampBytes = 4096;
 inline constexpr int kMaxRanksOfSegment = static_cast<int>(kStampBytes / sizeof(uint64_t));
 
@@ -32,7 +32,7 @@ struct HostSegment {
 
 struct HostSegmentOptions {
   bool may_share = true;
-  std::function<size_t(int num_ranks)> num_bytes;  // of the segment; at least kStampBytes
+  std::function<size_t(int num_ranks)> num_bytes;  // size of the segment; at least kStampBytes
 };
 
 // Collective over the ranks of this rank's host. REQUIRES: each has a connection to the leader.

@@ -33,7 +33,7 @@ class Links {
     const LinkIdentity& identity;
     BootstrapWatch& watch;
     std::vector<os::Listener*> listeners;
-    const wire::RankAddress& rank_address;  // of this rank
+    const wire::RankAddress& rank_address;  // address of this rank
     std::string store_host;
     int num_ranks = 0;
   };

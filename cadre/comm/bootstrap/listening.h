@@ -19,7 +19,7 @@ namespace cadre {
 
 struct ListeningOptions {
   std::string listen_host;  // empty: where the membership says
-  std::string version;      // of this library
+  std::string version;      // version of this library
 };
 
 struct Listening {

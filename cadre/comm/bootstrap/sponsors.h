@@ -20,7 +20,7 @@ int sponsor_of(const Layout& layout, int rank);
 std::vector<int> sponsored_by(const Layout& layout, int rank);
 // The number of steps from rank 0.
 int depth_of(const Layout& layout, int rank);
-// Of the tree below the rank, an upper bound: 0 for a rank that sponsors none.
+// Upper bound of the height of the tree below the rank: 0 for a rank that sponsors none.
 int height_of(const Layout& layout, int rank);
 
 }  // namespace cadre

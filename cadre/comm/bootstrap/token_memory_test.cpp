@@ -51,8 +51,8 @@ size_t count_tokens(const std::vector<char>& bytes) {
 }
 
 struct Found {
-  size_t in_core = 0;  // of what a core file has
-  size_t hidden = 0;   // of what it leaves out
+  size_t in_core = 0;  // tokens in memory that a core file includes
+  size_t hidden = 0;   // tokens in memory that it leaves out
 };
 
 // Searches the writable memory of this process.

@@ -19,7 +19,7 @@ namespace cadre {
 CADRE_EXPORT Error refusal_of(const Communicator& group, std::string_view call,
                               std::string_view problem);
 
-// Of calls without a group.
+// Throws the refusal of a call without a group.
 [[noreturn]] void refuse_call(std::string message);
 // `what` is "this rank", "the peer" or "the rank".
 void check_rank(std::string_view call, std::string_view what, Rank rank, int world_size);

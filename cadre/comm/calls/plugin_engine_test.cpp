@@ -152,7 +152,7 @@ TEST_F(PluginEngineTest, ARankThatDoesNotExistIsNotNamed) {
       ADD_FAILURE() << "no error";
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), code);
-      // Of a timeout the ranks find out by themselves whom they wait for.
+      // After a timeout the ranks determine the awaited rank by themselves.
       EXPECT_EQ(error.details().culprit.has_value(), code == ErrorCode::kTimeout) << error.what();
     }
   }

@@ -50,7 +50,7 @@ struct ControlMeter {
 class ControlLink {
  public:
   struct Setup {
-    uint64_t id = 0;  // of this process's connections, never used again
+    uint64_t id = 0;  // unique among this process's connections, never reused
     int peer = -1;
     bool crosses_hosts = false;
     bool is_healed = false;  // opened by the plane, not by the bootstrap
@@ -83,7 +83,7 @@ class ControlLink {
     return {.target = setup_.socket.get(), .want_read = true, .want_write = !outbox_.empty()};
   }
 
-  bool has_receipt = false;  // of this process's leave
+  bool has_receipt = false;  // the peer has acknowledged this process's leave
   Duration silent_for{0};
 
  private:

@@ -80,7 +80,7 @@ class ControlPlane {
   // Publishes that this rank left the group in good order after `num_collectives`, of which `last`
   // was the last.
   void tell_left(GroupKey group, uint64_t num_collectives, const Fingerprint& last);
-  // Publishes the group's failure that this rank found. Of several failures of one group, each
+  // Publishes the group's failure that this rank found. If a group has several failures, each
   // process forwards only the first that it receives.
   void tell_failure(GroupFailure failure);
 

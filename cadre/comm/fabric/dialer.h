@@ -41,7 +41,7 @@ class Dialer {
   struct Outcome {
     int peer = -1;
     Ending ending = Ending::kRefused;
-    std::unique_ptr<os::Socket> socket;  // of kConnected
+    std::unique_ptr<os::Socket> socket;  // set for kConnected
   };
 
   // `wake_up` is notified when an advance() has something to do.

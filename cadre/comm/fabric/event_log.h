@@ -76,7 +76,7 @@ class EventLog {
 
   const int self_;
   std::vector<RankState> ranks_;
-  std::deque<Entry> entries_;  // of groups, in the order in which they came
+  std::deque<Entry> entries_;  // events of groups, in the order of arrival
   // Which of them concern each group, by the number of the entry, so that a new group does not
   // search the events of all others.
   std::unordered_map<GroupKey, std::deque<uint64_t>> entries_of_;

@@ -224,8 +224,8 @@ Result<std::vector<GroupPlaces>> Fabric::exchange_places(const GroupPlaces& own,
   return places;
 }
 
-// Of the peers in the same PID namespace. Where the kernel or a container forbids it (pidfd_open:
-// ENOSYS, EPERM) the end of a peer shows as the end of its control connection, as between hosts.
+// Watches peers in the same PID namespace. Where that is forbidden (pidfd_open: ENOSYS, EPERM), a
+// peer's end shows as the end of its control connection, as between hosts.
 std::vector<std::unique_ptr<os::Pollable>> Fabric::watch_processes(LogSink* log) const {
   std::vector<std::unique_ptr<os::Pollable>> processes(static_cast<size_t>(layout_->num_ranks()));
   auto* watcher = dynamic_cast<os::ProcessWatcher*>(&system_);

@@ -37,8 +37,8 @@ namespace cadre {
 
 // Where a rank meets the others of a group in the host's memory.
 struct GroupPlaces {
-  Place block;         // of the host engine
-  Place message_page;  // of the messages
+  Place block;         // for the host engine
+  Place message_page;  // for messages
 };
 
 class Fabric {

@@ -20,7 +20,7 @@ inline constexpr GroupKey kNoGroup = 0;
 
 using SignOfLoss = wire::SignOfLoss;
 using GroupActivity = wire::GroupActivity;
-// Of several reports about one rank, the first that arrives counts.
+// The first report about a rank counts; later ones are ignored.
 using LossReport = wire::LossReport;
 // The first failure of a group, published by the member that found it.
 using GroupFailure = wire::GroupFailure;

@@ -46,7 +46,7 @@ class RecordedGroup final : public GroupEvents {
     std::lock_guard lock(mutex_);
     return losses_;
   }
-  // Of all reports, with repetitions; ascending.
+  // Lost ranks of all reports, with repetitions; ascending.
   std::vector<int> lost() const {
     std::vector<int> ranks;
     for (const LossReport& loss : losses()) ranks.push_back(loss.rank);

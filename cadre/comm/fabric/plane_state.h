@@ -85,7 +85,7 @@ class PlaneState {
   std::map<GroupKey, std::shared_ptr<GroupEvents>> groups_;
   Orders orders_;
   std::vector<Delivery> deliveries_;
-  std::map<uint64_t, Question> questions_;  // of this rank, by number
+  std::map<uint64_t, Question> questions_;  // asked by this rank, by number
   uint64_t num_questions_ = 0;
   bool has_ended_ = false;
   std::vector<os::Waiter*> observers_;

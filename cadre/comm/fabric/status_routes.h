@@ -1,7 +1,7 @@
 // By which connection a status question came first, so that its answers can return.
 //
 // Threads: one. Blocking: never. Errors: none.
-// Of each rank that asks, the last 8 questions are remembered; a rank has fewer under way.
+// The last 8 questions of each asking rank are remembered; a rank has fewer under way.
 #pragma once
 
 #include <array>
@@ -36,7 +36,7 @@ class StatusRoutes {
 
  private:
   struct Route {
-    uint64_t number = 0;  // of a question; they count from 1
+    uint64_t number = 0;  // number of a question, from 1
     uint64_t link = 0;
   };
   std::map<int, std::array<Route, kPerOrigin>> routes_;  // by origin

@@ -215,7 +215,7 @@ void Monitor::publish_to_members(const Failure& failure, const std::string& sent
   const int origin = members[static_cast<size_t>(self)];
   const int culprit =
       failure.culprit < 0 ? failure.outside_culprit : members[static_cast<size_t>(failure.culprit)];
-  // Of a culprit outside, too: the receivers have other groups, of which it may be a member.
+  // Also for a culprit outside: the receivers have other groups, of which it may be a member.
   const ErrorCode code = failure.is_loss ? ErrorCode::kPeerLost : failure.code;
   setup_.plane->tell_failure(
       {setup_.key, origin,
@@ -341,7 +341,7 @@ void Monitor::publish_leave(uint64_t number, Deadline deadline) {
   report_mismatch();
 }
 
-// Of two ranks with different last collectives, at least the one that leaves later finds the
+// If two ranks have different last collectives, at least the one that leaves later finds the
 // mismatch.
 void Monitor::report_mismatch() {
   std::unique_lock lock(mutex_);
@@ -479,7 +479,7 @@ void Monitor::on_group_failed(const GroupFailure& failure) {
   if (is_leaving) return;
   Failure failed = failure_from_notice(notice, is_loss, {culprit, reporter});
   if (culprit < 0) failed.outside_culprit = notice.culprit;
-  // Of a member, the code may also mean that it has left the group.
+  // For a member, the code may also mean that it has left the group.
   const bool is_loss_outside = notice.code == ErrorCode::kPeerLost && failed.outside_culprit >= 0;
   failed.is_loss = is_loss_outside || (names_a_peer && setup_.plane != nullptr &&
                                        setup_.plane->loss_of(notice.culprit).has_value());

@@ -110,7 +110,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   // An operation that reached its deadline.
   struct Overdue {
     wire::Activity activity;
-    std::optional<uint64_t> number = {};  // of a collective
+    std::optional<uint64_t> number = {};  // set for a collective
     int waiting_for = -1;
     std::string where = {};  // "tag 5"; empty for a collective
   };
@@ -211,7 +211,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   std::shared_ptr<GroupCell> cell_;  // shared with the page until release_page()
 
   std::atomic<bool> has_failed_{false};
-  std::atomic<uint64_t> running_number_{0};       // of the collective, 0 for none
+  std::atomic<uint64_t> running_number_{0};       // number of the running collective; 0: none
   std::atomic<uint64_t> first_left_{UINT64_MAX};  // the least left_after of all peers
 
   mutable std::mutex mutex_;
@@ -225,7 +225,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   bool has_asked_ = false;
   bool is_leaving_ = false;
   bool is_stopped_ = false;
-  std::optional<StatusPage> page_;  // of this host; none after release_page()
+  std::optional<StatusPage> page_;  // this host's; nullopt after release_page()
   std::vector<os::Waiter*> observers_;
 };
 

@@ -18,7 +18,7 @@
 namespace cadre {
 namespace {
 
-// Of rank 0 in a group of all ranks.
+// Setup of rank 0 in a group of all ranks.
 MonitorSetup setup_of(int world_size, ControlPlane* plane) {
   const auto num_ranks = static_cast<size_t>(world_size);
   return {.roster = {"world", 0,

@@ -52,7 +52,7 @@ struct BackendSetup {
   Rank rank;
   int world_size = 1;
   std::string group;             // its name, for messages
-  std::shared_ptr<Store> store;  // of this group alone; null for a world of one without a store
+  std::shared_ptr<Store> store;  // for this group alone; null for a world of one without a store
   const os::Interrupt& interrupt;
   os::System& system;
   Deadline deadline;

@@ -395,7 +395,7 @@ class ForgingStore final : public Store {
   Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override {
     const bool is_read = request.verb == wire::StoreVerb::kMultiGet;
     auto response = inner_->call(std::move(request), deadline);
-    // Of rank 1: behind the digest, the stamp and whether memory is short comes its first place.
+    // In rank 1's value its first place follows the digest, the stamp and whether memory is short.
     constexpr size_t kPiece = 3 * sizeof(uint64_t) + offsetof(Place, piece);
     if (is_read && response.ok()) {
       std::memcpy(response->values[1].data() + kPiece, &piece_, sizeof(piece_));

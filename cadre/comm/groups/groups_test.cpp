@@ -273,7 +273,7 @@ TEST_P(SymmetricGroups, AGroupThatIsRefusedLeavesNoMemoryBehind) {
 TEST_P(SymmetricGroups, ARankWithoutMemoryForAGroupIsNamedByAll) {
   run(3, [](RankContext& context, Communicator& world) {
     HostMemory& memory = *CommunicatorParts::impl_of(world).fabric->host_memory();
-    std::vector<Piece> hoard;  // of addresses, which need no memory
+    std::vector<Piece> hoard;  // takes addresses only, which needs no memory
     for (size_t size = memory.layout().slice_bytes; world.rank() == 1 && size >= 4096; size /= 2) {
       for (auto piece = memory.allocate({.num_bytes = size, .committed_bytes = 0}); piece.ok();
            piece = memory.allocate({.num_bytes = size, .committed_bytes = 0})) {

@@ -28,7 +28,7 @@ struct NewGroup {
   std::optional<GroupIdentity> creation = {};  // over a store: GroupMembers::creation
   std::vector<int> members = {};               // ranks of the parent, in the order of the new group
   std::optional<GroupPieces> pieces = {};
-  std::vector<GroupPlaces> places = {};  // of the members, in their order
+  std::vector<GroupPlaces> places = {};  // places of the members, in their order
 };
 
 // Cuts, into `group`, what this rank needs of the host's memory in case the group lies on this
@@ -53,7 +53,7 @@ uint64_t digest_of_ranks(std::span<const int> ranks);
 
 // The arguments of one rank in new_group, as exchanged.
 struct NewGroupCall {
-  uint64_t digest = 0;  // of the list of ranks
+  uint64_t digest = 0;  // digest of the list of ranks
   uint64_t stamp = 0;   // random, so that two calls of one rank differ in a store
   int64_t is_short = 0;
   GroupPlaces places;

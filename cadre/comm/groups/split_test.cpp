@@ -209,7 +209,7 @@ TEST_P(Split, ListsThatDifferOrMakeNoSenseAreRefused) {
   });
 }
 
-// Of five ranks one is in no group, and the two of colour 1 give different names. All ranks throw
+// One of five ranks is in no group, and the two of colour 1 give different names. All ranks throw
 // the same error before the deadline, and the world stays usable.
 TEST_P(Split, NamesThatDifferInOneColourAreRefusedOnAllRanks) {
   const std::string long_name = "a name that is longer than what travels of it";

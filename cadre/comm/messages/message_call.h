@@ -21,11 +21,11 @@ struct MessageCall {
   }
 
   OpKind kind = OpKind::kSend;
-  Rank peer = 0;  // or kAnySource of a receive
+  Rank peer = 0;  // or kAnySource for a receive
   int tag = 0;
   DType dtype = DType::kUint8;
-  ConstBytes in = {};  // of a send
-  Bytes out = {};      // of a receive
+  ConstBytes in = {};  // for a send
+  Bytes out = {};      // for a receive
 
   size_t num_bytes() const { return kind == OpKind::kSend ? in.size() : out.size(); }
 };

@@ -150,7 +150,7 @@ void MessageQueue::finish(Pending& pending, Status status) {
                                                 phase_of(pending), now});
   }
   ActivityCell& cell = parts_.monitor.own_cell().message;
-  // Of several at once the cell shows the oldest, which is the likeliest to be held up.
+  // The cell shows the oldest of several messages, which is the likeliest to be held up.
   if (cell.number.load(std::memory_order_relaxed) == pending.number()) {
     const PointToPoint::Handle oldest = protocol_.oldest();
     cell.end(status.ok(), now);

@@ -36,7 +36,7 @@ class MessageQueue final : public ProgressQueue {
     Monitor& monitor;
     FlightRecorder& recorder;
     Transport& transport;
-    Duration timeout;  // of messages without a deadline, from their start
+    Duration timeout;  // for messages without a deadline, from their start
     std::shared_ptr<const ForkGuard> fork_guard;  // shared with the group
     std::shared_ptr<LogSink> log;                 // the same; null: dropped
   };

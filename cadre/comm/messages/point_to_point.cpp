@@ -57,7 +57,7 @@ void PointToPoint::post_receive(Peer& peer, const Handle& message) {
   peer.receives.push_back(message);
 }
 
-// Of messages that several ranks have sent the one of the lowest rank is taken.
+// If several ranks have sent a message, takes that of the lowest rank.
 void PointToPoint::post_receive_from_any(const Handle& message) {
   pending_.push_back(message);
   for (Peer& peer : peers_) {

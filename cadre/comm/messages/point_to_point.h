@@ -61,14 +61,14 @@ class PointToPoint {
   // The oldest of the messages that ended and were not dropped yet; null if there is none.
   const Ended* first_ended() const { return ended_.empty() ? nullptr : &ended_.front(); }
   void drop_first_ended() { ended_.pop_front(); }
-  // Of those that have not ended; null if there is none.
+  // The oldest message that has not ended; null if there is none.
   Handle oldest() const { return pending_.empty() ? nullptr : pending_.front(); }
   struct Unexpected {
     Rank source;
     int tag = 0;
   };
-  // The oldest message of that space from the peer that has arrived and is not awaited; of
-  // kAnySource, of the lowest rank that has one.
+  // The oldest message of that space from the peer that has arrived and is not awaited; for
+  // kAnySource, that of the lowest rank that has one.
   std::optional<Unexpected> first_unexpected(Rank source, const MessageSpace& space) const;
   // Until something can be moved, the transport is woken, a message's deadline or `latest`;
   // kAborted when interrupted.

@@ -26,12 +26,12 @@ namespace cadre {
 // One call on its way through the queue: validated collectives with numbers one after the other, or
 // an allocation of symmetric memory.
 struct Operation {
-  std::span<const Collective> collectives = {};    // none of an allocation
-  std::span<const Fingerprint> fingerprints = {};  // of each; what the ranks compare
+  std::span<const Collective> collectives = {};    // empty for an allocation
+  std::span<const Fingerprint> fingerprints = {};  // one for each; what the ranks compare
   std::optional<Deadline> deadline = {};
   std::shared_ptr<const void> keep_alive = nullptr;
   std::string_view call = {};                            // as in CollectiveOptions
-  uint64_t number = 0;                                   // of the first; set by the queue, from 1
+  uint64_t number = 0;                                   // the first's; set by the queue, from 1
   std::shared_ptr<SymmetricBuffer> allocated = nullptr;  // the result of an allocation
 };
 
@@ -52,7 +52,7 @@ class OperationQueue final : public ProgressQueue {
       : ProgressQueue(system, "cadre-progress", std::move(fork_guard), std::move(log)),
         runner_(runner) {}
 
-  // Issues the operation and returns when it is done, or throws its error. Of a device stream: as
+  // Issues the operation and returns when it is done, or throws its error. On a device stream: as
   // Work::wait().
   void run(Operation& operation);
   // Issues the operation; a Work of it keeps this queue.

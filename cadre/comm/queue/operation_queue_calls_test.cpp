@@ -30,7 +30,7 @@ using testing::barrier_operation;
 using ::testing::HasSubstr;
 using testing::out_of_memory_at_first;
 
-// Of a wait in a callback, which must fail before the wait of the test does.
+// Timeout of a wait in a callback, which must fail before the wait of the test does.
 constexpr Duration kCallbackPatience = seconds(2);
 
 class OperationQueueCallsTest : public testing::OperationQueueTest {};
@@ -127,7 +127,7 @@ TEST_F(OperationQueueCallsTest, AWaitThrowsWhatACallbackThrew) {
               AllOf(HasSubstr("barrier #1 on group \"world\", rank 0: a callback threw, which "
                               "Work::wait() throws again: an exception that is no std::exception"),
                     HasSubstr("the second one")));
-  // Of an operation that has ended it is the caller's.
+  // After the operation has ended, the exception goes to the caller.
   EXPECT_THROW(work.on_completed([](const std::optional<Error>&) { throw std::logic_error(""); }),
                std::logic_error);
 }

@@ -37,7 +37,7 @@ inline Completion out_of_memory_at_first(const Operation& operation) {
   return Status();
 }
 
-// Of several barriers, on streams that are told apart by their addresses.
+// Barriers on streams that are told apart by their addresses.
 inline Operation barrier_operation(size_t num_collectives = 1) {
   static std::array<Collective, 3> collectives;
   static const Fingerprint fingerprint = OpDescriptor{}.fingerprint();

@@ -58,7 +58,7 @@ struct NamedCall {
   uint64_t number;     // the first of its numbers
   size_t num_numbers;  // one after the other
 
-  // Of the call, or of the kind if they differ in "_async" only.
+  // Name of the call, or of the kind if they differ in "_async" only.
   std::string_view name() const;
   // "all_reduce #3"; "split (all_gather #3)" where the call has another name than the kind.
   std::string describe() const { return describe(number); }
@@ -82,15 +82,15 @@ class IssuedOperation : public Work::State, public std::enable_shared_from_this<
   void on_completed(Work::Callback callback) final;
   Deadline deadline_in(Duration timeout) const final;
 
-  // Of the first of its numbers.
+  // The first of its numbers.
   uint64_t number() const { return number_; }
   // How many numbers it has, one after the other.
   virtual size_t num_numbers() const { return 1; }
-  // Of the first of its numbers.
+  // Kind of the operation with the first of its numbers.
   virtual OpKind first_kind() const = 0;
   // The owner of the memory it works on; null when it has ended.
   const std::shared_ptr<const void>& keep_alive() const { return keep_alive_; }
-  // Of an enqueued operation: orders what the caller enqueues on its streams next behind it.
+  // For an enqueued operation: orders what the caller enqueues on its streams next behind it.
   virtual Status order_streams() const { return {}; }
 
  private:
@@ -193,7 +193,7 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
     friend class ProgressQueue;
 
     const ProgressQueue& queue_;
-    const OnThread* const outer_;  // of the same thread
+    const OnThread* const outer_;  // the enclosing one on this thread
   };
 
   // Gives the role back when the holder is done, also when an exception leaves what it runs, so

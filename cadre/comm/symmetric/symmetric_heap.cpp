@@ -34,10 +34,10 @@ struct BufferParts {
   Rank rank = 0;
   size_t num_bytes = 0;
   std::vector<std::byte*> pieces;      // by rank; null where they are out of reach
-  Piece piece = {};                    // of shared memory, or
-  std::vector<Page> pages = {};        // of private memory
+  Piece piece = {};                    // set if the memory is shared
+  std::vector<Page> pages = {};        // set if the memory is private
   std::shared_ptr<HostMemory> memory;  // as SymmetricHeap::Parts, which says why it is shared
-  std::vector<SlotPlace> places = {};  // of the pieces, if the memory is shared
+  std::vector<SlotPlace> places = {};  // places of the pieces, if the memory is shared
   std::weak_ptr<SignalWaits> waits;
   std::shared_ptr<const ForkGuard> fork_guard;
   std::shared_ptr<OneSidedAccess> access;

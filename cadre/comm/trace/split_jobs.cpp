@@ -28,7 +28,7 @@ class Sets {
 
 using Birth = std::tuple<int64_t, uint64_t, int64_t>;
 
-// Of records of one second, the begin of their processes decides, then the clock of the operations.
+// Records of one second are ordered by the start of their processes, then by the operations' clock.
 Birth birth_of(const FlightRecord& record) {
   return {record.identity.made_at_s, record.identity.process_start,
           record.entries.empty() ? 0 : record.entries.front().begin_ns};

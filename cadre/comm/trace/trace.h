@@ -40,7 +40,7 @@ struct GroupTrace {
   std::vector<FlightRecord> records;  // by rank, those that there are
   // The first collective that not all finished; nullopt when all finished all that any began.
   std::optional<uint64_t> stopped_at;
-  std::string call;  // of it: "all_reduce(sum, float32 x 1024)"
+  std::string call;  // that collective: "all_reduce(sum, float32 x 1024)"
   std::vector<RankStanding> standings;
   // What ranks called differently under one number, one sentence each.
   std::vector<std::string> disagreements;
@@ -53,9 +53,9 @@ struct GroupTrace {
 // with each other.
 CADRE_EXPORT std::vector<std::vector<FlightRecord>> split_jobs(std::vector<FlightRecord> records);
 
-// One trace for each group and round, in the order of their names and rounds. Of two records of one
-// rank the one that began later counts. Where a rank of a host was seen to live, the host's time
-// goes on until then; else it ends with the last thing that its records tell.
+// One trace for each group and round, in the order of their names and rounds. If a rank has two
+// records, the one that began later counts. Where a rank of a host was seen to live, the host's
+// time goes on until then; else it ends with the last event in its records.
 // REQUIRES: the records are of one job.
 CADRE_EXPORT std::vector<GroupTrace> trace_groups(std::vector<FlightRecord> records);
 

@@ -213,7 +213,7 @@ TEST(Trace, KeepsJobsApart) {
     return record;
   };
   FlightRecord subgroup = Story(0, 1).of_group("row", "world/1.0").done(1, kReduce, 0, 10).record();
-  subgroup.identity.pid = 11;  // of rank 1 of the second job
+  subgroup.identity.pid = 11;  // rank 1 of the second job
   subgroup.identity.connection = 8;
   subgroup.identity.made_at_s = 201;
   const auto jobs = split_jobs({record_of(0, 10, 7, 200), record_of(2, 3, 5, 100),

@@ -61,8 +61,8 @@ Collective comparing(const at::Tensor& compared, Collective collective);
 at::Tensor tensor_on(const std::shared_ptr<SymmetricBuffer>& buffer, Bytes bytes,
                      at::ScalarType dtype);
 
-// Of a call whose memory the engine may use after the call has returned: keeps the tensors' memory
-// until it is done.
+// Options for a call whose memory the engine may use after the call has returned: they keep the
+// tensors' memory until it is done.
 template <typename... Tensors>
 CollectiveOptions keeping(const GroupCall& call, const Tensors&... tensors) {
   using Kept = std::array<std::shared_ptr<const void>, sizeof...(Tensors)>;
@@ -71,8 +71,8 @@ CollectiveOptions keeping(const GroupCall& call, const Tensors&... tensors) {
   return options;
 }
 
-// Of a blocking call. It holds the tensors' memory only where the call may fail before the engine
-// has ended, because holding it allocates.
+// Options for a blocking call. They hold the tensors' memory only where the call may fail before
+// the engine has ended, because holding it allocates.
 template <typename... Tensors>
 CollectiveOptions blocking(const GroupCall& call, const Tensors&... tensors) {
   return may_use_memory_after_failure(call.group) ? keeping(call, tensors...) : call.options();

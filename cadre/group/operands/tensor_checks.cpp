@@ -60,7 +60,7 @@ void check_may_change(const Communicator& communicator, std::string_view operati
                        role, shape_of(tensor), is_of_leaf ? "a view of a" : "a"));
 }
 
-// Of two tensors that exchange data.
+// Checks two tensors that exchange data; returns their dtype.
 DType check_two(const Communicator& communicator, std::string_view operation,
                 const at::Tensor& output, const at::Tensor& input) {
   const DType dtype = check_tensor(communicator, operation, kInput, input);

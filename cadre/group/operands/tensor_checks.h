@@ -52,16 +52,16 @@ at::Tensor with_values_in_memory(const at::Tensor& tensor);
 // Whether it has a tangent of forward-mode differentiation.
 bool carries_tangent(const at::Tensor& tensor);
 
-// Of the pair of an all_gather or reduce_scatter: the large one, which is the output or the input,
-// has world_size times the elements of the other.
+// Checks the pair of an all_gather or reduce_scatter: the large one, which is the output or the
+// input, has world_size times the elements of the other.
 DType check_pair(const Communicator& communicator, std::string_view operation,
                  const at::Tensor& output, const at::Tensor& input, bool output_is_large);
-// Of gather and scatter: only the root has the large tensor.
+// Checks the pair of a gather or scatter: only the root has the large tensor.
 DType check_rooted(const Communicator& communicator, std::string_view operation, Rank root,
                    const at::Tensor& output, const at::Tensor& input, bool output_is_large);
 
 // Refuses tensors that share memory with one of another entry of the lists; those of one entry may.
-// Of a tensor with gaps only the first element is looked at.
+// Only the first element of a tensor with gaps is checked.
 void check_entries_apart(const Communicator& communicator, std::string_view operation,
                          std::initializer_list<const std::vector<at::Tensor>*> lists);
 

@@ -47,7 +47,7 @@ std::vector<ScoreTile> TileScores::tiles_of(const KeyValueBlock& block) const {
       int64_t first_key = 0;
       for (const TokenRun& key_run : block.runs) {
         TokenRun keys = key_run;
-        // Of keys behind the last row none counts.
+        // Keys behind the last row are masked for all rows.
         if (rows_.options.is_causal) {
           keys.size = std::clamp<int64_t>(rows.begin + rows.size - keys.begin, 0, keys.size);
         }

@@ -30,15 +30,15 @@ namespace cadre {
 struct KeyValueBlock {
   at::Tensor key;              // (B, H_kv, tokens, D)
   at::Tensor value;            // (B, H_kv, tokens, D_v)
-  std::vector<TokenRun> runs;  // of the tokens
+  std::vector<TokenRun> runs;  // positions of the tokens
 };
 
 // What forward and backward have in common.
 struct QueryRows {
   at::Tensor query;            // (B, H, tokens, D)
-  std::vector<TokenRun> runs;  // of the tokens
+  std::vector<TokenRun> runs;  // positions of the tokens
   int64_t num_key_value_heads;
-  int64_t num_tokens;  // of the whole sequence
+  int64_t num_tokens;  // in the whole sequence
   AttentionOptions options;
 };
 
@@ -101,9 +101,9 @@ class AttentionBackward {
   AttentionBackward(const QueryRows& rows, const Result& result);
 
   struct KeyValueGradient {
-    at::Tensor key, value;  // of the block's shapes, in the dtype of the sums
+    at::Tensor key, value;  // shapes as the block's, dtype of the sums
   };
-  // Of these rows alone.
+  // Returns the block's gradient from these rows alone.
   KeyValueGradient add(const KeyValueBlock& block);
   // After all blocks: (B, H, tokens, D), in the dtype of the sums.
   at::Tensor query_gradient() const;

@@ -13,9 +13,9 @@ namespace cadre {
 
 struct AttentionOptions {
   bool is_causal = false;
-  // Of the products of queries and keys; nothing: 1 / sqrt(D).
+  // Scale of QK^T. Default: 1 / sqrt(D).
   std::optional<double> scale = {};
-  // Of the attention weights (B, heads, T, T).
+  // Dropout on the attention weights (B, heads, T, T).
   std::optional<CounterBasedDropoutOptions> dropout = {};
   // With dropout, where the model's heads are divided among ranks: the first query head of this
   // call, and how many the model has; 0: those of this call are all.

@@ -127,7 +127,7 @@ struct Saved {
   at::Tensor query, key, value, output, log_sum_exp;
 };
 
-// Of query, key and value.
+// Returns the gradients of query, key and value.
 variable_list gradients_of(const Call& call, const Saved& saved, const at::Tensor& gradient) {
   const Ring& ring = call.ring;
   AttentionBackward rows(

@@ -13,7 +13,7 @@ class Module;
 
 namespace cadre::layers {
 
-// "attends to the tokens of its input": of the module itself, not of those in it. Nothing for one
+// "attends to the tokens of its input": of the module itself, not of those in it. nullopt for one
 // that works on each token by itself, or is unknown.
 std::optional<std::string> token_mixing_of(const torch::nn::Module& module);
 

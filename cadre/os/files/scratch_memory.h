@@ -56,8 +56,8 @@ class CADRE_EXPORT ScratchArena : public std::enable_shared_from_this<ScratchAre
   const ScratchFile file_;
   const pid_t owner_;
   std::mutex mutex_;
-  size_t end_ = 0;           // of what was handed out; offsets are not used again
-  size_t reserved_end_ = 0;  // of the file's blocks
+  size_t end_ = 0;           // end of what was handed out; offsets are not used again
+  size_t reserved_end_ = 0;  // end of the file's reserved blocks
 };
 
 class CADRE_EXPORT ScratchMemory {

@@ -45,7 +45,7 @@ bool contains(const std::vector<std::string>& parts, std::string_view wanted) {
 // A hierarchy as it is mounted here.
 struct CgroupMount {
   bool is_version_2 = false;
-  std::vector<std::string> controllers;  // of version 1, among the mount's other options
+  std::vector<std::string> controllers;  // in version 1, among the mount's other options
   std::string group;                     // the group at the mount point: "/" but in a container
   std::string folder;                    // the mount point
 };

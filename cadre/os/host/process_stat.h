@@ -9,7 +9,7 @@
 
 namespace cadre::os {
 
-inline constexpr size_t kMaxStatBytes = 4096;  // of such a file
+inline constexpr size_t kMaxStatBytes = 4096;  // limit for such a file
 
 struct ProcessStat {
   int pid = 0;

@@ -25,7 +25,7 @@
 
 namespace cadre::os {
 
-inline constexpr mode_t kNewFileMode = 0644;  // of the files that the library makes
+inline constexpr mode_t kNewFileMode = 0644;  // mode of the files that the library makes
 
 // Replaces a descriptor by one above the standard streams, with close-on-exec; -1 and errno if the
 // process has none left.

@@ -33,7 +33,7 @@ Error unknown_user(std::string_view reason) {
 // One end of a TCP connection, as the kernel's tables have it.
 struct TcpEnd {
   int family = AF_UNSPEC;
-  std::array<uint32_t, 4> words{};  // of the address, in network order; one of IPv4
+  std::array<uint32_t, 4> words{};  // the address in network order; IPv4: one word
   uint16_t port = 0;                // in network order
 };
 

@@ -22,7 +22,7 @@ constexpr auto kPauseOfClosed = std::chrono::milliseconds(10);
 // The number of descriptors that are ready; 0 when the deadline, or kHandleLook, has passed. It
 // looks at least once, so that a deadline in the past is a test without waiting.
 int poll_until(std::span<pollfd> fds, Deadline deadline) {
-  // Of one that polls again and again the clock would be a tenth of the costs.
+  // Skips the clock for a deadline in the past: reading it is a tenth of the cost of such a poll.
   const bool is_over = deadline.at() <= TimePoint{};
   for (;;) {
     const Duration budget =

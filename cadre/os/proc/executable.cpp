@@ -53,7 +53,7 @@ Result<std::string> check_path(const std::string& path) {
   return path;
 }
 
-// Of a name that something in this folder has: why ./NAME would not do, either, is said at once.
+// For a name that this folder has: the error also suggests ./NAME, or says why that would fail.
 Error not_in_path(const std::string& name) {
   const std::string here = "./" + name;
   std::error_code failure;

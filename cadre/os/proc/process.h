@@ -54,8 +54,8 @@ class Process {
   PipeReader& standard_output() { return standard_output_; }
   PipeReader& standard_error() { return standard_error_; }
 
-  // Reaps the child if it has ended; the same answer from then on. Of a child that was reaped
-  // elsewhere nothing is known (ExitStatus::is_known).
+  // Reaps the child if it has ended; the same answer from then on. A child that was reaped
+  // elsewhere has an unknown status (ExitStatus::is_known).
   std::optional<ExitStatus> try_wait();
   // The signal that stopped the child (SIGSTOP, SIGTSTP), while it is stopped.
   std::optional<int> stop_signal() const;

@@ -20,11 +20,11 @@ namespace cadre::os {
 
 class SignalListener final : public Pollable {
  public:
-  // Of the set signals_to_take(signals).
+  // Takes the signals of signals_to_take(signals).
   explicit SignalListener(std::span<const int> signals);
   ~SignalListener() override;
 
-  // The next one that arrived; nothing when none has.
+  // The next signal that arrived; nullopt if there is none.
   std::optional<int> try_next();
 
   int poll_handle() const override { return fd_.get(); }

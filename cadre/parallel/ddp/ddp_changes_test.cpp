@@ -42,7 +42,7 @@ struct Changeable : Net {
 struct Change {
   const char* name;
   void (Changeable::*make)();
-  const char* text;  // of the message
+  const char* text;  // expected in the error message
   bool still_runs;   // the module's forward
 };
 

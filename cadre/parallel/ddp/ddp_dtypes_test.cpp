@@ -75,7 +75,7 @@ size_t left_out_on(int rank, size_t first) {
 
 // In float64, of one parameter.
 struct Expected {
-  Tensor mean;      // of all ranks' gradients, each computed in the parameter's dtype
+  Tensor mean;      // mean of all ranks' gradients, each computed in the parameter's dtype
   Tensor absolute;  // the sum of the absolute values that were added
 };
 

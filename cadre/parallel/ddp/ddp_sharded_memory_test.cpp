@@ -49,7 +49,7 @@ void slow_down(const FakeGroup& group) {
   };
 }
 
-// Of the flat buffers: elements of float.
+// Sizes of the allocated flat buffers in float elements.
 std::vector<int64_t> allocated_by(const FakeGroup& group) {
   constexpr std::string_view kBegin = "allocate_symmetric(uint8 x ";
   std::vector<int64_t> numels;

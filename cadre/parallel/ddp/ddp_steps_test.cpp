@@ -298,7 +298,7 @@ TEST(DdpSteps, AStepLeftOutIsNotHiddenByAnExceptionInTheNext) {
 struct TwoModelsCase {
   const char* name;
   GradientWeighting weighting;
-  int64_t cap_bytes;  // of a bucket: one bucket, or several
+  int64_t cap_bytes;  // cap of a bucket: gives one bucket, or several
 };
 
 class DdpTwoModels : public ::testing::TestWithParam<TwoModelsCase> {};

@@ -88,7 +88,7 @@ class DistributedDataParallel : public reduction::DataParallelModule<M> {
     this->core();  // throws where the program has moved from this
     return replicas_.parameter_shards();
   }
-  // Of the ranks that have replicas of the module.
+  // The ranks that have replicas of the module.
   const ProcessGroup& process_group() const { return replicas_.group; }
   // Called at the start of each forward, also of one without grad: by an optimizer that waits there
   // for the parameters of its last step.

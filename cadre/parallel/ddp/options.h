@@ -23,7 +23,7 @@ struct DistributedDataParallelOptions {
   // Rank 0's buffers everywhere before each synchronized forward in training mode.
   bool broadcast_buffers = true;
   BucketCaps bucket_caps;
-  // Of an earlier run (learned_layout()), so that a resumed run has the same bits; without it the
+  // learned_layout() of an earlier run, so that a resumed run has the same bits; without it the
   // layout is learned in the first step.
   std::optional<BucketLayout> layout;
   GradientPlacement gradients = GradientPlacement::kReplicated;

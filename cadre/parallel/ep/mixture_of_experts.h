@@ -42,8 +42,8 @@ struct RouterChoices;
 enum class ExpertActivation : uint8_t { kGelu, kRelu, kSilu };
 
 struct MixtureOfExpertsOptions {
-  int64_t features;         // of a token: D
-  int64_t hidden_features;  // of each expert
+  int64_t features;         // size of a token: D
+  int64_t hidden_features;  // hidden size of each expert
   int64_t num_experts;
   int64_t num_selected = 2;  // experts for each token
   // The weights of a token are its probabilities of the chosen experts, divided by their sum. Off:
@@ -55,7 +55,7 @@ struct MixtureOfExpertsOptions {
   // the order of the ranks. Not given: nothing is dropped.
   std::optional<double> capacity_factor = {};
   ExpertActivation activation = ExpertActivation::kGelu;
-  bool bias = true;  // of the experts; the router has none
+  bool bias = true;  // in the experts; the router has none
 };
 
 struct RouterLossWeights {
@@ -63,7 +63,7 @@ struct RouterLossWeights {
   double z = 0;
 };
 
-// Of one layer, or summed over layers, each (). They are computed from the tokens of all ranks, and
+// Losses of one layer, or summed over layers, each (). Computed from the tokens of all ranks and
 // equal on all ranks. Their gradients on a rank are those of its own tokens, so gradients of
 // parameters are summed over ranks, as ExpertParallel::sum_gradients() does. 0 if no rank has a
 // token.
@@ -78,7 +78,7 @@ struct RouterLosses {
   CADRE_EXPORT at::Tensor weighted(const RouterLossWeights& weights) const;
 };
 
-// Of the tokens of all ranks, and equal on all ranks.
+// Counts over the tokens of all ranks, equal on all ranks.
 struct RouterStatistics {
   at::Tensor choices_of_expert;  // (num_experts), int64: also those that are dropped
   int64_t num_tokens;

@@ -140,7 +140,7 @@ void require_close(const Problem& problem, const Tensor& actual, const Tensor& e
 
 struct Expected {
   ExpertReference reference;
-  std::vector<Tensor> gradients;  // of the tokens, the router, the experts
+  std::vector<Tensor> gradients;  // gradients of the tokens, the router and the experts
 };
 
 Tensor weights_of_loss() {

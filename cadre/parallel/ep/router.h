@@ -22,7 +22,7 @@ struct RouterOptions {
   bool normalize_weights;
 };
 
-// logits: (n, E), of n tokens. Of equal logits the one of the lower index comes first.
+// logits: (n, E), of n tokens. Ties go to the lower index.
 RouterChoices choose_experts(const at::Tensor& logits, const RouterOptions& options);
 
 }  // namespace cadre::parallel

@@ -53,7 +53,7 @@ struct DispatchPlan {
   // Received rows by expert of this rank.
   std::vector<int64_t> rows_of_expert;
 
-  // Of all ranks, and equal on all.
+  // Counts over all ranks, equal on all.
   at::Tensor choices_of_expert;  // (E), int64: also those that are dropped
   int64_t num_tokens;
   int64_t num_dropped;  // choices

@@ -258,7 +258,7 @@ TEST(FsdpDeferred, ConstructionHoldsTheShardsAndOneUnit) {
       shards += static_cast<int64_t>(values.nbytes());
     }
     group.barrier();
-    // Of each rank one weight at a time, and no copy of it.
+    // Each rank has one weight at a time, and no copy of it.
     EXPECT_EQ(memory->large().peak, kRanks * kWeightBytes);
     EXPECT_EQ(memory->large().now, 0) << "sharded";
     // The shards themselves are in memory that ranks share, those of the gradients are not.

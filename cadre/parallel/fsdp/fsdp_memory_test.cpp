@@ -90,7 +90,7 @@ TEST(FsdpActivationOffload, TrainsAsThePlainModelAndWritesNoParameter) {
     FullyShardedDataParallel model{net, group, every_unit()};
     const Tensor rows = rows_of(group, 0).clone();
     model(rows).sum().backward();
-    // Of each unit its argument and what tanh returns.
+    // Each unit saves its argument and what tanh returns.
     EXPECT_EQ(file->written_bytes(), 4 * 2 * rows.size(0) * kWidth * 8);
     EXPECT_EQ(file->used_bytes(), 0);
     model.zero_grad();

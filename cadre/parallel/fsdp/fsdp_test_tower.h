@@ -68,7 +68,7 @@ struct Special : Tower {
   nn::ModuleHolder<ShardUnit<BorrowerImpl>> borrower{nullptr};
 };
 
-// Of parameters in two dtypes.
+// A tower with parameters in two dtypes.
 struct MixedTower : Tower {
   MixedTower() : Tower(2) { scale = register_parameter("scale", torch::ones({3}, torch::kFloat)); }
   Tensor forward(const Tensor& x) override { return Tower::forward(x * scale.sum().to(kDouble)); }
@@ -104,7 +104,7 @@ struct TowerOf : nn::Module {
 // It computes its activations again in backward.
 using Recomputed = TowerOf<ActivationCheckpoint<HalfImpl>>;
 
-// Of the flat buffer of a Linear(kWidth, num_outputs).
+// Size of the flat buffer of a Linear(kWidth, num_outputs).
 inline int64_t bytes_of_linear(int64_t num_outputs, int world_size) {
   const int64_t alignment = FlatParametersOptions().alignment;
   const FlatLayout layout({num_outputs * kWidth, num_outputs}, world_size,

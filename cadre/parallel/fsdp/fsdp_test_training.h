@@ -52,7 +52,7 @@ inline FullyShardedDataParallelOptions all_units(const Case& test_case, int worl
                                                          : GradientWeighting::kSamples};
 }
 
-// Of one rank, in a group that may be faulty; all ranks call it.
+// Trains on one rank, in a group that may be faulty; all ranks call it.
 inline Training train_sharded_rank(const Case& test_case, const std::vector<Tensor>& batches,
                                    const ProcessGroup& group, const std::shared_ptr<Model>& module,
                                    const FullyShardedDataParallelOptions& options,

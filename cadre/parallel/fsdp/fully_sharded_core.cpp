@@ -234,7 +234,7 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
   units.push_back(std::move(unit));
   precisions.push_back(precision);
   const bool is_own = !is_root && assigned.unit->binding().options.precision;
-  if (!is_own) precisions.back().outputs.reset();  // of the root, the wrapper casts them
+  if (!is_own) precisions.back().outputs.reset();  // the wrapper casts the root's outputs
 }
 
 namespace {

@@ -77,7 +77,7 @@ class CADRE_EXPORT FullyShardedCore {
   void check_evaluation();
   // It ended by an exception.
   void fail_forward() noexcept;
-  // Of the root; of the arguments and the results of forward().
+  // Casts arguments and results of the root's forward().
   at::Tensor cast_input(const at::Tensor& tensor) const;
   at::Tensor cast_output(const at::Tensor& tensor) const;
   bool casts_inputs() const;
@@ -94,10 +94,10 @@ class CADRE_EXPORT FullyShardedCore {
   void write_back();
   void dismiss() noexcept;
 
-  // Of full parameters, in this rank's memory.
+  // Bytes of full parameters in this rank's memory.
   int64_t full_bytes() const;
   int64_t peak_full_bytes() const;
-  // Of this rank's files.
+  // Bytes in this rank's files.
   int64_t file_bytes() const { return files_ ? files_->used_bytes() : 0; }
 
  private:

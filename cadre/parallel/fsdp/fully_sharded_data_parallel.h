@@ -133,7 +133,7 @@ class FullyShardedDataParallel : public reduction::DataParallelModule<M> {
   }
   std::vector<ParameterShard> parameter_shards() const { return sharded().parameter_shards(); }
 
-  // Of the updates that write the shards; ShardedOptimizer and ShardUpdate take it from here.
+  // Fence of the updates that write the shards, for ShardedOptimizer and ShardUpdate.
   std::shared_ptr<ShardFence> shard_fence() const { return sharded().shard_fence(); }
   // Which the ranks use: kMapped only if all units are mapped. The same on all ranks that own
   // shards of the same parameters.

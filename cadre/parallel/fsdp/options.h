@@ -42,17 +42,17 @@ enum class Reshard : uint8_t {
 // larger than memory; the parameters of the units that compute must fit. The file has no name:
 // nothing is left of it when the process ends, however it ends.
 struct FileOffload {
-  std::string folder;  // of this rank, on a disk; a tmpfs would be memory
-  // For how many tensors of optimizer state for each parameter disk space is reserved at the start:
-  // 2 of AdamW. More is reserved by the optimizer's first step.
+  std::string folder;  // this rank's folder, on a disk; a tmpfs would be memory
+  // Tensors of optimizer state per parameter for which disk space is reserved at the start: 2 for
+  // AdamW. The optimizer's first step reserves more if it needs more.
   int num_states = 2;
 };
 
 // Parameters are kept by their owners in the dtype that they had before.
 struct ShardPrecision {
-  std::optional<c10::ScalarType> parameters = {};  // of the gathered parameters, and so of compute
-  std::optional<c10::ScalarType> reduce = {};      // of gradients while they are reduced
-  // Of what forward() returns: of the wrapper's precision, that of the root alone.
+  std::optional<c10::ScalarType> parameters = {};  // dtype of gathered parameters and compute
+  std::optional<c10::ScalarType> reduce = {};      // dtype of gradients while they are reduced
+  // Dtype of what forward() returns; in the wrapper's precision, that of the root alone.
   std::optional<c10::ScalarType> outputs = {};
   // Floating-point arguments of forward() take the dtype of the parameters, where that is set.
   bool cast_inputs = true;
@@ -60,7 +60,7 @@ struct ShardPrecision {
 
 struct FullyShardOptions {
   std::optional<Reshard> reshard = {};         // otherwise that of the wrapper
-  std::optional<int> reshard_group_size = {};  // of kOntoGroup; otherwise that of the wrapper
+  std::optional<int> reshard_group_size = {};  // for kOntoGroup; otherwise that of the wrapper
   std::optional<ShardPrecision> precision = {};
 };
 
@@ -68,7 +68,7 @@ struct FullyShardOptions {
 struct WrapCandidate {
   std::string name;  // "blocks.3"
   const torch::nn::Module& module;
-  int64_t numel;  // of its parameters, without those of units below it
+  int64_t numel;  // elements of its parameters, without those of units below it
 };
 // Whether it becomes a unit. Asked children first.
 using WrapPolicy = std::function<bool(const WrapCandidate& candidate)>;
@@ -77,9 +77,9 @@ struct FullyShardedDataParallelOptions {
   // kMapped: the ranks of one host that own shards of the same parameters read them in place. The
   // optimizer is a ShardedOptimizer, because no other one knows when it may write.
   ShardForm form = ShardForm::kGathered;
-  Reshard reshard = Reshard::kAfterForward;        // of the units
-  Reshard reshard_root = Reshard::kAfterBackward;  // of the parameters outside of units
-  std::optional<int> reshard_group_size = {};      // of kOntoGroup
+  Reshard reshard = Reshard::kAfterForward;        // for the units
+  Reshard reshard_root = Reshard::kAfterBackward;  // for the parameters outside of units
+  std::optional<int> reshard_group_size = {};      // for kOntoGroup
   // Units whose gather is under way while another one computes: 0 or 1.
   int num_prefetched = 1;
   ShardPrecision precision = {};

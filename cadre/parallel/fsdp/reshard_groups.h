@@ -20,7 +20,7 @@ namespace cadre::parallel {
 // backward.
 struct ReshardChoice {
   Reshard reshard = Reshard::kAfterForward;
-  int group_size = 0;  // of kOntoGroup only
+  int group_size = 0;  // for kOntoGroup only
 };
 
 // what: names the options in messages. A group of one rank, and one of all, are other modes.

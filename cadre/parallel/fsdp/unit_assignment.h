@@ -21,7 +21,7 @@
 namespace cadre::parallel {
 
 struct AssignedUnit {
-  std::string name;               // of the module; of the root ""
+  std::string name;               // name of the module; "" for the root
   ShardUnitBase* unit = nullptr;  // null for the root
   size_t parent = 0;              // the unit around it
   // In the order of named_parameters(), by their first names there.

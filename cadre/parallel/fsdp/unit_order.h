@@ -43,7 +43,7 @@ class UnitOrder {
 
   Pass pass_ = Pass::kForward;
   std::vector<size_t> current_;                          // units of the pass that runs
-  std::array<std::vector<size_t>, kNumPasses> known_;    // of the last pass of its kind
+  std::array<std::vector<size_t>, kNumPasses> known_;    // units of the last pass of each kind
   std::array<std::optional<Pass>, kNumPasses> follows_;  // what came after a pass of this kind
   std::optional<Pass> last_;
   bool is_expected_ = false;

@@ -59,7 +59,7 @@ class UnitMemory {
 class UnitSchedule {
  public:
   struct Unit {
-    std::string name;  // of the module; of the root ""
+    std::string name;  // name of the module; "" for the root
     std::unique_ptr<UnitMemory> memory;
     Reshard reshard = Reshard::kAfterForward;
     std::vector<size_t> parameters = {};  // trained ones, as gradient_arrived() numbers them
@@ -89,10 +89,10 @@ class UnitSchedule {
   UnitSchedule(const UnitSchedule&) = delete;
   UnitSchedule& operator=(const UnitSchedule&) = delete;
 
-  // Of the root module.
+  // Begin and end the root module's forward.
   void begin_forward(bool with_grad);
   void end_forward();
-  // Of a unit, inside the root's forward, or inside a backward that computes the forward again.
+  // For a unit's forward, in the root's forward or in a backward that recomputes the forward.
   void before_forward(size_t unit);
   void after_forward(size_t unit);
   // It ended by an exception, which the root's forward may catch.
@@ -193,8 +193,8 @@ class UnitSchedule {
   size_t num_launched_ = 0;
   bool has_backward_ = false;         // since the reduction has begun
   bool is_compared_ = false;          // the backward that runs has left the expected order
-  std::vector<Gather> gathers_;       // of the backward that runs, or was left
-  std::vector<Gather> last_gathers_;  // of the last one that reduced and ended
+  std::vector<Gather> gathers_;       // gathers of the running backward, or of an abandoned one
+  std::vector<Gather> last_gathers_;  // gathers of the last backward that reduced and ended
   std::optional<size_t> followed_;    // the unit that follow_others() has started last
 };
 

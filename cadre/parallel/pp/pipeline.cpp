@@ -49,7 +49,7 @@ std::unique_ptr<parallel::ShardedStages> shard_stages(const std::vector<Pipeline
   return std::make_unique<parallel::ShardedStages>(mesh, in_order);
 }
 
-// Of a step that all ranks compare, before those of the tied parameters.
+// Words of a step that all ranks compare; those of the tied parameters follow.
 constexpr size_t kNumStepWords = 7;
 
 std::string_view call_of(int64_t is_training) {
@@ -137,11 +137,11 @@ class Pipeline::Core {
   // What all ranks know of a step.
   struct Agreed {
     int64_t rows = 0;
-    int64_t total_rows = 0;  // of all replicas
+    int64_t total_rows = 0;  // rows of all replicas
     bool has_loss = false;
     bool has_headers = true;
     uint64_t signature = 0;
-    uint64_t trained = 0;  // of which parameters require grad
+    uint64_t trained = 0;  // digest of the parameters' requires_grad and dtypes
   };
 
   // Refuses on all ranks of all replicas what the rest of the constructor would fail at, while the
@@ -385,7 +385,7 @@ class Pipeline::Core {
   std::optional<parallel::PipelineExecutor> executor_;
   std::optional<parallel::StageRecords> records_;
   std::optional<parallel::TiedParameters> ties_;
-  // Of the last step with headers: of evaluation and of training.
+  // Signatures of the last step with headers: [0] in evaluation, [1] in training.
   std::optional<uint64_t> known_signatures_[2];
 };
 

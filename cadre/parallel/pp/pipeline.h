@@ -109,7 +109,7 @@ struct PipelineResult {
   // If wanted, what the last stage returned for the whole batch, on its rank; without history. A
   // tensor of 0 dims becomes one of (num_microbatches).
   std::vector<at::Tensor> outputs;
-  // Of how many microbatches this rank kept activations at most, counted on each of its stages.
+  // Most microbatches with kept activations on this rank at one time, counted on each stage.
   int peak_live_microbatches = 0;
   // By stage, the wall time in which this rank ran its forwards and backwards, with what they wait
   // for themselves (as in a tensor-parallel layer); zero for the stages of other ranks.
@@ -150,12 +150,12 @@ class CADRE_EXPORT Pipeline {
 
   // The parameters that this rank holds, or its shards of them, each once: for optimizers.
   std::vector<at::Tensor> parameters() const;
-  // Of all stages, the same list on all ranks, with an empty range where this rank holds nothing:
-  // clip_grad_norm_(pipeline, 1.0) is the norm of the whole model, and a snapshot of all ranks has
-  // it. Axes that divide parameters, as of parallelize_module(), must come from the mesh that the
-  // pipeline's axis comes from. Names are those in the stages' modules; snapshots need different
-  // ones in different stages, as the plain module has them. Tied parameters are one; where a rank
-  // has several tensors of it, the others are copies with the same name.
+  // Shards of all stages, the same list on all ranks, with an empty range where this rank holds
+  // none: clip_grad_norm_(pipeline, 1.0) is the norm of the whole model, and a snapshot of all
+  // ranks has it. Axes that divide parameters, as of parallelize_module(), must come from the mesh
+  // that the pipeline's axis comes from. Names are those in the stages' modules; snapshots need
+  // different ones in different stages, as the plain module has them. Tied parameters are one;
+  // where a rank has several tensors of it, the others are copies with the same name.
   std::vector<ParameterShard> parameter_shards() const;
 
   // What runs: lowered.

@@ -39,8 +39,8 @@ std::vector<std::vector<int64_t>> exchange_words(
 std::optional<int> first_unlike(const std::vector<std::vector<int64_t>>& words, size_t index);
 
 struct PipelineRanks {
-  ProcessGroup group;                         // of a pipeline
-  std::optional<ProcessGroup> replicas = {};  // that hold the same stages, in other pipelines
+  ProcessGroup group;                         // ranks of a pipeline
+  std::optional<ProcessGroup> replicas = {};  // ranks with the same stages in other pipelines
 };
 
 // What `check`, which may be collective, refuses; that of a failed group leaves it.

@@ -136,7 +136,7 @@ TEST(PipelineTies, ParametersOfOtherShapesAreRefused) {
       });
 }
 
-// Of a whole (4, 4), as of parallelize_module().
+// This rank's part of a whole (4, 4), marked as by parallelize_module().
 Tensor divided_leaf(const DeviceMesh& mesh, int64_t dim) {
   const Tensor part = dim == 0 ? leaf({2, 4}) : leaf({4, 2});
   wrap::mark_as_shard(
@@ -219,7 +219,7 @@ TEST(PipelineTies, ReplicasTieTheSameParameters) {
                  });
 }
 
-// Of a pipeline on 2 ranks: one batch for all replicas.
+// A step of a pipeline on 2 ranks, with one batch for all replicas.
 void step_once(Pipeline& pipeline, const PipelineStepOptions& options = {}) {
   const Tensor tokens = tokens_of(4, 0);
   pipeline.step(tokens, targets_of(tokens), cross_entropy, options);

@@ -116,7 +116,7 @@ std::vector<Tensor> distinct(const std::vector<Tensor>& tensors) {
 struct Trained {
   std::vector<double> losses;
   Snapshot parameters;
-  Tensor logits;  // of an evaluation at the end
+  Tensor logits;  // outputs of an evaluation at the end
 };
 
 // In one process, on whole batches.
@@ -163,7 +163,7 @@ struct RankTask {
   Mistake mistake = Mistake::kNone;
 };
 
-// Of the microbatches of a target, the first two exchanged.
+// Exchanges the first two microbatches of a target.
 Tensor with_swapped_microbatches(const Tensor& target, int num_microbatches) {
   const int64_t rows = target.size(0) / num_microbatches;
   return torch::cat(
@@ -228,7 +228,7 @@ double worst_difference(const Snapshot& trained, const Snapshot& alone) {
   double worst = 0;
   for (size_t stage = 0; stage < alone.size(); ++stage) {
     EXPECT_EQ(trained[stage].size(), alone[stage].size());
-    if (trained[stage].size() != alone[stage].size()) return 1;  // of a rank that has failed
+    if (trained[stage].size() != alone[stage].size()) return 1;  // the rank has failed
     for (size_t i = 0; i < alone[stage].size(); ++i) {
       const Tensor difference = (trained[stage][i] - alone[stage][i]).abs().max();
       worst =

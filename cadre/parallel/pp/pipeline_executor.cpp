@@ -26,7 +26,7 @@ Id backward_id(int stage, int microbatch) {
   return {StageMessages::Kind::kBackward, stage, microbatch};
 }
 
-// Of the schedule, what an evaluation runs.
+// Whether an evaluation runs this action of the schedule.
 bool is_of_forward(Kind kind) {
   return kind == Kind::kForward || kind == Kind::kSendForward || kind == Kind::kRecvForward;
 }

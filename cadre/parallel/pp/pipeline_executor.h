@@ -37,11 +37,11 @@ struct PipelineStep {
   bool is_training = true;
   bool has_headers = true;
   bool keeps_outputs = false;
-  int64_t outputs_batch_dim = 0;  // of the kept outputs: which dimension counts rows
+  int64_t outputs_batch_dim = 0;  // which dimension of the kept outputs counts rows
   std::vector<std::vector<at::Tensor>> batches = {};  // on the rank of the first stage
   std::vector<std::vector<at::Tensor>> targets = {};  // on that of the last one
-  std::vector<double> weights = {};                   // of the microbatches' losses
-  int64_t num_rows = 0;                               // of the batch
+  std::vector<double> weights = {};                   // weights of the microbatches' losses
+  int64_t num_rows = 0;                               // rows of the batch
   const PipelineLoss* loss = nullptr;                 // on the rank of the last stage, if wanted
 };
 
@@ -64,7 +64,7 @@ class PipelineExecutor {
 
   struct Output {
     std::vector<at::Tensor> losses = {};       // by microbatch, without history
-    std::vector<at::Tensor> outputs = {};      // of the last stage, for the whole batch, if kept
+    std::vector<at::Tensor> outputs = {};      // the last stage's, for the whole batch, if kept
     int peak_live_microbatches = 0;            // counted on each stage
     std::vector<Duration> compute_times = {};  // by stage
   };
@@ -78,7 +78,7 @@ class PipelineExecutor {
     const PipelineStep& step;
     Output output;
     std::optional<JoinedOutputs> kept;
-    size_t num_forwards = 0;          // of an evaluation, begun
+    size_t num_forwards = 0;          // begun ones of an evaluation
     int num_losses = 0;               // computed
     bool has_differentiable = false;  // any of these
   };
@@ -110,7 +110,7 @@ class PipelineExecutor {
   PipelineSchedule schedule_;
   Options options_;
   std::map<int, StageRunner> runners_;  // by stage
-  std::vector<int> forwards_;           // of this rank, in their order: the stages
+  std::vector<int> forwards_;           // stages of this rank's forwards, in order
   StageMessages messages_;
   std::map<StageMessages::Id, std::vector<at::Tensor>> to_send_;
 };

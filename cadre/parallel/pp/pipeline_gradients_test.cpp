@@ -48,7 +48,7 @@ PipelineStage stage_with(int stage, const std::vector<NamedTensor>& parameters) 
       {.stage = stage, .num_stages = 2}};
 }
 
-// Of one of two replicas.
+// Inputs of one of the two replicas.
 Tensor inputs_of(int replica) {
   return filled({kReplicaRows, kWidth}, 100 * replica + 20);
 }
@@ -99,7 +99,7 @@ PipelineOptions options_for(StageForm form, const DeviceMesh& mesh) {
   return options;
 }
 
-// Of the parameters with this name: how many have a gradient.
+// Number of parameters with this name that have a gradient.
 int num_gradients(const Pipeline& pipeline, const std::string& name) {
   int count = 0;
   for (const ParameterShard& shard : pipeline.parameter_shards()) {

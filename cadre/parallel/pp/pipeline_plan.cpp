@@ -51,7 +51,7 @@ std::optional<Error> check_functions(const std::vector<PipelineStage>& stages) {
   return std::nullopt;
 }
 
-// Of PipelineOptions::shards.
+// Checks PipelineOptions::shards.
 std::optional<Error> check_shards(const std::vector<PipelineStage>& stages,
                                   const PipelineOptions& options) {
   if (!options.shards) return std::nullopt;

@@ -82,7 +82,7 @@ std::vector<Tensor> trained_parameters(PipelineScheduleKind kind, bool is_sharde
       const Tensor tokens = testing::tokens_of(2 * kRowsOfARank, step)
                                 .narrow(0, mesh.coordinate("dp") * kRowsOfARank, kRowsOfARank);
       rank.pipeline->step(tokens, testing::targets_of(tokens), testing::cross_entropy);
-      if (step % 2 == 1) optimizer.step();  // of two steps of the pipeline
+      if (step % 2 == 1) optimizer.step();  // one update for two pipeline steps
     }
     rank.pipeline->check_tied_parameters();
     const auto records = rank.pipeline->parameter_shards();
@@ -222,7 +222,7 @@ TEST(ShardedStages, OtherTrainedParametersAreRefused) {
                   ::testing::AnyOf(::testing::HasSubstr(sentence),
                                    ::testing::HasSubstr("refused its arguments of a step")));
     };
-    // Of stage 0 on rank 0, and of stage 1 on rank 1.
+    // Rank 0 changes stage 0, rank 1 changes stage 1.
     const bool is_first = mesh.coordinate("pp") == 0;
     const Tensor trained = rank.nets[0]->bias[0];
     if (is_first) trained.requires_grad_(false);
@@ -273,7 +273,7 @@ TEST(ShardedStages, AFailedStepIsTheLastOne) {
   });
 }
 
-// Of all stages on all ranks, after two steps of SGD.
+// Parameters of all stages from all ranks, after two steps of SGD.
 std::vector<Tensor> trained_on(const DeviceMesh& mesh, const DeviceMesh& shards) {
   const InterleavedRank rank(mesh, {.shards = shards}, nullptr);
   torch::optim::SGD optimizer(rank.pipeline->parameters(), 0.1);

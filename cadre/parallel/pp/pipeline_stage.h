@@ -38,8 +38,8 @@ class Module;
 namespace cadre {
 
 struct PipelineStageOptions {
-  int stage = 0;       // of the whole model, counted from 0
-  int num_stages = 1;  // of the whole model
+  int stage = 0;       // index in the whole model, from 0
+  int num_stages = 1;  // in the whole model
   // Keeps only the inputs of a forward, and computes it again in the backward. A backward that is
   // split into I and W then computes the gradients of the weights in I, too.
   bool recompute = false;

@@ -86,7 +86,7 @@ class ShardedStages {
   float* num_uses() const;
 
   DeviceMesh mesh_;
-  std::string axis_;  // of the shards
+  std::string axis_;  // axis of the shards
   wrap::LocatedGroup all_;
   wrap::LocatedGroup shard_;
   std::map<int, Stage> stages_;

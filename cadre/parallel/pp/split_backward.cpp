@@ -28,7 +28,7 @@ using torch::autograd::variable_list;
 // The node that adds to the gradient of a weight, and where it gets its gradient from.
 struct OwnedWeights {
   edge_list owner;    // the owner's inputs, one edge for each gradient that arrives there
-  edge_list weights;  // of which this owner is the only one
+  edge_list weights;  // weights that have no other owner
 };
 
 // What the nodes of a graph are for, as the header explains.
@@ -144,7 +144,7 @@ class GraphParts {
   std::vector<Node*> finished_;                    // each after those that it leads to
   std::unordered_map<Node*, size_t> places_;
   std::unordered_map<Node*, std::set<uint32_t>> used_inputs_;
-  std::unordered_map<Node*, std::set<Node*>> owners_;  // of each weight's AccumulateGrad
+  std::unordered_map<Node*, std::set<Node*>> owners_;  // owners of each weight's AccumulateGrad
 };
 
 // The gradients captured at an owner and the weights that they are for.
@@ -159,9 +159,9 @@ struct PendingWeights {
 struct StageGraph::State {
   edge_list outputs;               // not valid where an output does not require grad
   std::vector<at::Tensor> inputs;  // leaves
-  // Of the weight pass.
+  // Left for the weight pass.
   std::vector<PendingWeights> pending = {};
-  edge_list whole_roots = {};  // of a backward that was left for the weight pass as a whole
+  edge_list whole_roots = {};  // roots of a backward left as a whole
   variable_list whole_gradients = {};
 
   bool has_differentiable_input() const {

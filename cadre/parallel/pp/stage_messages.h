@@ -78,7 +78,7 @@ class StageMessages {
   struct Arriving {
     std::vector<at::Tensor> tensors;
     std::vector<Work> works = {};
-    at::Tensor are_defined = {};  // of gradients that another rank sends
+    at::Tensor are_defined = {};  // which gradients of another rank are defined
   };
   // Headers of training and of evaluation differ: only the former has gradients.
   struct HeaderId {

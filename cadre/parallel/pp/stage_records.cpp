@@ -21,7 +21,7 @@ constexpr size_t kMaxNameBytes = 1 << 16;
 // An axis along which a parameter is divided.
 struct AxisDivision {
   std::string name;
-  std::vector<std::string> whole_axes = {};  // of the mesh of all ranks; several if flattened
+  std::vector<std::string> whole_axes = {};  // axes of the mesh of all ranks; several if flattened
   int64_t dim = 0;                           // or kFlat
 };
 constexpr int64_t kFlat = -1;
@@ -174,7 +174,7 @@ std::vector<OwnRecord> own_records(const DeviceMesh& pipeline,
   return records;
 }
 
-// Of a parameter that another rank holds.
+// Record of a parameter that another rank holds.
 ParameterShard empty_record(const Description& text, const DeviceMesh& pipeline) {
   const at::Tensor nothing = at::empty({0}, text.dtype);
   ParameterShard record{.name = text.names.at(0).name,

@@ -33,8 +33,8 @@ class StageRecords {
   StageRecords(const ProcessGroup& group, const DeviceMesh& mesh,
                const std::vector<PipelineStage>& stages, const Form& form);
 
-  // Of all stages, those of a stage in its order; a tensor with several names on a rank once, under
-  // the first of them.
+  // Records of all stages, each stage's in its order. A tensor with several names on a rank is
+  // listed once, under the first of them.
   std::vector<ParameterShard> all() const;
   // What this rank holds: for optimizers.
   std::vector<at::Tensor> values() const;
@@ -42,14 +42,14 @@ class StageRecords {
   // rank stay in the list as copies of that name.
   void tie(const std::vector<StageParameter>& parameters);
   // Why these cannot be one parameter: a sentence about two whose sizes, dtypes or divisions
-  // differ; the same on all ranks. Of names that no stage has it says nothing.
+  // differ; the same on all ranks. Names that no stage has are ignored.
   std::optional<std::string> difference(const std::vector<StageParameter>& parameters) const;
 
  private:
   struct Entry {
     int stage;
-    std::vector<StageParameter> names;  // of the tensor, in the modules of its rank's stages
-    std::string form;                   // that tied parameters have alike
+    std::vector<StageParameter> names;  // names of the tensor in the modules of its rank's stages
+    std::string form;                   // what tied parameters must have alike
     ParameterShard record;
     int holder;    // the rank
     bool is_held;  // by this rank

@@ -76,7 +76,7 @@ class StageRunner {
  private:
   PipelineStage stage_;
   std::vector<NamedTensor> reduced_;
-  std::optional<wrap::ParameterWatch> list_;  // of a module
+  std::optional<wrap::ParameterWatch> list_;  // watches the module's parameters
   wrap::WriteWatch writes_;
   bool has_written_ = false;        // this rank's forwards, since the last comparison
   std::map<int, StageGraph> live_;  // by microbatch

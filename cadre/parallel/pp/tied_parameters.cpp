@@ -14,7 +14,7 @@
 namespace cadre::parallel {
 namespace {
 
-// Of the tensors of a rank.
+// State of a rank's tensors of a tied parameter.
 constexpr int64_t kNotHeld = -1;
 constexpr int64_t kFrozen = 0;
 constexpr int64_t kTrained = 1;

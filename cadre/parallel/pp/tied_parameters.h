@@ -29,7 +29,7 @@ class TiedParameters {
  public:
   struct Stages {
     std::vector<int> rank_of_stage;
-    std::vector<PipelineStage> own;  // of this rank
+    std::vector<PipelineStage> own;  // stages of this rank
     ShardedStages* sharded;          // null where ranks have whole stages
     StageRecords* records;
   };
@@ -55,13 +55,13 @@ class TiedParameters {
  private:
   struct Tie {
     std::string text;                  // for messages
-    std::set<int> stages = {};         // of this rank
-    std::vector<int> ranks = {};       // that hold it, ascending, each once
-    int root = 0;                      // of which the values count; one of them
-    std::vector<at::Tensor> own = {};  // of this rank, the root's first one first
+    std::set<int> stages = {};         // stages of this rank in the tie
+    std::vector<int> ranks = {};       // ranks that hold it, ascending, unique
+    int root = 0;                      // rank whose values all take; one of `ranks`
+    std::vector<at::Tensor> own = {};  // tensors of this rank, the root's first one first
   };
 
-  // Fills the tie; what this rank refuses of the list.
+  // Fills `tie` with the holders of the parameters; returns why this rank refuses the list.
   std::optional<Error> find_holders(const std::vector<StageParameter>& parameters, Tie& tie) const;
   // Another tensor of this rank that begins in the same memory, as after set_data().
   std::optional<StageParameter> sharer_of_memory(const NamedTensor& parameter) const;

@@ -31,9 +31,9 @@ struct DividedModel : Model {
   virtual std::vector<PlanEntry> plan() const = 0;
   // Before each step.
   std::shared_ptr<DropoutStream> stream = std::make_shared<DropoutStream>();
-  // Of the ranks among which the model is divided.
+  // Ranks that share the model.
   std::optional<ProcessGroup> group;
-  // Of the ranks among which the sequence is divided.
+  // Ranks that share the sequence.
   std::optional<ContextParallel> context;
 };
 

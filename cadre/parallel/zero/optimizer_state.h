@@ -14,9 +14,9 @@
 namespace cadre {
 
 struct FullParameterState {
-  std::string name;                           // of the parameter
-  std::optional<int64_t> step = {};           // none for SGD
-  std::map<std::string, at::Tensor> tensors;  // "exp_avg": of the parameter's sizes
+  std::string name;                           // name of the parameter
+  std::optional<int64_t> step = {};           // nullopt for SGD
+  std::map<std::string, at::Tensor> tensors;  // by name ("exp_avg"), each of the parameter's sizes
 };
 
 }  // namespace cadre

@@ -9,8 +9,8 @@
 namespace cadre {
 
 struct ZeroOptions {
-  // Of the flat buffers that the parameters are laid into: while one is gathered, the next is
-  // stepped. A parameter of more bytes has a buffer of its own.
+  // Cap of the flat buffers that hold the parameters: while one is gathered, the next is stepped. A
+  // parameter of more bytes has a buffer of its own.
   int64_t bucket_cap_bytes = int64_t{16} << 20;
   // step() returns when all parameters have arrived. If not, the next forward of the wrapper waits,
   // or wait(), and a parameter that is read before throws a sentence. Default: whether no wrapper

@@ -44,7 +44,7 @@ class CADRE_EXPORT ZeroCore {
   // What an optimizer is made from.
   struct Settings {
     const Groups& groups;
-    const torch::optim::OptimizerOptions* defaults;  // of groups without options; null: no options
+    const torch::optim::OptimizerOptions* defaults;  // for groups without options; null: no options
   };
   // Both refuse, before anything is changed, what cannot be divided, and groups or options that
   // differ between the ranks.
@@ -97,8 +97,8 @@ class CADRE_EXPORT ZeroCore {
   // The bucket of a parameter, and its place there; refuses a name that no parameter has.
   std::pair<std::shared_ptr<FlatParameters>, size_t> find(const std::string& parameter) const;
   struct ExpectedState {
-    at::IntArrayRef sizes;                          // of each tensor
-    std::vector<std::string> fields;                // that the optimizer's class has
+    at::IntArrayRef sizes;                          // sizes of each tensor
+    std::vector<std::string> fields;                // fields of the optimizer's class
     const torch::optim::OptimizerOptions* options;  // null where they are not known
   };
   // Refuses a state that is another optimizer's, of other sizes, or that lacks what the options
@@ -142,15 +142,15 @@ class CADRE_EXPORT ZeroCore {
   std::unordered_map<const void*, size_t> indices_;     // by parameter, and by shard in stage 2
   std::unordered_map<const void*, at::Tensor> leaves_;  // by parameter
   std::vector<at::Tensor> frozen_;                      // adopted without a leaf
-  std::vector<ParameterShard> shards_;                  // of stage 2
-  std::optional<DeviceMesh> mesh_;                      // of stage 1
+  std::vector<ParameterShard> shards_;                  // the shards in stage 2
+  std::optional<DeviceMesh> mesh_;                      // the mesh in stage 1
   // In a step: by bucket and parameter.
   std::vector<std::vector<at::Tensor>> gradients_;
   std::optional<size_t> lent_;
   int64_t num_steps_ = 0;
   optim_state::UncomparedOptions uncompared_options_;
   bool is_reduction_checked_ = false;
-  bool samples_are_equal_ = true;  // of the gradients of this step
+  bool samples_are_equal_ = true;  // sampled elements of this step's gradients, on all ranks
 };
 
 }  // namespace cadre::parallel

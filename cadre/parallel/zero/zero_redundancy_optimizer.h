@@ -90,8 +90,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
       : ZeroRedundancyOptimizer(make_core(parameters, group, options, {groups, &defaults}), groups,
                                 defaults, options) {}
 
-  // Of a wrapped model, in the stage that its options choose; without groups, of each parameter
-  // once, also of one that is registered under two names.
+  // For a wrapped model, in the stage that its options choose. Without groups it takes each
+  // parameter once, also one registered under two names.
   template <typename Model, OptimizerOptionsType Options>
     requires HasFlatParameters<Model> || HasReplicas<Model>
   ZeroRedundancyOptimizer(Model& model, const Options& defaults, const ZeroOptions& options = {})
@@ -104,7 +104,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
       : ZeroRedundancyOptimizer(make_core_of(model, options, {groups, &defaults}), groups, defaults,
                                 options) {}
 
-  // Of a wrapper whose ranks own shards of the parameters already.
+  // For a wrapper whose ranks own shards of the parameters already.
   template <typename Model, OptimizerOptionsType Options>
     requires(HasParameterShards<Model> && !HasFlatParameters<Model> && !HasReplicas<Model>)
   ZeroRedundancyOptimizer(Model&, const Options&, const ZeroOptions& = {})

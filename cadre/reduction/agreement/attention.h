@@ -35,7 +35,7 @@ class Attention {
   // (2 * num_parameters + kNumOfRank * world_size) int32.
   const at::Tensor& counts() const { return counts_; }
 
-  // Of this rank, before the reduction.
+  // Set this rank's counts, before the reduction.
   void set_used(size_t parameter) { values()[parameter] = 1; }
   void set_frozen(size_t parameter) { values()[num_parameters_ + parameter] = 1; }
   void set_gave_up() { of_rank(kGaveUp, here_->rank) = 1; }
@@ -77,7 +77,7 @@ class Attention {
   }
   // Number of the wrapper that the rank's pass belongs to.
   uint32_t wrapper(Rank rank) const { return static_cast<uint32_t>(of_rank(kWrapper, rank)); }
-  // Of one wrapper.
+  // Whether all ranks are in the same step of the same wrapper.
   bool ranks_are_in_one_step() const;
 
   // `step`: the number of the step of a rank that left nothing behind.

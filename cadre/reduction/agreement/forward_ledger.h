@@ -71,7 +71,7 @@ class ForwardLedger {
   StepPosition position(int64_t newest) const;
   // All ranks have left behind the same as this one: they do not count again.
   struct Forgiving {
-    int64_t step;   // of the pass
+    int64_t step;   // number of the pass's step
     bool is_usual;  // the program does so in each step: they are not lost
   };
   void forgive_before(int64_t number, const Forgiving& forgiving);

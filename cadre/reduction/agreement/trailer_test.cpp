@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kManyRanks = 1000;
 
-// Of rank 0 with one word and all others with another.
+// Whether the sum needs attention if rank 0 has the one word and all other ranks the other.
 bool trailer_tells(at::ScalarType dtype, double factor, const TrailerWord& of_0,
                    const TrailerWord& of_others) {
   const at::Tensor sum = torch::zeros({kTrailerNumel}, dtype);

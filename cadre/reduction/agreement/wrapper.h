@@ -13,20 +13,20 @@ namespace cadre::reduction {
 // Where the values of a wrapper's parameters are between two forwards.
 enum class ParameterValues : uint8_t {
   kWhole,      // on every rank, all of them
-  kSharded,    // of a trained parameter in shards, from which it is gathered
+  kSharded,    // trained parameters in shards, from which they are gathered
   kUnwatched,  // the wrapper watches its parameters itself
 };
 
 struct Wrapper {
   const char* name;       // "DistributedDataParallel"; static text
-  std::string component;  // of its log lines: "ddp"
+  std::string component;  // name in its log lines: "ddp"
   std::string module;     // "Net"
   Rank rank;
   uint32_t number = 0;  // equal on all ranks, different for each wrapper of a group
 
   // "DistributedDataParallel, rank 2": how its errors begin.
   std::string place() const;
-  // "DistributedDataParallel of Net, rank 2": of errors about several wrappers.
+  // "DistributedDataParallel of Net, rank 2": for errors about several wrappers.
   std::string place_with_module() const;
 };
 

@@ -19,8 +19,8 @@ namespace cadre::store {
 
 // What a connection needs from its server; all of it outlives the connection.
 struct ServerContext {
-  KeyTable& table;       // of native clients
-  KeyTable& c10d_table;  // of c10d's, which cannot authenticate: none reaches the other's keys
+  KeyTable& table;       // keys of native clients
+  KeyTable& c10d_table;  // keys of c10d clients, which cannot authenticate; the two are separate
   const os::Secret& token;
   bool serve_c10d;
   Duration silence_limit;

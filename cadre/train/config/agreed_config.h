@@ -11,7 +11,7 @@
 namespace cadre::train {
 
 // All keys with their values, except paths, which may differ where hosts mount a file system at
-// different places. Of parallel.offload only whether it is set. What is read at the paths of the
+// different places. For parallel.offload only whether it is set. What is read at the paths of the
 // data, the weights and the snapshot is compared by its content: see agreed_inputs().
 std::vector<AgreedField> agreed_config(Config config);
 

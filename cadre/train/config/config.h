@@ -106,7 +106,7 @@ struct ParallelConfig {
   bool divides_model() const { return tensor > 1 || pipeline > 1 || context > 1 || expert > 1; }
 };
 
-// Of fsdp and hsdp. "auto" is mapped, unless the shards are offloaded to files.
+// The form for fsdp and hsdp. "auto" is mapped, unless the shards are offloaded to files.
 ShardForm shard_form(const ParallelConfig& parallel);
 
 struct SampleConfig {

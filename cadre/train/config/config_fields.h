@@ -21,8 +21,8 @@ struct ConfigField {
   std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*> value;
   std::optional<double> min = {};
   std::optional<double> max = {};
-  std::vector<std::string> choices = {};  // of a text; empty: any text
-  bool may_be_empty = true;               // a text
+  std::vector<std::string> choices = {};  // for a text; empty: any text
+  bool may_be_empty = true;               // for a text
 };
 
 std::vector<ConfigField> config_fields(Config& config);
@@ -36,7 +36,7 @@ struct ConfigConflict {
   std::string reason;
 };
 std::optional<ConfigConflict> find_conflict(const Config& config);
-// Of the keys that divide the model among processes; a part of find_conflict().
+// Conflicts of the keys that divide the model among processes; a part of find_conflict().
 std::optional<ConfigConflict> find_layout_conflict(const Config& config);
 
 // Whether the key has an effect with the present values of the others: optimizer.momentum has none

@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kMaxConfigBytes = size_t{1} << 20;
 constexpr std::string_view kCommandLine = "command line";
-constexpr size_t kMaxDots = 1000;  // of a line
+constexpr size_t kMaxDots = 1000;  // limit per line
 // Keys of earlier versions, and their present names.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 1> kRenamedKeys = {
     {{"run.batch_size", "run.global_batch_size"}}};

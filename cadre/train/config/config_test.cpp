@@ -187,7 +187,7 @@ TEST_F(ConfigTest, ALayoutThatNoNumberOfProcessesHasIsRefused) {
 }
 
 TEST_F(ConfigTest, EveryOptimizerHasItsOwnDefaults) {
-  // Of torch.optim: learning rate, epsilon.
+  // Defaults of torch.optim: learning rate, epsilon.
   const std::map<std::string, std::pair<double, double>> expected = {
       {"adam", {1e-3, 1e-8}},    {"adagrad", {1e-2, 1e-10}}, {"rmsprop", {1e-2, 1e-8}},
       {"adadelta", {1.0, 1e-6}}, {"sgd", {1e-3, 1e-8}},

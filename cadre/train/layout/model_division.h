@@ -35,7 +35,7 @@ class ModelDivision {
   ModelDivision(const Gpt& whole, const std::vector<std::shared_ptr<Gpt>>& parts,
                 const RunLayout& layout, const Config& config);
 
-  // Of the parameters of the parts: what tp and ep leave of each on this process.
+  // What tp and ep leave of each parameter of the parts on this process.
   const std::vector<ParameterShard>& records() const { return records_; }
 
   // logits: of this process; targets: (B, T), of whole sequences. The mean over all tokens.
@@ -46,9 +46,9 @@ class ModelDivision {
   // tokens: (B, T), T at most the model's context. With zeros behind them, if the processes that
   // divide the tokens could not divide T.
   at::Tensor padded(const at::Tensor& tokens) const;
-  // Of this process, to (B, num_tokens, vocabulary), without history.
+  // Gathers this process's logits to (B, num_tokens, vocabulary), without history.
   at::Tensor whole_logits(const at::Tensor& logits, int64_t num_tokens) const;
-  // By which a loss is multiplied for its backward where the strategy averages gradients: the
+  // Factor applied to the loss before its backward where the strategy averages gradients: the
   // number of processes along its axes with experts, where gradients are summed, else 1.
   double gradient_factor() const { return experts_ ? num_averaged_ : 1; }
   // Adds up along cp what the backward has computed for the tokens of each process.
@@ -72,7 +72,7 @@ class ModelDivision {
   double num_averaged_;
   std::optional<ContextParallel> context_;
   std::optional<ExpertParallel> experts_;
-  std::map<std::string, int64_t> num_dims_;  // of all parameters of the plain model
+  std::map<std::string, int64_t> num_dims_;  // by parameter of the plain model
   std::vector<ParameterShard> records_;
 };
 

@@ -44,13 +44,13 @@ class Pipelined final : public Strategy {
   DeviceMesh mesh_;
   PipelineSchedule schedule_;
   int64_t vocabulary_;
-  std::vector<std::pair<int, std::shared_ptr<Gpt>>> stages_;  // of this process, by number
+  std::vector<std::pair<int, std::shared_ptr<Gpt>>> stages_;  // this process's, by number
   ModelDivision division_;
   std::unique_ptr<Pipeline> pipeline_;
   StageTimes times_;
   SampledRows rows_;
-  std::vector<ParameterShard> records_;  // of all stages; the same list on all processes
-  // Of a tied weight that two stages of one process have: the one in the list, and the other.
+  std::vector<ParameterShard> records_;  // those of all stages; the same list on all processes
+  // Tied weights that two stages of one process have: the one in the list, and the other.
   std::vector<std::pair<ParameterShard, ParameterShard>> copies_;
 };
 

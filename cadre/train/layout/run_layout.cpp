@@ -14,7 +14,7 @@
 namespace cadre::train {
 namespace {
 
-// Of parallel.microbatches=0: more would make the bubble little shorter.
+// Default for parallel.microbatches=0: more would make the bubble little shorter.
 constexpr int64_t kMicrobatchesOfARank = 4;
 
 [[noreturn]] void refuse(const std::string& sentence) {

@@ -55,7 +55,7 @@ PipelineSchedule pipeline_schedule(const Config& config, const Degrees& degrees)
 struct RunLayout {
   ProcessGroup world;
   Degrees degrees;
-  // Nothing: all processes have the whole layers, and no layer exchanges what it computes.
+  // nullopt: all processes have the whole layers, and no layer exchanges what it computes.
   std::optional<DeviceMesh> mesh;
   DataRanks data;  // without a group: all have the same rows
 };
@@ -63,8 +63,8 @@ struct RunLayout {
 // Collective. REQUIRES: check_layout().
 RunLayout lay_out(const Config& config, const ProcessGroup& world);
 
-// Of the mesh of a model with experts: the axes along which processes have different tokens, of
-// other rows or of the same.
+// Axes in the mesh of a model with experts along which processes have different tokens, of other
+// rows or of the same.
 std::vector<std::string> token_axes(const ParallelConfig& parallel, const Degrees& degrees);
 
 }  // namespace cadre::train

@@ -13,10 +13,10 @@
 
 namespace cadre::train {
 
-// Of one stage: the largest time of a process that has it, for a microbatch.
+// Time of one stage for a microbatch: the largest over the processes that have it.
 struct StageTime {
   double milliseconds = 0;
-  int rank = 0;  // of that process
+  int rank = 0;  // the process with that time
 };
 
 // A stage whose time is at least so many times the median of the others is named as slow.
@@ -30,7 +30,7 @@ class StageTimes {
  public:
   explicit StageTimes(int num_stages) : totals_(static_cast<size_t>(num_stages)) {}
 
-  // Of one step; zero for the stages of other processes.
+  // Adds the times of one step; zero for the stages of other processes.
   void add(std::span<const Duration> of_step, int64_t num_microbatches);
   // Collective; the same on all processes. Empty before the first step.
   std::vector<StageTime> of_all_processes(const ProcessGroup& world) const;

@@ -53,7 +53,7 @@ class GptBlock : public torch::nn::Module, public ContextParallelLayer {
   at::Tensor attend(const at::Tensor& x);
 
   bool is_recomputed_;
-  std::optional<double> capacity_factor_;  // in training; nothing: no limit
+  std::optional<double> capacity_factor_;  // in training; nullopt: no limit
   LayerNorm attention_norm_;
   QueryKeyValue query_key_value_;
   Linear attention_projection_;
@@ -76,8 +76,8 @@ struct GptPart {
 class Gpt : public LanguageModel, public ContextParallelLayer {
  public:
   Gpt(const ModelConfig& config, int64_t vocabulary, const at::Generator& generator);
-  // Of another, with which it shares its layers and the position of the dropout, except that a part
-  // with a tied head and without embeddings has a copy of the head's weight.
+  // A part of `whole`: shares its layers and the position of the dropout, except that a part with a
+  // tied head and without embeddings has a copy of the head's weight.
   Gpt(const Gpt& whole, const GptPart& part);
 
   // The first part is given tokens (B, T), of whole sequences also under context parallelism; the

@@ -123,7 +123,7 @@ MemoryPlan plan_of_stages(const ModelSizes& part, const Config& config,
   return plan;
 }
 
-// Of the process that holds most.
+// Plan of the process that holds most.
 NamedPlan plan_of_division(const Config& config, const ModelSizes& model,
                            const Processes& processes) {
   const Degrees degrees = degrees_of(config.parallel, processes.count);

@@ -28,7 +28,7 @@ struct NamedPlan {
   std::string name = {};   // "fsdp, after_backward", "ddp, tensor 2"
   bool is_chosen = false;  // by the configuration
   int num_processes = 1;
-  MemoryPlan plan;  // of the part of the model on the process that holds most
+  MemoryPlan plan;  // for the part of the model on the process that holds most
   DivisionTraffic division = {};
 };
 

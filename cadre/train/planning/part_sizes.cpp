@@ -19,7 +19,7 @@ int64_t divided_up(int64_t number, int64_t divisor) {
   return (number + divisor - 1) / divisor;
 }
 
-// Of a name "h_3.ln_1.weight" 3.
+// The block's number: 3 in "h_3.ln_1.weight"; nullopt for other names.
 std::optional<int64_t> block_of(std::string_view name) {
   if (!name.starts_with("h_")) return std::nullopt;
   int64_t block = 0;
@@ -119,7 +119,7 @@ int64_t tensor_traffic(const ModelSizes& part, const Config& config, int64_t act
   int64_t bytes = count * activation;
   // The loss exchanges three numbers of each token.
   if (stages.has_last()) bytes += 2 * 3 * activation / config.model.width;
-  // Of layers that see parts of the sequence, in each backward.
+  // The gradients of layers that see parts of the sequence, in each backward.
   if (is_sequence) {
     bytes += 2 * num_backwards * bytes_of(part, [](std::string_view name) {
                return name.starts_with("wpe") || name.find("ln_") != std::string_view::npos;

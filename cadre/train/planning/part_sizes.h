@@ -13,7 +13,7 @@
 namespace cadre::train {
 
 // The sizes on the first process along tp, which has the largest parts, of the process at this
-// place in the pipeline. Of a pipeline all parameters are in the root: a stage is not divided into
+// place in the pipeline. In a pipeline all parameters are in the root: a stage is not divided into
 // units. whole: of the model of the configuration. REQUIRES: check_layout().
 ModelSizes part_sizes(const ModelSizes& whole, const Config& config, const Degrees& degrees,
                       int pipeline_rank);
@@ -25,7 +25,7 @@ int64_t tied_copy_bytes(const ModelSizes& part, const Config& config, const Degr
                         int pipeline_rank);
 
 // Bytes that a process receives in a step from those with other parts of the model, in an optimal
-// algorithm, without agreements of a few numbers. Of experts: if all are chosen equally often.
+// algorithm, without agreements of a few numbers. For experts: if all are chosen equally often.
 struct DivisionTraffic {
   int64_t tensor = 0;
   int64_t context = 0;

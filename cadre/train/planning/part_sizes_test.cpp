@@ -137,7 +137,7 @@ class PartSizes : public TrainerTest, public ::testing::WithParamInterface<Plann
   }
 };
 
-// Of replicas, which own all that the division leaves: the sizes are those of the model.
+// Replicas own all that the division leaves: the sizes are those of the model.
 TEST_P(PartSizes, AreThoseOfARun) {
   const PlannedLayout& layout = GetParam();
   const Config config = config_of(layout);

@@ -27,7 +27,7 @@ namespace {
 using testing::CountedMemory;
 using testing::run_groups;
 
-// Of odd sizes, so that shards are padded; the root holds a vector that is added last of all.
+// Odd sizes, so that shards are padded; the root holds a vector that is added last of all.
 constexpr int64_t kInner = 301;
 constexpr int kNumLayers = 6;
 constexpr int kNumSteps = 3;
@@ -112,7 +112,7 @@ void expect_plan(Model& model, Optimizer& optimizer, const Trial& trial,
   CountedMemory& memory = CountedMemory::install();
   const int rank = trial.options.rank;
   const torch::Tensor x = torch::randn({2, kInner});
-  StepTraffic traffic;  // of the last step
+  StepTraffic traffic;  // traffic of the last step
   memory.reset_peak(rank);
   for (int step = 0; step < kNumSteps; ++step) {
     std::vector<size_t> first;

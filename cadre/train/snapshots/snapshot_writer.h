@@ -26,9 +26,9 @@ namespace cadre::train {
 // A run whose last step has no snapshot.
 struct UnsavedEnd {
   int64_t step = 0;
-  int64_t saved_step = -1;  // of the last snapshot; -1: there is none
+  int64_t saved_step = -1;  // step of the last snapshot; -1: there is none
   std::string run_folder;
-  Error cause;  // of the attempt at `step`
+  Error cause;  // why the snapshot of `step` failed
 };
 // What the run ends with: the steps, and what to do about the cause.
 Error unsaved_end(const UnsavedEnd& end);

@@ -32,7 +32,7 @@ inline constexpr int kFirstFormatWithDigests = 3;
 inline constexpr int kFirstFormatInParts = 4;
 
 struct TrainState {
-  int format = 0;    // of the snapshot
+  int format = 0;    // format of the snapshot
   int64_t step = 0;  // updates done
   LoaderPosition loader;
   DataIdentity data;  // must be equal in a resumed run

@@ -21,7 +21,7 @@ namespace cadre::train {
 
 // Identifies the data; a resumed run must have the same.
 struct DataIdentity {
-  int64_t size = 0;  // of text in tokens, else in samples
+  int64_t size = 0;  // tokens of a text, else samples
   uint64_t fingerprint = 0;
 
   friend bool operator==(const DataIdentity&, const DataIdentity&) = default;

@@ -205,7 +205,7 @@ class StrategyRun final : public verify::SteppedTraining {
   Config config_;
   RunLayout layout_;
   std::shared_ptr<Model> model_;
-  Sizes sizes_;  // of the plain model
+  Sizes sizes_;  // sizes of the plain model
   Batches batches_;
   std::unique_ptr<Strategy> strategy_;
   std::unique_ptr<Optimizer> optimizer_;
@@ -230,7 +230,7 @@ std::vector<std::string> make_comparable(Config& config) {
   return remarks;
 }
 
-// Of the cases that accumulate gradients; 1: there are none.
+// Parts per batch in the cases that accumulate gradients; 1: no such case.
 int64_t num_parts_of(const Config& config) {
   return config.model.experts > 0 ? 1 : std::max<int64_t>(2, config.run.accumulate);
 }

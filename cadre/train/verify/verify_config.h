@@ -32,7 +32,7 @@ struct VerifyRequest {
 struct VerifyContext {
   ProcessGroup world;
   os::System& system;
-  std::function<void(std::string_view)> print;  // of rank 0 only
+  std::function<void(std::string_view)> print;  // on rank 0 only
 };
 
 // Prints what it does, and the table.

@@ -78,7 +78,7 @@ class ShmTransport final : public Transport {
   };
   static_assert(sizeof(RingPlace) == sizeof(Place));
 
-  // Of a rank: a doorbell, then a RingPlace for each peer.
+  // A rank's page: its doorbell, then a RingPlace for each peer.
   class Page {
    public:
     explicit Page(std::byte* bytes) : bytes_(bytes) {}

@@ -17,8 +17,8 @@ namespace cadre {
 struct DialTurn {
   enum class Step : uint8_t { kNone, kLater, kNow };
   Step step = Step::kNone;
-  TimePoint at{};        // of kLater
-  Duration patience{0};  // of kNow: how long the attempt may take
+  TimePoint at{};        // for kLater: when to ask again
+  Duration patience{0};  // for kNow: how long the attempt may take
 };
 
 class DialSchedule {

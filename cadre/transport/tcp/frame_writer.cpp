@@ -8,7 +8,7 @@ namespace {
 
 using wire::LinkFrame;
 
-// Of one system call.
+// Frames that one system call sends at most.
 constexpr size_t kMaxFrames = 16;
 constexpr size_t kPiecesOfFrame = 3;
 
@@ -36,7 +36,7 @@ Status FrameWriter::flush() {
 
 Result<FrameWriter::Sent> FrameWriter::send(StreamId stream, const Channel::Parts& payload) {
   std::array<std::array<std::byte, LinkFrame::kBytes>, kMaxFrames> headers;
-  // Of each frame its header, what of the head is in it, and what of the body.
+  // Three pieces per frame: its header, its part of the head and its part of the body.
   std::array<ConstBytes, 1 + kPiecesOfFrame * kMaxFrames> pieces;
   pieces[0] = outbox_.view();
   Channel::Parts rest = payload;

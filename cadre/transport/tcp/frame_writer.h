@@ -56,13 +56,13 @@ class FrameWriter {
   bool is_flushed() const { return outbox_.empty(); }
   // The head, then the body, as one payload.
   Result<Sent> send(StreamId stream, const Channel::Parts& payload);
-  // Of what send() kept for the stream: the payload bytes that the kernel has not taken yet.
+  // Payload bytes that send() kept for the stream and the kernel has not taken yet.
   size_t num_kept(StreamId stream) const;
 
  private:
-  using Pieces = std::array<ConstBytes, 3>;  // of a frame, one behind the other
+  using Pieces = std::array<ConstBytes, 3>;  // the consecutive pieces of a frame
 
-  // Of a frame of which the kernel has taken bytes: what it has taken of this one.
+  // Counts a frame of which the kernel has taken bytes; returns how many of them are this frame's.
   size_t count_frame(StreamId stream, const Pieces& frame, size_t num_moved, Sent& sent);
   void consume(size_t num_bytes);
   void keep_rest(StreamId stream, const Pieces& frame, size_t num_moved);
@@ -70,9 +70,9 @@ class FrameWriter {
   os::Socket& socket_;
   LinkMeter& meter_;
   wire::StreamBuffer outbox_;  // the rest of a frame that was cut, then queued frames
-  StreamId cut_stream_;        // of the cut frame
+  StreamId cut_stream_;        // stream of the cut frame
   size_t cut_left_ = 0;        // bytes of it in the outbox
-  size_t cut_payload_ = 0;     // of them payload, when it was cut
+  size_t cut_payload_ = 0;     // payload bytes of that frame not taken when it was cut
 };
 
 }  // namespace cadre

@@ -62,7 +62,7 @@ class PeerLink {
     explicit Stream(StreamId stream_id) : id(stream_id) {}
 
     const StreamId id;
-    WaitSpot* spot = nullptr;  // of the transport that has opened it here
+    WaitSpot* spot = nullptr;  // spot of the transport that opened the stream here
     bool is_closed_here = false;
     bool has_peer_closed = false;
     bool has_peer_left = false;  // the group, and its close is awaited
@@ -86,7 +86,7 @@ class PeerLink {
     FrameWriter writer;
     FrameReader reader;
     const ConnectionEnd end;
-    std::shared_ptr<Stream> head;  // of the frame that is being read
+    std::shared_ptr<Stream> head;  // stream of the frame being read
     bool has_received = false;     // a frame
     bool is_peers = false;         // the peer sends its streams on it
     bool cannot_send = false;      // a write has failed; what has come can still be read
@@ -151,7 +151,7 @@ class PeerLink {
   void end_if_unconnected(Stream& stream);
   bool can_send(const Stream& stream) const;
   bool has_come(const Polled& polled) const;
-  // Of the promised bytes, how many the kernel has by now that no call has reported as sent.
+  // Promised bytes that the kernel has taken and no call has reported as sent yet.
   size_t take_gone(Stream& stream, size_t num_offered);
   Result<size_t> send_new(Stream& stream, Channel::Parts data);
   size_t take_unread(Stream& stream, Bytes buffer);

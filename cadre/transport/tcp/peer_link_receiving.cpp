@@ -13,8 +13,8 @@ namespace {
 using wire::LinkFrame;
 
 constexpr size_t kCreditBytes = LinkFrame::kWindowBytes / 4;
-// Of streams that are not open here. Groups are made by all their members together, so a peer is
-// never that far ahead.
+// Limit on streams that the peer has opened and this process has not. All members of a group create
+// it together, so no peer gets that far ahead.
 constexpr size_t kMaxStreams = 64 << 10;
 
 Error violation(int peer, StreamId id, std::string_view what) {

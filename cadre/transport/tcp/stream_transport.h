@@ -86,7 +86,7 @@ class StreamTransport final : public Transport {
   std::atomic<bool> is_woken_{false};                     // until wait() has seen it
   std::vector<std::unique_ptr<StreamChannel>> channels_;  // by rank, made when they are needed
   int num_looks_ = 0;                                     // polls before one sleeps
-  // Of the current wait, kept for their memory. An item for each Polled, then the event.
+  // Kept between waits for their memory: an item for each Polled, then the event.
   std::vector<PeerLink::Polled> polled_;
   std::vector<os::PollItem> items_;
 };

@@ -10,9 +10,9 @@
 // addresses; kCorruption for a peer that breaks the rules of docs/formats/link-frames.md; kAborted,
 // kTimeout.
 //
-// Opening: a rank that waits to send opens a connection if there is none. Of two that want one at
-// the same time the higher rank opens it at once, also to receive, and the lower one only after 20
-// ms without one, so that one connection is usual. If both have opened one, both are used. After a
+// Opening: a rank that waits to send opens a connection if there is none. If two want one at the
+// same time, the higher rank opens it at once, also to receive, and the lower one only after 20 ms
+// without one, so that one connection is usual. If both have opened one, both are used. After a
 // connection of the peer that ended before its first frame the lower rank, too, opens one to
 // receive.
 #pragma once
@@ -37,7 +37,7 @@
 namespace cadre {
 
 struct TcpLinksOptions {
-  int rank = 0;  // of this process
+  int rank = 0;  // rank of this process
   int num_ranks = 1;
   // More ranks than cores on this host: waiting gives the core away instead of looking again.
   bool is_crowded = false;

@@ -84,7 +84,7 @@ class RingTalk {
   const uint64_t group_;
   Random sizes_;  // the same on all ranks
   Random pieces_;
-  size_t num_bytes_ = 0;  // of each stream, so far
+  size_t num_bytes_ = 0;  // sent so far on each stream
 };
 
 struct LinkedRun {
@@ -150,7 +150,7 @@ TEST(TcpLinksSeeds, GroupsKeepTheirBytesOverConnectionsMadeOnFirstUse) {
       }
     }
     const int num_dialed = std::accumulate(run.num_dialed.begin(), run.num_dialed.end(), 0);
-    const int num_pairs = world_size == 2 ? 1 : world_size;  // of a ring
+    const int num_pairs = world_size == 2 ? 1 : world_size;  // pairs of neighbours in a ring
     EXPECT_GE(num_dialed, num_pairs) << "seed " << seed;
     EXPECT_LE(num_dialed, 2 * num_pairs) << "seed " << seed;
   }

@@ -64,7 +64,7 @@ struct C10dRequest {
 template <typename T>
 struct Decoded {
   std::optional<T> message;  // none: more bytes are needed
-  size_t num_bytes = 0;      // of the message, or the least total size worth another try
+  size_t num_bytes = 0;      // size of the message, or the least total size worth another try
 };
 
 CADRE_EXPORT std::vector<std::byte> encode(const C10dRequest& request);

@@ -27,7 +27,7 @@ inline constexpr size_t kMaxValueBytes = 16 << 20;
 inline constexpr size_t kMaxKeysPerRequest = 1 << 16;
 inline constexpr size_t kMaxBuildBytes = 64;
 
-// Of both sides; the server's build and protocol let the client name both when they differ.
+// Sent by both sides; with the server's build and protocol the client can name both if they differ.
 struct StoreHello {
   uint16_t protocol = kStoreProtocol;
   std::string build;  // CADRE_VERSION
@@ -36,7 +36,7 @@ struct StoreHello {
   friend bool operator==(const StoreHello&, const StoreHello&) = default;
 };
 
-// Of both sides, after the hellos.
+// Sent by both sides, after the hellos.
 struct StoreProof {
   Digest digest = {};
 

@@ -31,7 +31,7 @@ inline constexpr int kNumStoreRecordVerbs = 6;
 struct StoreRecord {
   StoreRecordVerb verb = StoreRecordVerb::kJoin;
   std::string key;    // empty for kJoin
-  std::string value;  // of kSet, kAppend, kPush
+  std::string value;  // for kSet, kAppend and kPush
 
   friend bool operator==(const StoreRecord&, const StoreRecord&) = default;
 };
@@ -40,7 +40,7 @@ struct StoreRecord {
 struct DecodedStoreRecord {
   // None: the record is torn, as a writer that was killed leaves it, and it is the last.
   std::optional<StoreRecord> record;
-  size_t num_bytes = 0;  // of the record; of a torn one the least that it needs
+  size_t num_bytes = 0;  // size of the record; of a torn one, the least it needs
 };
 
 CADRE_EXPORT std::vector<std::byte> encode(const StoreRecord& record);

@@ -29,7 +29,7 @@ enum class StoreVerb : uint8_t {
   kAppend,
   kMultiGet,
   kMultiSet,
-  kCancel,  // of a request by its id: answers that with a timeout, if it still waits
+  kCancel,  // answers the request with this id with a timeout, if it still waits
   kQueuePush,
   kQueuePop,     // once there is an item
   kTryQueuePop,  // number: 1 with an item, 0 without
@@ -46,7 +46,7 @@ CADRE_EXPORT std::string_view to_string(StoreVerb verb);
 struct StoreRequest {
   uint64_t id = 0;
   StoreVerb verb = StoreVerb::kSet;
-  int64_t amount = 0;  // of kAdd and kBarrier
+  int64_t amount = 0;  // for kAdd and kBarrier
   std::vector<std::string> keys;
   std::vector<std::string> values;  // compare_set: expected, desired
 

@@ -189,7 +189,7 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
       roots_gradients.push_back(gradients[i]);
     }
     if (!roots.empty()) torch::autograd::backward(roots, roots_gradients);
-    variable_list result(inputs.size() + 2);  // of the leaf and of the holder: none
+    variable_list result(inputs.size() + 2);  // none for the leaf and the holder
     for (size_t i = 0; i < inputs.size(); ++i) result[i + 1] = inputs[i].grad();
     return result;
   }

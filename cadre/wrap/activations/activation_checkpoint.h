@@ -4,7 +4,7 @@
 //   using Block = torch::nn::ModuleHolder<cadre::ActivationCheckpoint<BlockImpl>>;
 //
 // An ActivationCheckpoint<M> is an M with the same constructors, names of parameters and signature
-// of forward(). Of a unit of FullyShardedDataParallel write
+// of forward(). For a unit of FullyShardedDataParallel write
 // ShardUnit<ActivationCheckpoint<BlockImpl>>. Without grad it only calls M::forward().
 //
 // The second forward draws the same random numbers, from the default CPU generator, and sees the

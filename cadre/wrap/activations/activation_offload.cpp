@@ -49,7 +49,7 @@ struct ActivationFile::State {
 
   const os::ScratchFile file;
   const size_t min_bytes;
-  mutable std::mutex mutex;  // of what follows
+  mutable std::mutex mutex;  // guards the members below
   FreeRanges free{kFileBytes};
   int64_t used_bytes = 0;
   int64_t peak_bytes = 0;

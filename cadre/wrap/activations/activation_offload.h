@@ -66,10 +66,10 @@ class CADRE_EXPORT ActivationFile {
   ActivationFile(const ActivationFile&) = delete;
   ActivationFile& operator=(const ActivationFile&) = delete;
 
-  // Of activations that graphs have in the file now, and the most at one time.
+  // Bytes of the activations that graphs keep in the file: now, and the most at one time.
   int64_t used_bytes() const;
   int64_t peak_bytes() const;
-  // Since the file was made.
+  // Bytes written since the file was made.
   int64_t written_bytes() const;
 
  private:

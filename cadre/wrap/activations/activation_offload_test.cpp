@@ -52,7 +52,7 @@ std::shared_ptr<ActivationFile> file_in(const TemporaryFolder& folder, int64_t m
   return ActivationFile::make({.folder = folder.path(), .min_bytes = min_bytes});
 }
 
-// Of the input and the parameters, and where the generator is afterwards.
+// Gradients of the input and the parameters, and the generator's next numbers after them.
 template <typename M>
 std::vector<Tensor> gradients_through(M& module) {
   const Tensor x = torch::linspace(-2, 2, 4 * 6 * 8).view({4, 6, 8}).requires_grad_();

@@ -38,7 +38,7 @@ struct World {
   int size = group.world_size();
   int right = (rank + 1) % size;
   int left = (rank + size - 1) % size;
-  double sum = size * (size + 1) / 2.0;  // of each rank's rank + 1
+  double sum = size * (size + 1) / 2.0;  // sum of rank + 1 over the ranks
   double own = rank + 1.0;
 };
 

@@ -28,7 +28,7 @@ using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
 constexpr int kMicrobatches = 3;
-constexpr int64_t kRows = 2;  // of a microbatch
+constexpr int64_t kRows = 2;  // rows per microbatch
 
 Tensor mean_square(const Tensor& output, const Tensor& target) {
   return torch::mse_loss(output, target);
