@@ -61,7 +61,7 @@ def build(*targets):
 
 def memory_settings():
     """The environment of our programs and of the peers: malloc keeps freed memory and uses huge pages, as
-    `cadre train` sets it for its workers (cadre/launch/worker_environment.cpp), and torch's allocator uses
+    `cadre train` sets it for its workers (cadre/launch/job/worker_environment.cpp), and torch's allocator uses
     huge pages, too."""
     return {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:"
                               "glibc.malloc.trim_threshold=1099511627776",

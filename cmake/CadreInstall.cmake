@@ -13,7 +13,7 @@ function(cadre_install_headers component)
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${header})
     set(installed ${CMAKE_BINARY_DIR}/installed_headers/${header})
     file(READ ${CMAKE_SOURCE_DIR}/${header} text)
-    string(REPLACE "#pragma once\n\n" "#pragma once\n#include \"cadre/base/cxx20.h\"\n" text "${text}")
+    string(REPLACE "#pragma once\n\n" "#pragma once\n#include \"cadre/core/base/cxx20.h\"\n" text "${text}")
     file(WRITE ${installed} "${text}")
     get_filename_component(folder ${header} DIRECTORY)
     install(FILES ${installed} COMPONENT ${component}
@@ -33,7 +33,7 @@ set_target_properties(cadre_core PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION
 set(core_headers "")
 cadre_reachable_headers(cadre/core.h core_headers)
 cadre_install_headers(core ${core_headers})
-install(FILES cadre/base/cxx20.h COMPONENT core DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cadre/base)
+install(FILES cadre/core/base/cxx20.h COMPONENT core DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cadre/base)
 install(TARGETS cadre_core EXPORT CadreCoreTargets COMPONENT core
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT CadreCoreTargets NAMESPACE Cadre:: COMPONENT core DESTINATION ${cadre_cmake_folder})

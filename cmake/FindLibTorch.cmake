@@ -2,7 +2,7 @@
 # toolkit for a CUDA wheel. CADRE_TORCH names it (a torch folder, the folder of a virtual environment,
 # or a Python whose torch is used); else it is that of CMAKE_PREFIX_PATH (a torch folder, or its
 # torch.utils.cmake_prefix_path), of .venv of the source tree, of the torch that an installed Cadre was
-# built with, or of python3. cadre/cli/torch_finder.h has the same rule but for CMAKE_PREFIX_PATH.
+# built with, or of python3. cadre/launch/cli/torch_finder.h has the same rule but for CMAKE_PREFIX_PATH.
 # Makes the target LibTorch::LibTorch and sets LibTorch_VERSION, LibTorch_DIR (the torch folder) and
 # LibTorch_PYTHON (the Python that has it; empty when there is none).
 set(CADRE_TORCH "$ENV{CADRE_TORCH}" CACHE STRING

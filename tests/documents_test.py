@@ -288,15 +288,15 @@ class PlantedFaults(unittest.TestCase):
             "page.md:8: docs/there.md#code has no such heading"])
 
     def test_missing_files_are_found(self):
-        self.write("cadre/os/fd.h", "// docs/decisions/0001 docs/decisions/0002-gone.md\n")
-        self.write("cadre/os/fd.cpp", "")
-        self.write("docs/decisions/0001-one.md", "`0001-one.md` `cadre/os/fd.{h,cpp}` `cadre/os/*.h` `cadre/cadre.h`\n")
+        self.write("cadre/core/os/fd.h", "// docs/decisions/0001 docs/decisions/0002-gone.md\n")
+        self.write("cadre/core/os/fd.cpp", "")
+        self.write("docs/decisions/0001-one.md", "`0001-one.md` `cadre/core/os/fd.{h,cpp}` `cadre/core/os/*.h` `cadre/cadre.h`\n")
         self.write("CHANGELOG.md", "`cadre/gone.h`\n")
-        self.write("page.md", "`docs/decisions/0001-one.md` `none.md` `cadre run` `make -C cadre/os`\n")
+        self.write("page.md", "`docs/decisions/0001-one.md` `none.md` `cadre run` `make -C cadre/core/os`\n")
         self.assertEqual(sorted(missing_files(self.root)), [
             "docs/decisions/0001-one.md:1: cadre/cadre.h does not exist", "page.md:1: none.md does not exist"])
         self.assertEqual(list(missing_pages_in_sources(self.root)),
-                         ["cadre/os/fd.h:1: docs/decisions/0002-gone.md does not exist"])
+                         ["cadre/core/os/fd.h:1: docs/decisions/0002-gone.md does not exist"])
 
     def test_a_picture_that_disagrees_is_found(self):
         layers = read_layers("# comment\nbase:\nos: base\ngroup: os +torch\nmesh/axes: group +torch\nlost: base\n")

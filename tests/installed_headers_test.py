@@ -68,7 +68,7 @@ class InstalledHeaders(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.entries = listed(LIST.read_text())
-        cls.core = reachable("cadre/core.h") | {"cadre/base/cxx20.h"}
+        cls.core = reachable("cadre/core.h") | {"cadre/core/base/cxx20.h"}
         cls.torch = reachable("cadre/cadre.h") - cls.core
 
     def of(self, component):

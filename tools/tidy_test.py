@@ -50,26 +50,26 @@ class TidyTest(unittest.TestCase):
 
     def test_clean_tree_passes(self):
         code, output = run_tidy({
-            "cadre/base/a.h": HEADER,
-            "cadre/store/b.cpp": '#include "cadre/base/a.h"\n#include "cadre/os/c.h"\n',
-            "cadre/os/c.h": HEADER,
+            "cadre/core/base/a.h": HEADER,
+            "cadre/core/store/b.cpp": '#include "cadre/core/base/a.h"\n#include "cadre/core/os/c.h"\n',
+            "cadre/core/os/c.h": HEADER,
         })
         self.assertEqual(code, 0, output)
 
     def test_upward_include(self):
-        self.assert_finds("cadre/base/a.cpp", '#include "cadre/comm/communicator.h"\n',
+        self.assert_finds("cadre/core/base/a.cpp", '#include "cadre/core/comm/communicator.h"\n',
                           "base may not include comm")
 
     def test_sideways_include(self):
-        self.assert_finds("cadre/store/a.cpp", '#include "cadre/transport/transport.h"\n',
+        self.assert_finds("cadre/core/store/a.cpp", '#include "cadre/core/transport/transport.h"\n',
                           "store may not include transport")
 
     def test_tests_may_use_the_simulator(self):
-        code, output = run_tidy({"cadre/store/a_test.cpp": '#include "cadre/sim/simulator.h"\n'})
+        code, output = run_tidy({"cadre/core/store/a_test.cpp": '#include "cadre/core/sim/simulator.h"\n'})
         self.assertEqual(code, 0, output)
 
     def test_torch_below_the_line(self):
-        self.assert_finds("cadre/comm/a.cpp", "#include <ATen/core/Tensor.h>\n", "below the torch line")
+        self.assert_finds("cadre/core/comm/a.cpp", "#include <ATen/core/Tensor.h>\n", "below the torch line")
 
     def test_all_of_torch_in_a_header(self):
         for folder in ("group", "train"):
@@ -80,63 +80,63 @@ class TidyTest(unittest.TestCase):
         self.assert_finds("cadre/misc/a.cpp", "int x;\n", "not in tools/layers.txt")
 
     def test_long_file(self):
-        self.assert_finds("cadre/base/a.cpp", "int x;\n" * 501, "split it below 500")
+        self.assert_finds("cadre/core/base/a.cpp", "int x;\n" * 501, "split it below 500")
 
     def test_long_function(self):
         body = "void f(int a) {\n" + "  a += 1;\n" * 75 + "}\n"
-        self.assert_finds("cadre/base/a.cpp", body, "at most 70")
+        self.assert_finds("cadre/core/base/a.cpp", body, "at most 70")
 
     def test_bans(self):
         for code in ["auto* p = new Thing(1);", "std::random_device d;", "std::atomic_thread_fence(o);",
                      "std::this_thread::sleep_for(x);", "auto t = std::chrono::system_clock::now();"]:
             with self.subTest(code):
-                self.assert_finds("cadre/comm/a.cpp", code + "\n", ": ban: ")
+                self.assert_finds("cadre/core/comm/a.cpp", code + "\n", ": ban: ")
 
     def test_wait_without_deadline(self):
         for code in ["work.wait();", "  thread->wait();  // no deadline"]:
             with self.subTest(code):
-                self.assert_finds("cadre/comm/a.cpp", code + "\n", "every wait takes a Deadline")
+                self.assert_finds("cadre/core/comm/a.cpp", code + "\n", "every wait takes a Deadline")
 
     def test_todo_without_issue(self):
-        self.assert_finds("cadre/base/a.cpp", "// TODO later\n", "issue number")
+        self.assert_finds("cadre/core/base/a.cpp", "// TODO later\n", "issue number")
 
     def test_shared_folder_of_a_test(self):
-        self.assert_finds("cadre/base/a_test.cpp", 'auto path = ::testing::TempDir() + "x";\n',
+        self.assert_finds("cadre/core/base/a_test.cpp", 'auto path = ::testing::TempDir() + "x";\n',
                           "use testing::TemporaryFolder")
 
     def test_header_without_purpose(self):
-        self.assert_finds("cadre/base/a.h", "#pragma once\n", "one sentence of purpose")
+        self.assert_finds("cadre/core/base/a.h", "#pragma once\n", "one sentence of purpose")
 
     def test_finding_of_clang_tidy(self):
-        code, output = run_tidy({"cadre/base/error.cpp": "int x;\n"}, "--clang-tidy",
+        code, output = run_tidy({"cadre/core/base/error.cpp": "int x;\n"}, "--clang-tidy",
                                 clang_tidy='echo "$PWD/$4:1:5: error: a bad name"; exit 1\n')
         self.assertEqual(code, 1, output)
-        self.assertIn("cadre/base/error.cpp:1: clang-tidy: a bad name", output)
+        self.assertIn("cadre/core/base/error.cpp:1: clang-tidy: a bad name", output)
 
     def test_crash_of_clang_tidy(self):
-        code, output = run_tidy({"cadre/base/error.cpp": "int x;\n"}, "--clang-tidy",
+        code, output = run_tidy({"cadre/core/base/error.cpp": "int x;\n"}, "--clang-tidy",
                                 clang_tidy='echo "Stack dump:" >&2; kill -SEGV $$\n')
         self.assertEqual(code, 1, output)
-        self.assertIn("cadre/base/error.cpp:1: clang-tidy: clang-tidy-16 ended with -11", output)
+        self.assertIn("cadre/core/base/error.cpp:1: clang-tidy: clang-tidy-16 ended with -11", output)
 
     def test_clang_tidy_that_cannot_start(self):
-        code, output = run_tidy({"cadre/base/error.cpp": "int x;\n"}, "--clang-tidy",
+        code, output = run_tidy({"cadre/core/base/error.cpp": "int x;\n"}, "--clang-tidy",
                                 clang_tidy='echo "no such check" >&2; exit 1\n')
         self.assertEqual(code, 1, output)
         self.assertIn("ended with 1 and said: no such check", output)
 
     def test_clang_tidy_looks_above_the_torch_line(self):
-        _, output = run_tidy({"cadre/base/error.cpp": "int x;\n", "cadre/group/a.cpp": "int x;\n",
-                              "cadre/train/b.cpp": "int x;\n"}, "--clang-tidy",
+        _, output = run_tidy({"cadre/core/base/error.cpp": "int x;\n", "cadre/tensor/group/a.cpp": "int x;\n",
+                              "cadre/train/trainer/b.cpp": "int x;\n"}, "--clang-tidy",
                              clang_tidy='echo "$PWD/$4:1:5: error: seen"; exit 1\n')
-        self.assertIn("cadre/group/a.cpp:1: clang-tidy: seen", output)
-        self.assertIn("cadre/train/b.cpp:1: clang-tidy: seen", output)
+        self.assertIn("cadre/tensor/group/a.cpp:1: clang-tidy: seen", output)
+        self.assertIn("cadre/train/trainer/b.cpp:1: clang-tidy: seen", output)
 
     def test_header_that_needs_another(self):
-        files = {"cadre/base/a.h": HEADER + "inline std::string name;\n", "cadre/base/error.cpp": "int x;\n"}
+        files = {"cadre/core/base/a.h": HEADER + "inline std::string name;\n", "cadre/core/base/error.cpp": "int x;\n"}
         code, output = run_tidy(files, "--headers")
         self.assertEqual(code, 1, output)
-        self.assertIn("cadre/base/a.h:1: header: does not compile alone", output)
+        self.assertIn("cadre/core/base/a.h:1: header: does not compile alone", output)
 
 
 class UnitsTest(unittest.TestCase):
@@ -156,15 +156,15 @@ class UnitsTest(unittest.TestCase):
 
     def test_source_within_a_unit_gets_its_flags(self):
         build = self.root / "build"
-        self.write("build/unity/t/base_0.cpp", '#include "cadre/base/a.cpp"\n#include "cadre/base/b.cpp"\n')
+        self.write("build/unity/t/base_0.cpp", '#include "cadre/core/base/a.cpp"\n#include "cadre/core/base/b.cpp"\n')
         unit = {"file": str(build / "unity/t/base_0.cpp"),
                 "command": "g++ -O1 -Wno-subobject-linkage -include x/cmake_pch.hxx -o u.o -c u.cpp"}
-        single = {"file": str(self.root / "cadre/os/c.cpp"), "command": "g++ -O2 -o c.o -c c.cpp"}
+        single = {"file": str(self.root / "cadre/core/os/c.cpp"), "command": "g++ -O2 -o c.o -c c.cpp"}
         self.write("build/compile_commands.json", json.dumps([unit, single]))
         commands = units.commands_of(self.root, build)
-        self.assertEqual(set(commands), {"cadre/base/a.cpp", "cadre/base/b.cpp", "cadre/os/c.cpp"})
-        self.assertEqual(commands["cadre/base/b.cpp"], ["g++", "-O1", "-include", "x/cmake_pch.hxx"])
-        self.assertEqual(units.without_precompiled_headers(commands["cadre/base/b.cpp"]), ["g++", "-O1"])
+        self.assertEqual(set(commands), {"cadre/core/base/a.cpp", "cadre/core/base/b.cpp", "cadre/core/os/c.cpp"})
+        self.assertEqual(commands["cadre/core/base/b.cpp"], ["g++", "-O1", "-include", "x/cmake_pch.hxx"])
+        self.assertEqual(units.without_precompiled_headers(commands["cadre/core/base/b.cpp"]), ["g++", "-O1"])
 
     def test_what_changed_since_the_landed_commit(self):
         self.git("init", "-q")
@@ -191,11 +191,11 @@ class UnitsTest(unittest.TestCase):
         self.assertEqual(units.at_most(7, names), sample)
 
     def test_a_changed_header_is_looked_at_through_a_source(self):
-        self.write("cadre/base/a.cpp", "")
-        self.write("cadre/base/b.cpp", '#include "cadre/base/only.h"\n')
-        sources = ["cadre/base/a.cpp", "cadre/base/b.cpp"]
-        self.assertEqual(units.sources_for(self.root, {"cadre/base/a.h"}, sources), ["cadre/base/a.cpp"])
-        self.assertEqual(units.sources_for(self.root, {"cadre/base/only.h"}, sources), ["cadre/base/b.cpp"])
+        self.write("cadre/core/base/a.cpp", "")
+        self.write("cadre/core/base/b.cpp", '#include "cadre/core/base/only.h"\n')
+        sources = ["cadre/core/base/a.cpp", "cadre/core/base/b.cpp"]
+        self.assertEqual(units.sources_for(self.root, {"cadre/core/base/a.h"}, sources), ["cadre/core/base/a.cpp"])
+        self.assertEqual(units.sources_for(self.root, {"cadre/core/base/only.h"}, sources), ["cadre/core/base/b.cpp"])
 
 
 if __name__ == "__main__":

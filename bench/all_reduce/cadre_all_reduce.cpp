@@ -27,8 +27,8 @@
 #include <thread>
 #include <vector>
 
-#include "cadre/comm/communicator.h"
-#include "cadre/rendezvous/environment_rendezvous.h"
+#include "cadre/core/comm/communicator.h"
+#include "cadre/core/rendezvous/environment_rendezvous.h"
 
 namespace {
 

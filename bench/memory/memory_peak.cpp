@@ -19,8 +19,8 @@
 #include <string>
 #include <vector>
 
-#include "cadre/plan/memory_plan.h"
-#include "cadre/plan/plan_test_memory.h"
+#include "cadre/parallel/plan/memory_plan.h"
+#include "cadre/testing/torch/plan_test_memory.h"
 
 namespace {
 

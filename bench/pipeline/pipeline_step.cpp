@@ -25,9 +25,9 @@
 #include <thread>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/pipeline/generate.h"
-#include "cadre/pipeline/simulate.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/schedule/generate.h"
+#include "cadre/core/schedule/simulate.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "cadre/checkpoint/module_file.h"
+#include "cadre/train/checkpoint/module_file.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 
 void save_and_load(const cadre::ProcessGroup& world) {

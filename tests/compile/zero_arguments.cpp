@@ -3,7 +3,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/lbfgs.h>
 
-#include "cadre/optim/optimizers.h"
+#include "cadre/tensor/optim/optimizers.h"
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 
 void divide(const cadre::ProcessGroup& world) {

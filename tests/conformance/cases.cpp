@@ -4,9 +4,9 @@
 #include <array>
 #include <cstring>
 
-#include "cadre/base/format.h"
-#include "cadre/base/random.h"
-#include "cadre/testing/reference_reduction.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/base/random.h"
+#include "cadre/testing/core/reference_reduction.h"
 #include "collectives.h"
 
 namespace cadre::conformance {

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/types.h"
+#include "cadre/core/base/types.h"
 
 namespace cadre::conformance {
 

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cadre/comm/communicator.h"
+#include "cadre/core/comm/communicator.h"
 #include "cases.h"
 
 namespace cadre::conformance {

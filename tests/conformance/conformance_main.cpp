@@ -19,10 +19,10 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/base/random.h"
-#include "cadre/collective/reduction_table.h"
-#include "cadre/testing/seeds.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/base/random.h"
+#include "cadre/core/collective/reduction_table.h"
+#include "cadre/testing/core/seeds.h"
 #include "cases.h"
 #include "collectives.h"
 #include "settings.h"

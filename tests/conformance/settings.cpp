@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "../process/job.h"
-#include "cadre/base/format.h"
-#include "cadre/sim/simulator.h"
-#include "cadre/store/hash_store.h"
-#include "cadre/testing/fake_backend.h"
-#include "cadre/testing/fake_stream_backend.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/sim/simulator.h"
+#include "cadre/core/store/hash_store.h"
+#include "cadre/testing/core/fake_backend.h"
+#include "cadre/testing/core/fake_stream_backend.h"
 
 namespace cadre::conformance {
 namespace {

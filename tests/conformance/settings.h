@@ -10,8 +10,8 @@
 #include <functional>
 #include <string>
 
-#include "cadre/comm/communicator.h"
-#include "cadre/testing/ranks.h"
+#include "cadre/core/comm/communicator.h"
+#include "cadre/testing/core/ranks.h"
 
 namespace cadre::conformance {
 

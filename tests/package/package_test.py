@@ -196,7 +196,7 @@ class Package(unittest.TestCase):
     @unittest.skipUnless(options.component == "torch", "the part above the core")
     def test_what_the_guides_name_is_installed(self):
         self.assertIn("DistributedSampler", self.guide("training"))
-        self.assertTrue((self.prefix / "include/cadre/data/distributed_sampler.h").is_file())
+        self.assertTrue((self.prefix / "include/cadre/train/data/distributed_sampler.h").is_file())
         sources = {path.name for path in (pathlib.Path(options.source) / "examples").glob("*.toml")}
         self.assertEqual({path.name for path in (self.prefix / "share/cadre/examples").iterdir()}, sources)
 
@@ -258,7 +258,7 @@ class Package(unittest.TestCase):
     @unittest.skipUnless(options.component == "torch", "the part above the core")
     def test_every_call_of_group_is_used_from_outside(self):
         source = (HERE / "group/every_call.cpp").read_text()
-        folder = self.prefix / "include/cadre/group"
+        folder = self.prefix / "include/cadre/tensor/group"
         declared = set()
         for header in folder.iterdir():
             # Takes what stands before a class's last "private:", and a namespace's exported functions.

@@ -18,10 +18,10 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/checkpoint/safetensors.h"
-#include "cadre/pipeline/generate.h"
-#include "cadre/train/models/gpt.h"
+#include "cadre/core/base/format.h"
+#include "cadre/train/checkpoint/safetensors.h"
+#include "cadre/core/schedule/generate.h"
+#include "cadre/train/trainer/models/gpt.h"
 
 namespace cadre::train {
 namespace {

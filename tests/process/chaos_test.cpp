@@ -20,12 +20,12 @@
 #include <set>
 #include <string>
 
-#include "cadre/base/format.h"
-#include "cadre/base/random.h"
-#include "cadre/collective/reduction_table.h"
-#include "cadre/comm/groups/split.h"
-#include "cadre/os/native/monotonic_clock.h"
-#include "cadre/testing/leftovers.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/base/random.h"
+#include "cadre/core/collective/reduction_table.h"
+#include "cadre/core/comm/groups/split.h"
+#include "cadre/core/os/native/monotonic_clock.h"
+#include "cadre/testing/core/leftovers.h"
 #include "job.h"
 #include "tests/conformance/cases.h"
 #include "tests/conformance/collectives.h"

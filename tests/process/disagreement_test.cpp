@@ -12,12 +12,12 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/collective/op.h"
-#include "cadre/comm/groups/split.h"
-#include "cadre/comm/messages/message_header.h"
-#include "cadre/testing/leftovers.h"
-#include "cadre/testing/seeds.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/collective/op.h"
+#include "cadre/core/comm/groups/split.h"
+#include "cadre/core/comm/messages/message_header.h"
+#include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/seeds.h"
 #include "job.h"
 
 namespace cadre {

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/comm/groups/split.h"
-#include "cadre/testing/leftovers.h"
-#include "cadre/testing/seeds.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/comm/groups/split.h"
+#include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/seeds.h"
 #include "job.h"
 
 namespace cadre {

@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/comm/groups/split.h"
-#include "cadre/store/hash_store.h"
-#include "cadre/testing/leftovers.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/comm/groups/split.h"
+#include "cadre/core/store/hash_store.h"
+#include "cadre/testing/core/leftovers.h"
 #include "job.h"
 
 namespace cadre {

@@ -10,10 +10,10 @@
 #include <sstream>
 #include <utility>
 
-#include "cadre/base/format.h"
-#include "cadre/os/io/fd.h"
-#include "cadre/store/tcp_store.h"
-#include "cadre/store/tcp_store_server.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/os/io/fd.h"
+#include "cadre/core/store/tcp_store.h"
+#include "cadre/core/store/tcp_store_server.h"
 
 namespace cadre::testing {
 namespace {

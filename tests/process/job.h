@@ -8,9 +8,9 @@
 #include <memory>
 #include <string>
 
-#include "cadre/comm/communicator.h"
-#include "cadre/rendezvous/rendezvous.h"
-#include "cadre/testing/ranks.h"
+#include "cadre/core/comm/communicator.h"
+#include "cadre/core/rendezvous/rendezvous.h"
+#include "cadre/testing/core/ranks.h"
 
 namespace cadre::testing {
 

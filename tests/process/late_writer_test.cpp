@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/testing/leftovers.h"
+#include "cadre/core/base/format.h"
+#include "cadre/testing/core/leftovers.h"
 #include "job.h"
 
 namespace cadre {

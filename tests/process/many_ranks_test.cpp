@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "cadre/base/format.h"
+#include "cadre/core/base/format.h"
 #include "job.h"
 
 namespace cadre {

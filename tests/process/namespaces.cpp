@@ -12,9 +12,9 @@
 #include <fstream>
 #include <utility>
 
-#include "cadre/base/error.h"
-#include "cadre/base/format.h"
-#include "cadre/os/io/fd.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/os/io/fd.h"
 
 namespace cadre::testing {
 namespace {

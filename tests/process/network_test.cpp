@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/comm/communicator.h"
-#include "cadre/comm/defaults.h"
-#include "cadre/rendezvous/tcp_rendezvous.h"
-#include "cadre/store/tcp_store_server.h"
-#include "cadre/testing/ranks.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/comm/communicator.h"
+#include "cadre/core/fabric/defaults.h"
+#include "cadre/core/rendezvous/tcp_rendezvous.h"
+#include "cadre/core/store/tcp_store_server.h"
+#include "cadre/testing/core/ranks.h"
 #include "namespaces.h"
 
 namespace cadre {

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/comm/groups/split.h"
-#include "cadre/testing/leftovers.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/comm/groups/split.h"
+#include "cadre/testing/core/leftovers.h"
 #include "job.h"
 
 namespace cadre {

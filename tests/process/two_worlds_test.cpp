@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/store/file_store.h"
-#include "cadre/testing/leftovers.h"
-#include "cadre/testing/temporary_folder.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/store/file_store.h"
+#include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/temporary_folder.h"
 #include "job.h"
 
 namespace cadre {

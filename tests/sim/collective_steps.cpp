@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/base/random.h"
-#include "cadre/testing/ranks.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/base/random.h"
+#include "cadre/testing/core/ranks.h"
 
 namespace cadre::testing {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-#include "cadre/comm/communicator.h"
+#include "cadre/core/comm/communicator.h"
 #include "step.h"
 
 namespace cadre::testing {

@@ -22,9 +22,9 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/base/random.h"
-#include "cadre/testing/seeds.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/base/random.h"
+#include "cadre/testing/core/seeds.h"
 #include "simulated_job.h"
 #include "verdict.h"
 

@@ -1,7 +1,7 @@
 // How processes of several hosts connect, in virtual time: under seeded schedules and networks,
 // with ranks that are killed or stopped at any moment, and with 1,024 ranks. CADRE_SEED=n runs one
 // seed alone; CADRE_FABRIC_HOSTS=n is the number of hosts, of 8 ranks each, of the largest job.
-#include "cadre/comm/bootstrap/connect_fabric.h"
+#include "cadre/core/fabric/bootstrap/connect_fabric.h"
 
 #include <gtest/gtest.h>
 
@@ -15,14 +15,14 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/base/random.h"
-#include "cadre/comm/bootstrap/host_segment.h"
-#include "cadre/comm/bootstrap/sponsors.h"
-#include "cadre/rendezvous/tcp_rendezvous.h"
-#include "cadre/sim/simulator.h"
-#include "cadre/store/hash_store.h"
-#include "cadre/testing/ranks.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/base/random.h"
+#include "cadre/core/fabric/bootstrap/host_segment.h"
+#include "cadre/core/fabric/bootstrap/sponsors.h"
+#include "cadre/core/rendezvous/tcp_rendezvous.h"
+#include "cadre/core/sim/simulator.h"
+#include "cadre/core/store/hash_store.h"
+#include "cadre/testing/core/ranks.h"
 #include "counting_store.h"
 
 namespace cadre::testing {

@@ -7,8 +7,8 @@
 #include <memory>
 #include <utility>
 
-#include "cadre/store/store.h"
-#include "cadre/wire/store/store_message.h"
+#include "cadre/core/store/store.h"
+#include "cadre/core/wire/store/store_message.h"
 
 namespace cadre::testing {
 

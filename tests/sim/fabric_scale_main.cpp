@@ -14,14 +14,14 @@
 #include <string_view>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/comm/communicator_impl.h"
-#include "cadre/comm/fabric/topology.h"
-#include "cadre/comm/groups/split.h"
-#include "cadre/os/native/monotonic_clock.h"
-#include "cadre/sim/simulator.h"
-#include "cadre/store/hash_store.h"
-#include "cadre/testing/ranks.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/comm/communicator_impl.h"
+#include "cadre/core/fabric/topology.h"
+#include "cadre/core/comm/groups/split.h"
+#include "cadre/core/os/native/monotonic_clock.h"
+#include "cadre/core/sim/simulator.h"
+#include "cadre/core/store/hash_store.h"
+#include "cadre/testing/core/ranks.h"
 #include "counting_store.h"
 #include "scale_report.h"
 

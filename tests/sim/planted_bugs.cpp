@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/comm/messages/message_header.h"
-#include "cadre/sim/simulated_socket.h"
+#include "cadre/core/comm/messages/message_header.h"
+#include "cadre/core/sim/simulated_socket.h"
 
 namespace cadre::testing {
 namespace {

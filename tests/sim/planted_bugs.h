@@ -10,10 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/os/system.h"
-#include "cadre/store/store.h"
-#include "cadre/testing/forwarding_system.h"
-#include "cadre/wire/store/store_message.h"
+#include "cadre/core/os/system.h"
+#include "cadre/core/store/store.h"
+#include "cadre/testing/core/forwarding_system.h"
+#include "cadre/core/wire/store/store_message.h"
 
 namespace cadre::testing {
 

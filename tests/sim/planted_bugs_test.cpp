@@ -6,7 +6,7 @@
 #include <functional>
 #include <iostream>
 
-#include "cadre/base/format.h"
+#include "cadre/core/base/format.h"
 #include "simulated_job.h"
 
 namespace cadre::testing {

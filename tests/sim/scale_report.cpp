@@ -5,7 +5,7 @@
 #include <numeric>
 #include <utility>
 
-#include "cadre/base/format.h"
+#include "cadre/core/base/format.h"
 
 namespace cadre::testing {
 namespace {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <memory>
 
-#include "cadre/base/format.h"
-#include "cadre/base/random.h"
-#include "cadre/store/hash_store.h"
-#include "cadre/testing/seeds.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/base/random.h"
+#include "cadre/core/store/hash_store.h"
+#include "cadre/testing/core/seeds.h"
 
 namespace cadre::testing {
 namespace {

@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
-#include "cadre/comm/communicator.h"
-#include "cadre/sim/simulator.h"
+#include "cadre/core/comm/communicator.h"
+#include "cadre/core/sim/simulator.h"
 #include "planted_bugs.h"
 #include "workload.h"
 

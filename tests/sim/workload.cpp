@@ -6,11 +6,11 @@
 #include <optional>
 #include <utility>
 
-#include "cadre/base/format.h"
-#include "cadre/base/random.h"
-#include "cadre/comm/groups/split.h"
-#include "cadre/comm/messages/message_header.h"
-#include "cadre/testing/ranks.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/base/random.h"
+#include "cadre/core/comm/groups/split.h"
+#include "cadre/core/comm/messages/message_header.h"
+#include "cadre/testing/core/ranks.h"
 #include "collective_steps.h"
 
 namespace cadre::testing {

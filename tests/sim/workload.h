@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "cadre/comm/communicator.h"
+#include "cadre/core/comm/communicator.h"
 #include "step.h"
 
 namespace cadre::testing {

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "cadre/testing/seeds.h"
+#include "cadre/testing/core/seeds.h"
 #include "tests/training/axes_layouts.h"
 #include "tests/training/axes_training.h"
 

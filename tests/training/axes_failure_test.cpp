@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/testing/seeds.h"
+#include "cadre/core/base/format.h"
+#include "cadre/testing/core/seeds.h"
 #include "tests/training/axes_layouts.h"
 #include "tests/training/axes_training.h"
 #include "tests/training/survivors.h"

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "cadre/layers/linear.h"
-#include "cadre/shard/nonfinite_gradients.h"
+#include "cadre/parallel/layers/linear.h"
+#include "cadre/parallel/shard/nonfinite_gradients.h"
 #include "tests/training/axes_layouts.h"
 #include "tests/training/axes_training.h"
 

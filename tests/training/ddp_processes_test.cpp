@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/parallel/ddp/ddp_test_training.h"
-#include "cadre/testing/leftovers.h"
-#include "cadre/testing/seeds.h"
-#include "cadre/wrap/wrap_test_bounds.h"
+#include "cadre/core/base/format.h"
+#include "cadre/testing/torch/ddp_test_training.h"
+#include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/seeds.h"
+#include "cadre/testing/torch/wrap_test_bounds.h"
 #include "tests/process/job.h"
 
 namespace cadre {

@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "cadre/data/data_loader.h"
-#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/train/data/data_loader.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 
 namespace cadre {

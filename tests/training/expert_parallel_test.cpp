@@ -8,15 +8,15 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/error.h"
-#include "cadre/checkpoint/sharded_load.h"
-#include "cadre/checkpoint/sharded_save.h"
-#include "cadre/group/process_group_test_ranks.h"
-#include "cadre/mesh/device_mesh.h"
+#include "cadre/core/base/error.h"
+#include "cadre/train/checkpoint/sharded_load.h"
+#include "cadre/train/checkpoint/sharded_save.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/ep/expert_parallel.h"
 #include "cadre/parallel/ep/mixture_of_experts.h"
-#include "cadre/testing/temporary_folder.h"
+#include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre {
 namespace {

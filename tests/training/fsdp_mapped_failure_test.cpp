@@ -12,15 +12,15 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/optim/optimizers.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/optim/optimizers.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/fsdp/wrap_policy.h"
-#include "cadre/shard/shard_test_training.h"
-#include "cadre/testing/leftovers.h"
-#include "cadre/testing/seeds.h"
-#include "cadre/testing/temporary_folder.h"
-#include "cadre/wrap/group_fakes.h"
+#include "cadre/testing/torch/shard_test_training.h"
+#include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/seeds.h"
+#include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/group_fakes.h"
 #include "tests/process/job.h"
 #include "tests/training/victim.h"
 

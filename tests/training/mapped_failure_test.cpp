@@ -16,11 +16,11 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/optim/optimizers.h"
-#include "cadre/shard/shard_test_training.h"
-#include "cadre/testing/leftovers.h"
-#include "cadre/testing/temporary_folder.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/optim/optimizers.h"
+#include "cadre/testing/torch/shard_test_training.h"
+#include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/temporary_folder.h"
 #include "tests/process/job.h"
 #include "tests/training/victim.h"
 

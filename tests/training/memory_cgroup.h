@@ -14,9 +14,9 @@
 #include <fstream>
 #include <string>
 
-#include "cadre/base/format.h"
-#include "cadre/os/system.h"
-#include "cadre/testing/ranks.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/os/system.h"
+#include "cadre/testing/core/ranks.h"
 
 namespace cadre::testing {
 

@@ -15,11 +15,11 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/mesh/device_mesh.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/pp/pipeline.h"
-#include "cadre/pipeline/generate.h"
-#include "cadre/testing/seeds.h"
+#include "cadre/core/schedule/generate.h"
+#include "cadre/testing/core/seeds.h"
 #include "tests/training/survivors.h"
 #include "tests/training/victim.h"
 

@@ -14,8 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/base/random.h"
-#include "cadre/testing/seeds.h"
+#include "cadre/core/base/random.h"
+#include "cadre/testing/core/seeds.h"
 #include "tests/training/sharded_training.h"
 
 namespace cadre {

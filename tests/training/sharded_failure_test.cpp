@@ -14,13 +14,13 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/checkpoint/optimizer_state.h"
-#include "cadre/checkpoint/sharded_load.h"
-#include "cadre/checkpoint/sharded_save.h"
-#include "cadre/shard/sharded_norm.h"
-#include "cadre/testing/seeds.h"
-#include "cadre/testing/temporary_folder.h"
+#include "cadre/core/base/format.h"
+#include "cadre/train/checkpoint/optimizer_state.h"
+#include "cadre/train/checkpoint/sharded_load.h"
+#include "cadre/train/checkpoint/sharded_save.h"
+#include "cadre/parallel/shard/sharded_norm.h"
+#include "cadre/testing/core/seeds.h"
+#include "cadre/testing/core/temporary_folder.h"
 #include "tests/process/job.h"
 #include "tests/training/sharded_training.h"
 #include "tests/training/survivors.h"

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/testing/leftovers.h"
-#include "cadre/testing/seeds.h"
+#include "cadre/core/base/format.h"
+#include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/seeds.h"
 #include "tests/process/job.h"
 #include "tests/training/sharded_training.h"
 

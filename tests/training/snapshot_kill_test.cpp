@@ -17,13 +17,13 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/base/random.h"
-#include "cadre/checkpoint/sharded_load.h"
-#include "cadre/checkpoint/snapshot_saver.h"
-#include "cadre/group/process_group.h"
-#include "cadre/testing/seeds.h"
-#include "cadre/testing/temporary_folder.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/base/random.h"
+#include "cadre/train/checkpoint/sharded_load.h"
+#include "cadre/train/checkpoint/snapshot_saver.h"
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/testing/core/seeds.h"
+#include "cadre/testing/core/temporary_folder.h"
 #include "tests/process/job.h"
 
 namespace cadre {

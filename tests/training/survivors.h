@@ -17,10 +17,10 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/group/process_group.h"
-#include "cadre/testing/leftovers.h"
-#include "cadre/testing/temporary_folder.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/temporary_folder.h"
 #include "tests/process/job.h"
 #include "tests/training/victim.h"
 

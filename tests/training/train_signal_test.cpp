@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/cli/cadre_command_test.h"
-#include "cadre/testing/temporary_folder.h"
+#include "cadre/core/base/format.h"
+#include "cadre/testing/core/cadre_command_test.h"
+#include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre {
 namespace {

@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/testing/leftovers.h"
-#include "cadre/testing/temporary_folder.h"
-#include "cadre/train/trainer.h"
-#include "cadre/wrap/group_fakes.h"
+#include "cadre/core/base/format.h"
+#include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/temporary_folder.h"
+#include "cadre/train/trainer/trainer.h"
+#include "cadre/testing/torch/group_fakes.h"
 #include "tests/process/job.h"
 #include "tests/training/victim.h"
 

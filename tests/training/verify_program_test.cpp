@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "cadre/cli/cadre_command_test.h"
-#include "cadre/testing/paths.h"
-#include "cadre/testing/temporary_folder.h"
+#include "cadre/testing/core/cadre_command_test.h"
+#include "cadre/testing/core/paths.h"
+#include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre {
 namespace {

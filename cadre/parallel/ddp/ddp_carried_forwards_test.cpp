@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/core/base/format.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 
 namespace cadre {

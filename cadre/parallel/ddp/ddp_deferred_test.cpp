@@ -5,8 +5,8 @@
 #include <memory>
 #include <mutex>
 
-#include "cadre/deferred/deferred_init.h"
-#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/parallel/deferred/deferred_init.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 
 namespace cadre {

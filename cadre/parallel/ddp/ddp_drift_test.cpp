@@ -11,8 +11,8 @@
 #include <memory>
 #include <string>
 
-#include "cadre/base/format.h"
-#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/core/base/format.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 
 namespace cadre::ddp_drift {

@@ -18,10 +18,10 @@
 #include <tuple>
 #include <vector>
 
-#include "cadre/group/process_group_test_ranks.h"
-#include "cadre/parallel/ddp/ddp_test_training.h"
-#include "cadre/testing/seeds.h"
-#include "cadre/wrap/wrap_test_bounds.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/ddp_test_training.h"
+#include "cadre/testing/core/seeds.h"
+#include "cadre/testing/torch/wrap_test_bounds.h"
 
 namespace cadre {
 namespace {

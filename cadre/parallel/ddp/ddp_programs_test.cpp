@@ -12,10 +12,10 @@
 #include <tuple>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/group/process_group_test_ranks.h"
-#include "cadre/parallel/ddp/ddp_test_support.h"
-#include "cadre/wrap/wrap_test_training.h"
+#include "cadre/core/base/format.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/ddp_test_support.h"
+#include "cadre/testing/torch/wrap_test_training.h"
 
 namespace cadre {
 namespace {

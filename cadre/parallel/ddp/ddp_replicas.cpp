@@ -7,18 +7,18 @@
 #include <string>
 #include <utility>
 
-#include "cadre/base/error.h"
-#include "cadre/base/fnv1a.h"
-#include "cadre/base/format.h"
-#include "cadre/buckets/bucket_layout.h"
-#include "cadre/buckets/replicated_gradients.h"
-#include "cadre/buckets/sharded_gradients.h"
-#include "cadre/group/agreement.h"
-#include "cadre/mesh/device_mesh.h"
-#include "cadre/reduction/agreement/trailer.h"
-#include "cadre/shard/gather_shards.h"
-#include "cadre/shard/shardable.h"
-#include "cadre/wrap/named_tensors.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/fnv1a.h"
+#include "cadre/core/base/format.h"
+#include "cadre/parallel/buckets/bucket_layout.h"
+#include "cadre/parallel/buckets/replicated_gradients.h"
+#include "cadre/parallel/buckets/sharded_gradients.h"
+#include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/parallel/reduction/agreement/trailer.h"
+#include "cadre/parallel/shard/gather_shards.h"
+#include "cadre/parallel/shard/shardable.h"
+#include "cadre/tensor/hooks/named_tensors.h"
 
 namespace cadre::parallel {
 

@@ -8,12 +8,12 @@
 #include <memory>
 #include <vector>
 
-#include "cadre/base/export.h"
-#include "cadre/group/process_group.h"
+#include "cadre/core/base/export.h"
+#include "cadre/tensor/group/process_group.h"
 #include "cadre/parallel/ddp/options.h"
-#include "cadre/reduction/data_parallel_core.h"
-#include "cadre/shard/flat_parameters.h"
-#include "cadre/shard/parameter_shard.h"
+#include "cadre/parallel/reduction/data_parallel_core.h"
+#include "cadre/parallel/shard/flat_parameters.h"
+#include "cadre/parallel/shard/parameter_shard.h"
 
 namespace torch::nn {
 class Module;

@@ -6,9 +6,9 @@
 #include <cmath>
 #include <string>
 
-#include "cadre/base/error.h"
-#include "cadre/base/format.h"
-#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 
 namespace cadre {

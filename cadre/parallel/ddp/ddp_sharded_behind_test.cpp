@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/parallel/ddp/ddp_sharded_test.h"
+#include "cadre/testing/torch/ddp_sharded_test.h"
 
 namespace cadre {
 namespace {

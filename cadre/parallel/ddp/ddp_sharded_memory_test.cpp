@@ -10,9 +10,9 @@
 #include <string_view>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/parallel/ddp/ddp_sharded_test.h"
-#include "cadre/wrap/group_fakes.h"
+#include "cadre/core/base/format.h"
+#include "cadre/testing/torch/ddp_sharded_test.h"
+#include "cadre/testing/torch/group_fakes.h"
 
 namespace cadre {
 namespace {

@@ -1,5 +1,5 @@
 // Sharded gradients (ZeRO stage 2) are the slices of replicated ones, bit for bit.
-#include "cadre/parallel/ddp/ddp_sharded_test.h"
+#include "cadre/testing/torch/ddp_sharded_test.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/base/format.h"
+#include "cadre/core/base/format.h"
 
 namespace cadre {
 namespace {

@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/error.h"
-#include "cadre/base/format.h"
-#include "cadre/group/process_group_test_ranks.h"
-#include "cadre/parallel/ddp/ddp_test_support.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/ddp_test_support.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
-#include "cadre/testing/log_lines.h"
+#include "cadre/testing/core/log_lines.h"
 
 namespace cadre {
 namespace {

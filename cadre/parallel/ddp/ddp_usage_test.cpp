@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/core/base/format.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
-#include "cadre/testing/log_lines.h"
+#include "cadre/testing/core/log_lines.h"
 
 namespace cadre::ddp_usage {
 namespace {

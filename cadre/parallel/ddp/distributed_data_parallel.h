@@ -27,12 +27,12 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/group/process_group.h"
+#include "cadre/tensor/group/process_group.h"
 #include "cadre/parallel/ddp/ddp_replicas.h"
 #include "cadre/parallel/ddp/options.h"
-#include "cadre/reduction/data_parallel_module.h"
-#include "cadre/shard/flat_parameters.h"
-#include "cadre/shard/parameter_shard.h"
+#include "cadre/parallel/reduction/data_parallel_module.h"
+#include "cadre/parallel/shard/flat_parameters.h"
+#include "cadre/parallel/shard/parameter_shard.h"
 
 namespace cadre {
 

@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/buckets/gradient_storage.h"
-#include "cadre/parallel/ddp/ddp_test_support.h"
+#include "cadre/parallel/buckets/gradient_storage.h"
+#include "cadre/testing/torch/ddp_test_support.h"
 
 namespace cadre {
 namespace {

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <optional>
 
-#include "cadre/buckets/bucket_layout.h"
-#include "cadre/wrap/sample_weight.h"
+#include "cadre/parallel/buckets/bucket_layout.h"
+#include "cadre/tensor/hooks/sample_weight.h"
 
 namespace cadre {
 

@@ -6,12 +6,12 @@
 #include <map>
 #include <memory>
 
-#include "cadre/base/error.h"
-#include "cadre/base/format.h"
-#include "cadre/group/agreement.h"
-#include "cadre/layers/joint_loss.h"
-#include "cadre/layers/module_division.h"
-#include "cadre/layers/tensor_parallel_layer.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/group/agreement.h"
+#include "cadre/parallel/layers/joint_loss.h"
+#include "cadre/parallel/layers/module_division.h"
+#include "cadre/parallel/layers/tensor_parallel_layer.h"
 #include "cadre/parallel/ep/mixture_of_experts.h"
 #include "cadre/parallel/ep/token_dispatch.h"
 

@@ -31,9 +31,9 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/export.h"
-#include "cadre/mesh/device_mesh.h"
-#include "cadre/shard/parameter_shard.h"
+#include "cadre/core/base/export.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/parallel/shard/parameter_shard.h"
 
 namespace torch::nn {
 class Module;

@@ -10,13 +10,13 @@
 #include <string>
 #include <vector>
 
-#include "cadre/group/process_group_test_ranks.h"
-#include "cadre/mesh/device_mesh.h"
-#include "cadre/parallel/ep/ep_test_models.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/testing/torch/ep_test_models.h"
 #include "cadre/parallel/ep/mixture_of_experts.h"
-#include "cadre/shard/parameter_shard_test.h"
-#include "cadre/shard/sharded_norm.h"
-#include "cadre/wrap/wrap_test_support.h"
+#include "cadre/testing/torch/parameter_shard_test.h"
+#include "cadre/parallel/shard/sharded_norm.h"
+#include "cadre/testing/torch/wrap_test_support.h"
 
 namespace cadre {
 namespace {

@@ -15,12 +15,12 @@
 #include <cmath>
 #include <tuple>
 
-#include "cadre/base/error.h"
-#include "cadre/base/format.h"
-#include "cadre/group/differentiable.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/group/differentiable.h"
 #include "cadre/parallel/ep/router.h"
 #include "cadre/parallel/ep/token_dispatch.h"
-#include "cadre/wrap/shard_mark.h"
+#include "cadre/tensor/hooks/shard_mark.h"
 
 namespace cadre {
 namespace {

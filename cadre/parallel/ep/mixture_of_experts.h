@@ -29,7 +29,7 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/export.h"
+#include "cadre/core/base/export.h"
 
 namespace cadre {
 

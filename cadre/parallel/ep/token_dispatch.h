@@ -20,7 +20,7 @@
 #include <optional>
 #include <vector>
 
-#include "cadre/group/process_group.h"
+#include "cadre/tensor/group/process_group.h"
 
 namespace cadre::parallel {
 

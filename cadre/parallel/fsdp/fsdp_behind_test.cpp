@@ -12,11 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/parallel/fsdp/fsdp_test_stack.h"
-#include "cadre/parallel/fsdp/fsdp_test_training.h"
-#include "cadre/shard/sharded_optimizer.h"
-#include "cadre/testing/log_lines.h"
-#include "cadre/wrap/wrap_test_support.h"
+#include "cadre/testing/torch/fsdp_test_stack.h"
+#include "cadre/testing/torch/fsdp_test_training.h"
+#include "cadre/parallel/shard/sharded_optimizer.h"
+#include "cadre/testing/core/log_lines.h"
+#include "cadre/testing/torch/wrap_test_support.h"
 
 namespace cadre {
 namespace {

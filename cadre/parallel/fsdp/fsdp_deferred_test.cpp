@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "cadre/deferred/deferred_init.h"
-#include "cadre/parallel/fsdp/fsdp_test_tower.h"
+#include "cadre/parallel/deferred/deferred_init.h"
+#include "cadre/testing/torch/fsdp_test_tower.h"
 
 namespace cadre {
 namespace {

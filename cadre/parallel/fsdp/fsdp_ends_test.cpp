@@ -11,10 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "cadre/parallel/fsdp/fsdp_test_stack.h"
-#include "cadre/parallel/fsdp/fsdp_test_training.h"
-#include "cadre/shard/sharded_optimizer.h"
-#include "cadre/wrap/wrap_test_support.h"
+#include "cadre/testing/torch/fsdp_test_stack.h"
+#include "cadre/testing/torch/fsdp_test_training.h"
+#include "cadre/parallel/shard/sharded_optimizer.h"
+#include "cadre/testing/torch/wrap_test_support.h"
 
 namespace cadre {
 namespace {

@@ -10,9 +10,9 @@
 #include <tuple>
 #include <vector>
 
-#include "cadre/parallel/fsdp/fsdp_test_training.h"
-#include "cadre/testing/seeds.h"
-#include "cadre/wrap/wrap_test_bounds.h"
+#include "cadre/testing/torch/fsdp_test_training.h"
+#include "cadre/testing/core/seeds.h"
+#include "cadre/testing/torch/wrap_test_bounds.h"
 
 namespace cadre {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cadre/parallel/fsdp/fsdp_test_tower.h"
+#include "cadre/testing/torch/fsdp_test_tower.h"
 
 namespace cadre {
 namespace {

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "cadre/parallel/fsdp/fsdp_test_training.h"
-#include "cadre/testing/log_lines.h"
-#include "cadre/wrap/wrap_test_support.h"
+#include "cadre/testing/torch/fsdp_test_training.h"
+#include "cadre/testing/core/log_lines.h"
+#include "cadre/testing/torch/wrap_test_support.h"
 
 namespace cadre {
 namespace {

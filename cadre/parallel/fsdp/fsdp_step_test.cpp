@@ -10,15 +10,15 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/group/agreement.h"
-#include "cadre/optim/optimizers.h"
-#include "cadre/parallel/fsdp/fsdp_test_training.h"
-#include "cadre/shard/gather_shards.h"
-#include "cadre/shard/grad_scaler.h"
-#include "cadre/shard/nonfinite_gradients.h"
-#include "cadre/shard/sharded_norm.h"
-#include "cadre/shard/sharded_optimizer.h"
-#include "cadre/wrap/wrap_test_support.h"
+#include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/optim/optimizers.h"
+#include "cadre/testing/torch/fsdp_test_training.h"
+#include "cadre/parallel/shard/gather_shards.h"
+#include "cadre/parallel/shard/grad_scaler.h"
+#include "cadre/parallel/shard/nonfinite_gradients.h"
+#include "cadre/parallel/shard/sharded_norm.h"
+#include "cadre/parallel/shard/sharded_optimizer.h"
+#include "cadre/testing/torch/wrap_test_support.h"
 
 namespace cadre {
 namespace {

@@ -7,9 +7,9 @@
 #include <memory>
 #include <string>
 
-#include "cadre/parallel/fsdp/fsdp_test_stack.h"
-#include "cadre/parallel/fsdp/fsdp_test_training.h"
-#include "cadre/wrap/wrap_test_support.h"
+#include "cadre/testing/torch/fsdp_test_stack.h"
+#include "cadre/testing/torch/fsdp_test_training.h"
+#include "cadre/testing/torch/wrap_test_support.h"
 
 namespace cadre {
 namespace {

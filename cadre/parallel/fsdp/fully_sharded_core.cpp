@@ -9,24 +9,24 @@
 #include <map>
 #include <utility>
 
-#include "cadre/base/error.h"
-#include "cadre/base/format.h"
-#include "cadre/base/log.h"
-#include "cadre/buckets/sharded_gradients.h"
-#include "cadre/deferred/materialize.h"
-#include "cadre/group/agreement.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/base/log.h"
+#include "cadre/parallel/buckets/sharded_gradients.h"
+#include "cadre/parallel/deferred/materialize.h"
+#include "cadre/tensor/group/agreement.h"
 #include "cadre/parallel/fsdp/offload.h"
 #include "cadre/parallel/fsdp/reshard_groups.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
 #include "cadre/parallel/fsdp/unit_options.h"
 #include "cadre/parallel/fsdp/use_comparison.h"
 #include "cadre/parallel/fsdp/written_parameters.h"
-#include "cadre/reduction/agreement/trailer.h"
-#include "cadre/reduction/data_parallel_core.h"
-#include "cadre/shard/flat_buffer_pool.h"
-#include "cadre/shard/flat_parameters.h"
-#include "cadre/shard/shard_fence.h"
-#include "cadre/wrap/tensor_version.h"
+#include "cadre/parallel/reduction/agreement/trailer.h"
+#include "cadre/parallel/reduction/data_parallel_core.h"
+#include "cadre/parallel/shard/flat_buffer_pool.h"
+#include "cadre/parallel/shard/flat_parameters.h"
+#include "cadre/parallel/shard/shard_fence.h"
+#include "cadre/tensor/hooks/tensor_version.h"
 
 namespace cadre::parallel {
 

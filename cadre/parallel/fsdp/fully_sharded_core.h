@@ -15,13 +15,13 @@
 #include <string_view>
 #include <vector>
 
-#include "cadre/base/export.h"
-#include "cadre/group/file_memory.h"
-#include "cadre/group/process_group.h"
-#include "cadre/mesh/device_mesh.h"
+#include "cadre/core/base/export.h"
+#include "cadre/tensor/group/file_memory.h"
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/fsdp/sharded_units.h"
-#include "cadre/shard/parameter_shard.h"
+#include "cadre/parallel/shard/parameter_shard.h"
 
 namespace torch::nn {
 class Module;

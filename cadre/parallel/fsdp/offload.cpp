@@ -3,10 +3,10 @@
 #include <map>
 #include <vector>
 
-#include "cadre/base/error.h"
-#include "cadre/base/format.h"
-#include "cadre/group/agreement.h"
-#include "cadre/shard/flat_parameters.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/group/agreement.h"
+#include "cadre/parallel/shard/flat_parameters.h"
 
 namespace cadre::parallel {
 

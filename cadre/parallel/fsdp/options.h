@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "cadre/shard/shard_form.h"
-#include "cadre/wrap/sample_weight.h"
+#include "cadre/parallel/shard/shard_form.h"
+#include "cadre/tensor/hooks/sample_weight.h"
 
 namespace torch::nn {
 class Module;

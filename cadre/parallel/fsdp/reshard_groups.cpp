@@ -1,8 +1,8 @@
 #include "cadre/parallel/fsdp/reshard_groups.h"
 
-#include "cadre/base/error.h"
-#include "cadre/base/format.h"
-#include "cadre/group/process_group.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/group/process_group.h"
 
 namespace cadre::parallel {
 

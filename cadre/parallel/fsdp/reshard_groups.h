@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "cadre/parallel/fsdp/options.h"
-#include "cadre/wrap/located_group.h"
+#include "cadre/tensor/hooks/located_group.h"
 
 namespace cadre::parallel {
 

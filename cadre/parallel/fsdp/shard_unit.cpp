@@ -3,8 +3,8 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
-#include "cadre/base/error.h"
-#include "cadre/base/format.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
 #include "cadre/parallel/fsdp/sharded_units.h"
 
 namespace cadre {

@@ -29,11 +29,11 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/base/export.h"
+#include "cadre/core/base/export.h"
 #include "cadre/parallel/fsdp/options.h"
-#include "cadre/wrap/forward_signature.h"
-#include "cadre/wrap/map_tensors.h"
-#include "cadre/wrap/output_tensors.h"
+#include "cadre/tensor/hooks/forward_signature.h"
+#include "cadre/tensor/hooks/map_tensors.h"
+#include "cadre/tensor/hooks/output_tensors.h"
 
 namespace cadre {
 

@@ -9,8 +9,8 @@
 #include <unordered_map>
 #include <utility>
 
-#include "cadre/base/error.h"
-#include "cadre/base/format.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
 
 namespace cadre::parallel {
 

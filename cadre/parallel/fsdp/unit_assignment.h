@@ -13,10 +13,10 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/export.h"
+#include "cadre/core/base/export.h"
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/fsdp/shard_unit.h"
-#include "cadre/wrap/named_tensors.h"
+#include "cadre/tensor/hooks/named_tensors.h"
 
 namespace cadre::parallel {
 

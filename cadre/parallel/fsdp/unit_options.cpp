@@ -6,12 +6,12 @@
 #include <optional>
 #include <string>
 
-#include "cadre/base/error.h"
-#include "cadre/base/format.h"
-#include "cadre/deferred/materialize.h"
-#include "cadre/shard/parameter_shard.h"
-#include "cadre/shard/shardable.h"
-#include "cadre/wrap/autograd_hooks.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/parallel/deferred/materialize.h"
+#include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/parallel/shard/shardable.h"
+#include "cadre/tensor/hooks/autograd_hooks.h"
 
 namespace cadre::parallel {
 

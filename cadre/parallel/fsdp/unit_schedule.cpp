@@ -4,8 +4,8 @@
 #include <exception>
 #include <utility>
 
-#include "cadre/base/error.h"
-#include "cadre/base/format.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
 
 namespace cadre::parallel {
 

@@ -31,7 +31,7 @@
 
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/fsdp/unit_order.h"
-#include "cadre/wrap/autograd_hooks.h"
+#include "cadre/tensor/hooks/autograd_hooks.h"
 
 namespace cadre::parallel {
 

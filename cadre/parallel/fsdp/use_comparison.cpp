@@ -2,8 +2,8 @@
 
 #include <ATen/ops/empty.h>
 
-#include "cadre/base/error.h"
-#include "cadre/base/format.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
 #include "cadre/parallel/fsdp/unit_options.h"
 
 namespace cadre::parallel {

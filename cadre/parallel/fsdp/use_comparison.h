@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cadre/parallel/fsdp/unit_schedule.h"
-#include "cadre/wrap/located_group.h"
+#include "cadre/tensor/hooks/located_group.h"
 
 namespace cadre::parallel {
 

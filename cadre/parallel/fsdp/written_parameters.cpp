@@ -2,8 +2,8 @@
 
 #include <utility>
 
-#include "cadre/base/format.h"
-#include "cadre/reduction/data_parallel_core.h"
+#include "cadre/core/base/format.h"
+#include "cadre/parallel/reduction/data_parallel_core.h"
 
 namespace cadre::parallel {
 

@@ -10,8 +10,8 @@
 #include <optional>
 #include <string>
 
-#include "cadre/base/error.h"
-#include "cadre/shard/shard_form.h"
+#include "cadre/core/base/error.h"
+#include "cadre/parallel/shard/shard_form.h"
 
 namespace cadre::reduction {
 class DataParallelCore;

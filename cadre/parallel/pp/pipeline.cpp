@@ -7,10 +7,10 @@
 
 #include <algorithm>
 
-#include "cadre/base/fnv1a.h"
-#include "cadre/base/format.h"
-#include "cadre/group/caught_error.h"
-#include "cadre/group/messages/private_messages.h"
+#include "cadre/core/base/fnv1a.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/group/caught_error.h"
+#include "cadre/tensor/group/messages/private_messages.h"
 #include "cadre/parallel/pp/pipeline_agreement.h"
 #include "cadre/parallel/pp/pipeline_executor.h"
 #include "cadre/parallel/pp/sharded_stages.h"

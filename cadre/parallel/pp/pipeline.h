@@ -34,15 +34,15 @@
 #include <variant>
 #include <vector>
 
-#include "cadre/base/deadline.h"
-#include "cadre/base/export.h"
-#include "cadre/group/process_group.h"
-#include "cadre/mesh/device_mesh.h"
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/export.h"
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/pp/pipeline_error.h"
 #include "cadre/parallel/pp/pipeline_loss.h"
 #include "cadre/parallel/pp/pipeline_stage.h"
-#include "cadre/pipeline/schedule.h"
-#include "cadre/shard/parameter_shard.h"
+#include "cadre/core/schedule/schedule.h"
+#include "cadre/parallel/shard/parameter_shard.h"
 
 namespace cadre {
 

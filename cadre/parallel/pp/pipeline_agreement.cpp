@@ -7,12 +7,12 @@
 #include <map>
 #include <utility>
 
-#include "cadre/base/fnv1a.h"
-#include "cadre/base/format.h"
-#include "cadre/group/caught_error.h"
+#include "cadre/core/base/fnv1a.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/group/caught_error.h"
 #include "cadre/parallel/pp/pipeline_plan.h"
-#include "cadre/wrap/replica_check.h"
-#include "cadre/wrap/tensor_version.h"
+#include "cadre/tensor/hooks/replica_check.h"
+#include "cadre/tensor/hooks/tensor_version.h"
 
 namespace cadre::parallel {
 namespace {

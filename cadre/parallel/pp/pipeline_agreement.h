@@ -14,12 +14,12 @@
 #include <string_view>
 #include <vector>
 
-#include "cadre/base/error.h"
-#include "cadre/group/agreement.h"
-#include "cadre/group/process_group.h"
+#include "cadre/core/base/error.h"
+#include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/group/process_group.h"
 #include "cadre/parallel/pp/pipeline.h"
 #include "cadre/parallel/pp/pipeline_stage.h"
-#include "cadre/pipeline/schedule.h"
+#include "cadre/core/schedule/schedule.h"
 
 namespace cadre::parallel {
 

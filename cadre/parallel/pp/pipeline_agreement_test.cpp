@@ -10,12 +10,12 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/group/process_group_test_ranks.h"
-#include "cadre/mesh/device_mesh.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/pp/pipeline.h"
-#include "cadre/parallel/pp/pp_test_model.h"
-#include "cadre/shard/parameter_shard.h"
-#include "cadre/wrap/shard_mark.h"
+#include "cadre/testing/torch/pp_test_model.h"
+#include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/hooks/shard_mark.h"
 
 namespace cadre {
 namespace {

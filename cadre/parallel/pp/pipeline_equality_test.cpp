@@ -16,13 +16,13 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/group/process_group_test_ranks.h"
-#include "cadre/mesh/device_mesh.h"
+#include "cadre/core/base/format.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/pp/pipeline.h"
-#include "cadre/parallel/pp/pp_test_model.h"
-#include "cadre/pipeline/generate.h"
-#include "cadre/testing/seeds.h"
+#include "cadre/testing/torch/pp_test_model.h"
+#include "cadre/core/schedule/generate.h"
+#include "cadre/testing/core/seeds.h"
 
 namespace cadre {
 namespace {

@@ -5,9 +5,9 @@
 
 #include <utility>
 
-#include "cadre/base/error.h"
-#include "cadre/base/export.h"
-#include "cadre/pipeline/action.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+#include "cadre/core/schedule/action.h"
 
 namespace cadre {
 

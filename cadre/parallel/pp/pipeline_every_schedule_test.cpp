@@ -14,13 +14,13 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/core/base/format.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/parallel/pp/pipeline.h"
-#include "cadre/pipeline/check.h"
-#include "cadre/pipeline/generate.h"
-#include "cadre/pipeline/simulate.h"
-#include "cadre/testing/seeds.h"
+#include "cadre/core/schedule/check.h"
+#include "cadre/core/schedule/generate.h"
+#include "cadre/core/schedule/simulate.h"
+#include "cadre/testing/core/seeds.h"
 
 namespace cadre {
 namespace {

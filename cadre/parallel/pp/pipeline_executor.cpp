@@ -8,10 +8,10 @@
 #include <set>
 #include <utility>
 
-#include "cadre/base/format.h"
-#include "cadre/group/caught_error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/group/caught_error.h"
 #include "cadre/parallel/pp/values/stage_values.h"
-#include "cadre/wrap/autograd_hooks.h"
+#include "cadre/tensor/hooks/autograd_hooks.h"
 
 namespace cadre::parallel {
 namespace {

@@ -18,9 +18,9 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/base/deadline.h"
-#include "cadre/group/messages/private_messages.h"
-#include "cadre/group/process_group.h"
+#include "cadre/core/base/deadline.h"
+#include "cadre/tensor/group/messages/private_messages.h"
+#include "cadre/tensor/group/process_group.h"
 #include "cadre/parallel/pp/pipeline_error.h"
 #include "cadre/parallel/pp/pipeline_loss.h"
 #include "cadre/parallel/pp/pipeline_stage.h"
@@ -28,7 +28,7 @@
 #include "cadre/parallel/pp/stage_messages.h"
 #include "cadre/parallel/pp/stage_runner.h"
 #include "cadre/parallel/pp/values/joined_outputs.h"
-#include "cadre/pipeline/schedule.h"
+#include "cadre/core/schedule/schedule.h"
 
 namespace cadre::parallel {
 

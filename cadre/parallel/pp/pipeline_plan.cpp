@@ -5,13 +5,13 @@
 #include <set>
 #include <string>
 
-#include "cadre/base/format.h"
+#include "cadre/core/base/format.h"
 #include "cadre/parallel/pp/pipeline_agreement.h"
 #include "cadre/parallel/pp/sharded_stages.h"
-#include "cadre/pipeline/check.h"
-#include "cadre/pipeline/generate.h"
-#include "cadre/pipeline/lowering.h"
-#include "cadre/shard/shardable.h"
+#include "cadre/core/schedule/check.h"
+#include "cadre/core/schedule/generate.h"
+#include "cadre/core/schedule/lowering.h"
+#include "cadre/parallel/shard/shardable.h"
 
 namespace cadre::parallel {
 namespace {

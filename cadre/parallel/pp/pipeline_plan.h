@@ -6,9 +6,9 @@
 
 #include <vector>
 
-#include "cadre/base/error.h"
+#include "cadre/core/base/error.h"
 #include "cadre/parallel/pp/pipeline.h"
-#include "cadre/pipeline/schedule.h"
+#include "cadre/core/schedule/schedule.h"
 
 namespace cadre::parallel {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "cadre/base/error.h"
-#include "cadre/base/format.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
 
 namespace cadre {
 

@@ -25,11 +25,11 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/base/export.h"
-#include "cadre/wrap/activations/activation_checkpoint.h"
-#include "cadre/wrap/forward_signature.h"
-#include "cadre/wrap/named_tensors.h"
-#include "cadre/wrap/output_tensors.h"
+#include "cadre/core/base/export.h"
+#include "cadre/tensor/hooks/activations/activation_checkpoint.h"
+#include "cadre/tensor/hooks/forward_signature.h"
+#include "cadre/tensor/hooks/named_tensors.h"
+#include "cadre/tensor/hooks/output_tensors.h"
 
 namespace torch::nn {
 class Module;

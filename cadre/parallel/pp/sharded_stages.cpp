@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <utility>
 
-#include "cadre/base/format.h"
+#include "cadre/core/base/format.h"
 #include "cadre/parallel/pp/stage_runner.h"
-#include "cadre/shard/flat_buffer_pool.h"
-#include "cadre/shard/shardable.h"
+#include "cadre/parallel/shard/flat_buffer_pool.h"
+#include "cadre/parallel/shard/shardable.h"
 
 namespace cadre::parallel {
 namespace {

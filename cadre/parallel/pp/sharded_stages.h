@@ -19,12 +19,12 @@
 #include <string>
 #include <vector>
 
-#include "cadre/buckets/sharded_gradients.h"
-#include "cadre/group/process_group.h"
-#include "cadre/mesh/device_mesh.h"
+#include "cadre/parallel/buckets/sharded_gradients.h"
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/pp/pipeline_stage.h"
-#include "cadre/shard/flat_parameters.h"
-#include "cadre/shard/parameter_shard.h"
+#include "cadre/parallel/shard/flat_parameters.h"
+#include "cadre/parallel/shard/parameter_shard.h"
 
 namespace cadre::parallel {
 

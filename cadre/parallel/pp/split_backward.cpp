@@ -13,7 +13,7 @@
 #include <unordered_set>
 #include <utility>
 
-#include "cadre/wrap/activations/activation_checkpoint.h"
+#include "cadre/tensor/hooks/activations/activation_checkpoint.h"
 
 namespace cadre::parallel {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cadre/wrap/activations/activation_checkpoint.h"
+#include "cadre/tensor/hooks/activations/activation_checkpoint.h"
 
 namespace cadre::parallel {
 namespace {

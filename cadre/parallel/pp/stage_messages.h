@@ -28,8 +28,8 @@
 #include <map>
 #include <vector>
 
-#include "cadre/comm/work.h"
-#include "cadre/group/messages/private_messages.h"
+#include "cadre/core/comm/work.h"
+#include "cadre/tensor/group/messages/private_messages.h"
 #include "cadre/parallel/pp/tensor_header.h"
 
 namespace cadre::parallel {

@@ -9,9 +9,9 @@
 #include <span>
 #include <utility>
 
-#include "cadre/base/format.h"
+#include "cadre/core/base/format.h"
 #include "cadre/parallel/pp/pipeline_agreement.h"
-#include "cadre/wire/byte_codec.h"
+#include "cadre/core/wire/byte_codec.h"
 
 namespace cadre::parallel {
 namespace {

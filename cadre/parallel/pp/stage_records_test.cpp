@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/parallel/pp/pipeline.h"
-#include "cadre/shard/sharded_norm.h"
+#include "cadre/parallel/shard/sharded_norm.h"
 
 namespace cadre {
 namespace {

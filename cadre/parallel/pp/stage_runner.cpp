@@ -6,11 +6,11 @@
 
 #include <utility>
 
-#include "cadre/base/error.h"
-#include "cadre/base/format.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
 #include "cadre/parallel/pp/pipeline_agreement.h"
 #include "cadre/parallel/pp/values/stage_values.h"
-#include "cadre/wrap/replica_check.h"
+#include "cadre/tensor/hooks/replica_check.h"
 
 namespace cadre::parallel {
 

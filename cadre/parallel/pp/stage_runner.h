@@ -16,11 +16,11 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/comm/work.h"
-#include "cadre/group/process_group.h"
+#include "cadre/core/comm/work.h"
+#include "cadre/tensor/group/process_group.h"
 #include "cadre/parallel/pp/pipeline_stage.h"
 #include "cadre/parallel/pp/split_backward.h"
-#include "cadre/wrap/parameter_watch.h"
+#include "cadre/tensor/hooks/parameter_watch.h"
 
 namespace cadre::parallel {
 

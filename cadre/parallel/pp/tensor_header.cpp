@@ -2,9 +2,9 @@
 
 #include <ATen/ops/empty.h>
 
-#include "cadre/base/format.h"
-#include "cadre/base/types.h"
-#include "cadre/group/dtype.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/base/types.h"
+#include "cadre/tensor/group/dtype.h"
 
 namespace cadre::parallel {
 namespace {

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/error.h"
+#include "cadre/core/base/error.h"
 
 namespace cadre::parallel {
 

@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "cadre/base/fnv1a.h"
-#include "cadre/base/format.h"
+#include "cadre/core/base/fnv1a.h"
+#include "cadre/core/base/format.h"
 
 namespace cadre::parallel {
 namespace {

@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-#include "cadre/group/messages/private_messages.h"
+#include "cadre/tensor/group/messages/private_messages.h"
 #include "cadre/parallel/pp/pipeline_agreement.h"
 #include "cadre/parallel/pp/pipeline_stage.h"
 #include "cadre/parallel/pp/sharded_stages.h"

@@ -8,11 +8,11 @@
 #include <string_view>
 #include <utility>
 
-#include "cadre/base/error.h"
-#include "cadre/base/format.h"
-#include "cadre/group/agreement.h"
-#include "cadre/layers/attention/context_parallel.h"
-#include "cadre/layers/module_division.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/group/agreement.h"
+#include "cadre/parallel/layers/attention/context_parallel.h"
+#include "cadre/parallel/layers/module_division.h"
 
 namespace cadre {
 namespace {

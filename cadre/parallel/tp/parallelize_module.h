@@ -37,10 +37,10 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/export.h"
-#include "cadre/layers/tensor_parallel_layer.h"
-#include "cadre/mesh/device_mesh.h"
-#include "cadre/shard/parameter_shard.h"
+#include "cadre/core/base/export.h"
+#include "cadre/parallel/layers/tensor_parallel_layer.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/parallel/shard/parameter_shard.h"
 
 namespace torch::nn {
 class Module;

@@ -10,16 +10,16 @@
 #include <string>
 #include <vector>
 
-#include "cadre/base/format.h"
-#include "cadre/group/differentiable.h"
-#include "cadre/group/process_group_test_ranks.h"
-#include "cadre/mesh/device_mesh.h"
-#include "cadre/mesh/layout.h"
-#include "cadre/parallel/tp/tp_test_models.h"
-#include "cadre/parallel/tp/tp_test_support.h"
-#include "cadre/shard/parameter_shard_test.h"
-#include "cadre/shard/sharded_norm.h"
-#include "cadre/wrap/wrap_test_support.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/group/differentiable.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/tensor/mesh/layout.h"
+#include "cadre/testing/torch/tp_test_models.h"
+#include "cadre/testing/torch/tp_test_support.h"
+#include "cadre/testing/torch/parameter_shard_test.h"
+#include "cadre/parallel/shard/sharded_norm.h"
+#include "cadre/testing/torch/wrap_test_support.h"
 
 namespace cadre {
 namespace {

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "cadre/group/process_group_test_ranks.h"
-#include "cadre/layers/embedding.h"
-#include "cadre/layers/linear.h"
-#include "cadre/mesh/device_mesh.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/parallel/layers/embedding.h"
+#include "cadre/parallel/layers/linear.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/tp/parallelize_module.h"
-#include "cadre/parallel/tp/tp_test_support.h"
+#include "cadre/testing/torch/tp_test_support.h"
 
 namespace cadre {
 namespace {

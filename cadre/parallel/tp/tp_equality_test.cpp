@@ -15,11 +15,11 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/layers/joined_training_test.h"
-#include "cadre/mesh/device_mesh.h"
-#include "cadre/parallel/tp/tp_test_models.h"
-#include "cadre/testing/seeds.h"
-#include "cadre/wrap/wrap_test_bounds.h"
+#include "cadre/testing/torch/joined_training_test.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/testing/torch/tp_test_models.h"
+#include "cadre/testing/core/seeds.h"
+#include "cadre/testing/torch/wrap_test_bounds.h"
 
 namespace cadre {
 namespace {

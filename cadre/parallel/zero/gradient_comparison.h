@@ -10,9 +10,9 @@
 #include <optional>
 #include <span>
 
-#include "cadre/base/fnv1a.h"
-#include "cadre/wrap/located_group.h"
-#include "cadre/wrap/named_tensors.h"
+#include "cadre/core/base/fnv1a.h"
+#include "cadre/tensor/hooks/located_group.h"
+#include "cadre/tensor/hooks/named_tensors.h"
 
 namespace cadre::parallel {
 

@@ -6,18 +6,18 @@
 #include <string_view>
 #include <utility>
 
-#include "cadre/base/error.h"
-#include "cadre/base/fnv1a.h"
-#include "cadre/base/format.h"
-#include "cadre/group/agreement.h"
-#include "cadre/optim/optimizer_options.h"
-#include "cadre/optim/step_agreement.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/fnv1a.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/optim/optimizer_options.h"
+#include "cadre/tensor/optim/step_agreement.h"
 #include "cadre/parallel/zero/gradient_comparison.h"
 #include "cadre/parallel/zero/zero_core.h"
-#include "cadre/shard/shard_fence.h"
-#include "cadre/shard/shardable.h"
-#include "cadre/wrap/replica_check.h"
-#include "cadre/wrap/tensor_version.h"
+#include "cadre/parallel/shard/shard_fence.h"
+#include "cadre/parallel/shard/shardable.h"
+#include "cadre/tensor/hooks/replica_check.h"
+#include "cadre/tensor/hooks/tensor_version.h"
 
 namespace cadre::parallel {
 namespace {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/group/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 
 namespace cadre {

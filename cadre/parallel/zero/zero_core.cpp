@@ -9,10 +9,10 @@
 #include <map>
 #include <utility>
 
-#include "cadre/base/error.h"
-#include "cadre/base/format.h"
-#include "cadre/optim/optimizer_options.h"
-#include "cadre/shard/gather_shards.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/optim/optimizer_options.h"
+#include "cadre/parallel/shard/gather_shards.h"
 
 namespace cadre::parallel {
 namespace {

@@ -19,15 +19,15 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/base/export.h"
-#include "cadre/mesh/device_mesh.h"
-#include "cadre/optim/optimizer_options.h"
+#include "cadre/core/base/export.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/tensor/optim/optimizer_options.h"
 #include "cadre/parallel/zero/optimizer_state.h"
 #include "cadre/parallel/zero/options.h"
-#include "cadre/shard/flat_parameters.h"
-#include "cadre/shard/parameter_shard.h"
-#include "cadre/wrap/located_group.h"
-#include "cadre/wrap/named_tensors.h"
+#include "cadre/parallel/shard/flat_parameters.h"
+#include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/hooks/located_group.h"
+#include "cadre/tensor/hooks/named_tensors.h"
 
 namespace torch::optim {
 class OptimizerOptions;

@@ -9,9 +9,9 @@
 // kInvalidArgument. Errors: cadre::Error, on all ranks what one of them refuses before a step or in
 // the constructor; whatever O throws, after which the ranks may have different parameters.
 //
-// O: torch::optim::AdamW, Adam, SGD, RMSprop, Adagrad, those of cadre/optim, or another optimizer
+// O: torch::optim::AdamW, Adam, SGD, RMSprop, Adagrad, those of cadre/tensor/optim, or another optimizer
 // whose result for an element depends on that element alone; it is constructed from parameter
-// groups and options. It steps slices of flat buffers. With the optimizers of cadre/optim every
+// groups and options. It steps slices of flat buffers. With the optimizers of cadre/tensor/optim every
 // element gets the bits that it would get without this class; with others it may differ in the
 // last ones.
 //
@@ -45,15 +45,15 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/base/error.h"
-#include "cadre/group/process_group.h"
-#include "cadre/optim/saved_part.h"
-#include "cadre/optim/state_loading.h"
-#include "cadre/optim/state_tensors.h"
+#include "cadre/core/base/error.h"
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/optim/saved_part.h"
+#include "cadre/tensor/optim/state_loading.h"
+#include "cadre/tensor/optim/state_tensors.h"
 #include "cadre/parallel/zero/optimizer_state.h"
 #include "cadre/parallel/zero/options.h"
 #include "cadre/parallel/zero/zero_core.h"
-#include "cadre/wrap/named_tensors.h"
+#include "cadre/tensor/hooks/named_tensors.h"
 
 namespace cadre {
 

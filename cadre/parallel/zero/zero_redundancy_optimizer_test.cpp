@@ -11,12 +11,12 @@
 #include <string>
 #include <vector>
 
-#include "cadre/deferred/deferred_init.h"
-#include "cadre/group/process_group_test_ranks.h"
-#include "cadre/mesh/device_mesh.h"
-#include "cadre/optim/optimizers.h"
-#include "cadre/parallel/zero/zero_net_test.h"
-#include "cadre/parallel/zero/zero_test_support.h"
+#include "cadre/parallel/deferred/deferred_init.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/tensor/optim/optimizers.h"
+#include "cadre/testing/torch/zero_net_test.h"
+#include "cadre/testing/torch/zero_test_support.h"
 
 namespace cadre {
 namespace {

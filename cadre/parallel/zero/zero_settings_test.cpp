@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/group/process_group_test_ranks.h"
-#include "cadre/optim/optimizers.h"
-#include "cadre/parallel/zero/zero_net_test.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/tensor/optim/optimizers.h"
+#include "cadre/testing/torch/zero_net_test.h"
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 
 namespace cadre {

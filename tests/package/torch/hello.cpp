@@ -1,7 +1,7 @@
 // <cadre/cadre.h> has all of Cadre; these two of its headers compile faster.
 #include <ATen/ops/full.h>
-#include <cadre/base/error.h>
-#include <cadre/group/process_group.h>
+#include <cadre/core/base/error.h>
+#include <cadre/tensor/group/process_group.h>
 
 #include <cstdio>
 

@@ -6,8 +6,8 @@
 
 #include <string>
 
-#include "cadre/base/error.h"
-#include "cadre/base/format.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
 #include "cadre/parallel/pp/values/stage_values.h"
 
 namespace cadre::parallel {

@@ -1,0 +1,60 @@
+// Points in time that are handed down, so that nested calls share one budget of waiting.
+//
+// Threads: plain values. Blocking: never. Errors: none.
+// No Deadline is infinite: each is a finite point on its clock. Sums and differences stop
+// at the ends of the range, so `now + Duration::max()` is the last point there is. Clocks live in
+// cadre/core/os (real time) and cadre/core/sim (virtual time); base only carries the values.
+#pragma once
+
+#include <chrono>
+#include <compare>
+#include <cstdint>
+#include <limits>
+
+namespace cadre {
+
+using Duration = std::chrono::nanoseconds;
+
+// Nanoseconds since the epoch of the clock that made it (real: CLOCK_MONOTONIC, so all processes
+// of a host share it; simulated: the start of the simulation).
+struct TimePoint {
+  int64_t ns = 0;
+
+  friend constexpr auto operator<=>(TimePoint, TimePoint) = default;
+  friend constexpr TimePoint operator+(TimePoint t, Duration d) {
+    TimePoint sum;
+    if (__builtin_add_overflow(t.ns, d.count(), &sum.ns)) sum.ns = end_towards(d.count());
+    return sum;
+  }
+  friend constexpr Duration operator-(TimePoint a, TimePoint b) {
+    int64_t difference = 0;
+    if (__builtin_sub_overflow(a.ns, b.ns, &difference)) difference = end_towards(a.ns);
+    return Duration(difference);
+  }
+
+ private:
+  static constexpr int64_t end_towards(int64_t sign) {
+    return sign < 0 ? std::numeric_limits<int64_t>::min() : std::numeric_limits<int64_t>::max();
+  }
+};
+
+class Deadline {
+ public:
+  constexpr explicit Deadline(TimePoint at) : at_(at) {}
+
+  constexpr TimePoint at() const { return at_; }
+  constexpr bool has_passed(TimePoint now) const { return now >= at_; }
+  // What is left at `now`; zero once it has passed.
+  constexpr Duration remaining(TimePoint now) const {
+    return now >= at_ ? Duration::zero() : at_ - now;
+  }
+  constexpr Deadline earlier(Deadline other) const { return at_ <= other.at_ ? *this : other; }
+  constexpr Deadline later(Deadline other) const { return at_ <= other.at_ ? other : *this; }
+
+  friend constexpr auto operator<=>(Deadline, Deadline) = default;
+
+ private:
+  TimePoint at_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,54 @@
+#include "cadre/core/base/deadline.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace cadre {
+namespace {
+
+using std::chrono::nanoseconds;
+
+constexpr int64_t kLast = std::numeric_limits<int64_t>::max();
+constexpr int64_t kFirst = std::numeric_limits<int64_t>::min();
+
+TEST(TimePoint, AddsAndSubtractsDurations) {
+  EXPECT_EQ(TimePoint{100} + nanoseconds(20), TimePoint{120});
+  EXPECT_EQ(TimePoint{100} + nanoseconds(-20), TimePoint{80});
+  EXPECT_EQ(TimePoint{100} - TimePoint{120}, nanoseconds(-20));
+}
+
+// A caller who means "without a limit" passes Duration::max().
+TEST(TimePoint, StopsAtTheEndsOfItsRange) {
+  EXPECT_EQ((TimePoint{5} + Duration::max()), TimePoint{kLast});
+  EXPECT_EQ((TimePoint{kLast} + nanoseconds(1)), TimePoint{kLast});
+  EXPECT_EQ((TimePoint{-5} + Duration::min()), TimePoint{kFirst});
+  EXPECT_EQ((TimePoint{kLast} - TimePoint{-1}), Duration::max());
+  EXPECT_EQ((TimePoint{kFirst} - TimePoint{1}), Duration::min());
+}
+
+TEST(Deadline, HasPassedFromItsTimeOn) {
+  constexpr Deadline deadline(TimePoint{100});
+  EXPECT_FALSE(deadline.has_passed(TimePoint{99}));
+  EXPECT_TRUE(deadline.has_passed(TimePoint{100}));
+  EXPECT_EQ(deadline.remaining(TimePoint{60}), nanoseconds(40));
+  EXPECT_EQ(deadline.remaining(TimePoint{100}), Duration::zero());
+  EXPECT_EQ(deadline.remaining(TimePoint{200}), Duration::zero());
+}
+
+TEST(Deadline, WithoutALimitHasNotPassedAndLeavesTheLongestTime) {
+  const Deadline never(TimePoint{1000} + Duration::max());
+  EXPECT_FALSE(never.has_passed(TimePoint{kLast - 1}));
+  EXPECT_EQ(never.remaining(TimePoint{-1}), Duration::max());
+}
+
+TEST(Deadline, TheEarlierOfTwoWins) {
+  constexpr Deadline early(TimePoint{1});
+  constexpr Deadline late(TimePoint{2});
+  EXPECT_EQ(early.earlier(late), early);
+  EXPECT_EQ(late.earlier(early), early);
+  EXPECT_LT(early, late);
+}
+
+}  // namespace
+}  // namespace cadre

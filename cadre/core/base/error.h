@@ -1,0 +1,146 @@
+// Errors as values and as exceptions, with codes that name the remedy.
+//
+// Threads: plain values; safe to copy and move between threads.
+// Blocking: never.
+// Lifetime: an Error owns its texts.
+// Source: error kinds named by what the reader should do, after Cap'n Proto's KJ.
+//
+// Inside event loops and across threads errors travel as Result<T>; the public blocking calls
+// turn them into exceptions with Result<T>::value_or_throw().
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/types.h"
+
+namespace cadre {
+
+// What the reader should do about it.
+enum class ErrorCode {
+  kInvalidArgument,  // fix the program
+  kTimeout,          // rebuild the group, or give more time; the peer that was waited for is named
+  kPeerLost,         // rebuild the group without the named peer
+  kAborted,          // look at the first failure, which the message points to
+  kUnavailable,      // retry
+  kCorruption,       // use an older checkpoint, or check the peer's version
+  kInternal,         // report it: a defect of this library
+};
+
+// The code's name as it appears in messages, for example "kPeerLost".
+CADRE_EXPORT std::string_view to_string(ErrorCode code);
+
+// What a program may want to know of a failed operation without parsing its message. Ranks are
+// those of the group that failed; what is unknown, or does not apply, is empty.
+struct ErrorDetails {
+  std::optional<Rank> culprit = {};  // the rank at fault
+  // The same rank in the group that was connected, of which the others are made; set also where the
+  // culprit is no member of the group that failed.
+  std::optional<Rank> culprit_world_rank = {};
+  std::optional<Rank> reporter = {};  // the rank that found the first failure
+  // The call of the program that failed on this rank: "all_reduce", "split".
+  std::string operation = {};
+  std::optional<uint64_t> operation_number = {};  // counted from 1
+  std::string group = {};                         // its name
+  // No peer is at fault: a limit of this process or machine is exhausted, for example
+  // RLIMIT_NOFILE, or the program has closed a descriptor of the library.
+  bool is_own_limit = false;
+};
+
+// An error: a code for programs and a sentence for people. The sentence says what happened, where
+// (rank, group, operation number, peer), what was expected and what to do. Equality compares both.
+class CADRE_EXPORT Error : public std::exception {
+ public:
+  Error(ErrorCode code, std::string message);
+
+  ErrorCode code() const { return code_; }
+  const std::string& message() const { return message_; }
+  const ErrorDetails& details() const { return details_; }
+  const char* what() const noexcept override { return message_.c_str(); }
+
+  // The same error with `context` and ": " before its message.
+  Error with_context(std::string_view context) const;
+  // The same error with these details.
+  Error with_details(ErrorDetails details) const;
+  // The same error with a culprit or reporter, where it does not name another one already.
+  Error with_culprit(Rank culprit) const;
+  Error with_reporter(Rank reporter) const;
+
+  friend bool operator==(const Error& a, const Error& b) {
+    return a.code_ == b.code_ && a.message_ == b.message_;
+  }
+
+ private:
+  ErrorCode code_;
+  std::string message_;
+  ErrorDetails details_;
+};
+
+// Either a T or an Error. Dropping one unread is a compile-time warning.
+template <typename T>
+class [[nodiscard]] Result {
+ public:
+  Result(T value) : state_(std::in_place_index<0>, std::move(value)) {}      // NOLINT: implicit
+  Result(Error error) : state_(std::in_place_index<1>, std::move(error)) {}  // NOLINT: implicit
+
+  bool ok() const { return state_.index() == 0; }
+  explicit operator bool() const { return ok(); }
+
+  // REQUIRES: ok().
+  T& value() & { return std::get<0>(state_); }
+  const T& value() const& { return std::get<0>(state_); }
+  T&& value() && { return std::get<0>(std::move(state_)); }
+  T& operator*() & { return value(); }
+  const T& operator*() const& { return value(); }
+  T&& operator*() && { return std::move(*this).value(); }
+  T* operator->() { return &value(); }
+  const T* operator->() const { return &value(); }
+
+  // REQUIRES: !ok().
+  const Error& error() const { return std::get<1>(state_); }
+
+  // The value, or the error as an exception: used in public blocking calls only.
+  T value_or_throw() && {
+    if (!ok()) throw error();
+    return std::move(*this).value();
+  }
+
+ private:
+  std::variant<T, Error> state_;
+};
+
+template <>
+class [[nodiscard]] Result<void> {
+ public:
+  // Not defaulted: `return {}` would first fill all of the object with zeros, for each Status of an
+  // operation that succeeds.
+  Result() {}                                        // NOLINT(modernize-use-equals-default)
+  Result(Error error) : error_(std::move(error)) {}  // NOLINT: implicit
+
+  bool ok() const { return !error_.has_value(); }
+  explicit operator bool() const { return ok(); }
+  const Error& error() const { return *error_; }
+  void value_or_throw() const {
+    if (error_) throw *error_;
+  }
+
+ private:
+  std::optional<Error> error_;
+};
+
+using Status = Result<void>;
+
+}  // namespace cadre
+
+// Returns the error of `expression` (a Status or Result) from the enclosing function, if it has
+// one.
+#define CADRE_RETURN_IF_ERROR(expression)                                                     \
+  do {                                                                                        \
+    if (auto cadre_status_ = (expression); !cadre_status_.ok()) return cadre_status_.error(); \
+  } while (false)

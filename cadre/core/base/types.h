@@ -1,0 +1,109 @@
+// The small vocabulary of every collective: Rank, DType, ReduceOp, Device and byte spans.
+//
+// Threads: plain values. Blocking: never. Names are c10d's, lower-cased where they are texts.
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "cadre/core/base/export.h"
+
+namespace cadre {
+
+using Bytes = std::span<std::byte>;
+using ConstBytes = std::span<const std::byte>;
+
+// A member's number in a group, 0 .. world_size - 1. Converts to and from int, so that
+// `world.rank() == 0` reads as in PyTorch; as a parameter type it keeps ranks from sizes.
+struct Rank {
+  int value = 0;
+
+  constexpr Rank() = default;
+  constexpr Rank(int rank) : value(rank) {}         // NOLINT: implicit by design
+  constexpr operator int() const { return value; }  // NOLINT: implicit by design
+};
+
+// The values are part of the formats on the wire and on disk: append new types at the end.
+enum class DType : uint8_t {
+  kUint8,
+  kInt32,
+  kInt64,
+  kBfloat16,
+  kFloat32,
+  kFloat64,
+  kInt8,
+  kInt16,
+  kBool,  // one byte: 0 or 1
+  kFloat16
+};
+inline constexpr int kNumDTypes = 10;
+
+// Bytes of one element.
+constexpr size_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::kUint8:
+    case DType::kInt8:
+    case DType::kBool:
+      return 1;
+    case DType::kInt16:
+    case DType::kBfloat16:
+    case DType::kFloat16:
+      return 2;
+    case DType::kInt32:
+    case DType::kFloat32:
+      return 4;
+    case DType::kInt64:
+    case DType::kFloat64:
+      return 8;
+  }
+  return 0;
+}
+
+// What each does to each dtype, or why it is refused: collective/reduction_table.h. AVG is the sum
+// divided by the number of ranks; PREMUL_SUM the sum of each rank's input times its own factor.
+// The numbers travel too.
+enum class ReduceOp : uint8_t { kSum, kAvg, kMin, kMax, kProduct, kBand, kBor, kBxor, kPremulSum };
+inline constexpr int kNumReduceOps = 9;
+
+// Where the buffers of a collective lie. Append new types at the end.
+enum class DeviceType : uint8_t { kCpu, kCuda };
+inline constexpr int kNumDeviceTypes = 2;
+
+struct Device {
+  DeviceType type = DeviceType::kCpu;
+  int index = 0;  // among the devices of this type in this process
+
+  friend bool operator==(const Device&, const Device&) = default;
+};
+
+enum class OpKind : uint8_t {
+  kBroadcast,
+  kAllReduce,
+  kAllGather,
+  kReduceScatter,
+  kBarrier,
+  kSend,
+  kRecv,
+  kAllocate,  // symmetric memory
+  kReduce,
+  kGather,
+  kScatter,
+  kAllToAll,
+  kAllToAllV,      // with parts of any sizes
+  kWaitSignal,     // in symmetric memory
+  kAllGatherV,     // with parts of any sizes
+  kReduceScatterV  // with parts of any sizes
+};
+inline constexpr int kNumOpKinds = 16;
+
+CADRE_EXPORT std::string_view to_string(DType dtype);      // "float32"
+CADRE_EXPORT std::string_view to_string(ReduceOp op);      // "sum"
+CADRE_EXPORT std::string_view to_string(OpKind kind);      // "all_reduce"
+CADRE_EXPORT std::string_view to_string(DeviceType type);  // "cpu"
+CADRE_EXPORT std::optional<DType> parse_dtype(std::string_view text);
+
+}  // namespace cadre

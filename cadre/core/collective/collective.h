@@ -1,0 +1,123 @@
+// One collective of one rank as a value: what it computes, and on which memory. It is checked once,
+// by validate(), and read by everything between the call and the engine.
+//
+// Threads: plain values; validate() is pure. Blocking: never. Lifetime: borrows the buffers and the
+// shape; owns the splits.
+// Errors: validate() returns kInvalidArgument; the message begins with the name of the collective
+// and says what was passed and what was expected.
+// Sizes of `in` and `out`, for n elements of a rank and P ranks (n is what OpDescriptor::count
+// compares between ranks):
+//
+//   kind             in          out
+//   broadcast        n, and `out` is the same memory
+//   all_reduce       n           n
+//   all_gather       n           P n, in rank order
+//   all_gather_v     splits.output[rank]   the sum of splits.output, in rank order
+//   reduce_scatter   P n         n
+//   reduce_scatter_v the sum of splits.input, in rank order   splits.input[rank]
+//   reduce           n           n on the root
+//   gather           n           P n on the root
+//   scatter          P n on the root   n
+//   all_to_all       n, which P divides   n
+//   all_to_all_v     the sum of splits.input   the sum of splits.output
+//   barrier          none        none
+//
+// In place, where not excluded: `in` and `out` are the same memory, or the shorter one is this
+// rank's slice of the longer one. The two buffers of all_to_all and all_to_all_v never overlap.
+// Source: the arguments of c10d::Backend, and of NCCL's calls.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/types.h"
+#include "cadre/core/collective/op.h"
+
+namespace cadre {
+
+// How the inputs of the ranks become one. Converts from a ReduceOp, as which it is mostly written;
+// the factor of a premul_sum belongs to it, so that neither goes without the other.
+class CADRE_EXPORT Reduction {
+ public:
+  // kPremulSum by itself has no factor, and is refused by validate().
+  constexpr Reduction(ReduceOp op = ReduceOp::kSum) : op_(op) {}  // NOLINT: implicit by design
+  // The sum of each rank's input times its own factor, which may differ from rank to rank.
+  // Source: ncclRedOpCreatePreMulSum.
+  static constexpr Reduction premul_sum(double factor) {
+    Reduction reduction(ReduceOp::kPremulSum);
+    reduction.factor_ = factor;
+    return reduction;
+  }
+
+  constexpr ReduceOp op() const { return op_; }
+  constexpr std::optional<double> factor() const { return factor_; }
+
+ private:
+  ReduceOp op_;
+  std::optional<double> factor_ = {};
+};
+
+// Elements of each rank's part of the buffers, one count for each rank, 0 allowed: input[r] go to
+// rank r, output[r] come from it. An all_gather_v has the same output counts on all ranks, and no
+// input counts; a reduce_scatter_v the same input counts, and no output counts.
+struct SplitCounts {
+  std::vector<uint64_t> input = {};
+  std::vector<uint64_t> output = {};
+};
+
+struct CADRE_EXPORT Collective {
+  static Collective broadcast(Bytes data, DType dtype, Rank root);
+  static Collective all_reduce(ConstBytes in, Bytes out, DType dtype, Reduction reduction);
+  static Collective all_gather(ConstBytes in, Bytes out, DType dtype);
+  // counts: elements of each rank's input, the same on all ranks.
+  static Collective all_gather_v(ConstBytes in, Bytes out, DType dtype,
+                                 std::vector<uint64_t> counts);
+  static Collective reduce_scatter(ConstBytes in, Bytes out, DType dtype, Reduction reduction);
+  // counts: elements of each rank's output, the same on all ranks.
+  static Collective reduce_scatter_v(ConstBytes in, Bytes out, DType dtype, Reduction reduction,
+                                     std::vector<uint64_t> counts);
+  static Collective reduce(ConstBytes in, Bytes out, DType dtype, Reduction reduction, Rank root);
+  static Collective gather(ConstBytes in, Bytes out, DType dtype, Rank root);
+  static Collective scatter(ConstBytes in, Bytes out, DType dtype, Rank root);
+  static Collective all_to_all(ConstBytes in, Bytes out, DType dtype);
+  static Collective all_to_all_v(ConstBytes in, Bytes out, DType dtype, SplitCounts splits);
+  static Collective barrier() { return {}; }
+
+  OpKind kind = OpKind::kBarrier;
+  DType dtype = DType::kUint8;
+  Reduction reduction = {};  // used by all_reduce, reduce_scatter, reduce_scatter_v and reduce
+  Rank root = 0;             // used by broadcast, reduce, gather and scatter
+  ConstBytes in = {};
+  Bytes out = {};
+  SplitCounts splits = {};  // used by all_gather_v, reduce_scatter_v and all_to_all_v
+  Device device = {};       // where `in` and `out` are
+  // Device stream, for stream-ordered engines: the operation runs after the work enqueued on it
+  // before the call. On CUDA a cudaStream_t; null: the device's default stream.
+  void* stream = nullptr;
+  // The sizes of the tensor that has the n elements, for collectives of which all ranks have n:
+  // ranks with different shapes of as many elements are refused. Without it, one dimension.
+  std::optional<std::span<const int64_t>> shape = {};
+};
+
+// Whether the kind combines the ranks' inputs by a Reduction.
+constexpr bool reduces(OpKind kind) {
+  return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter ||
+         kind == OpKind::kReduceScatterV || kind == OpKind::kReduce;
+}
+
+// What the ranks compare. Empties the buffers that this rank does not use: the output of reduce and
+// gather, and the input of scatter, on ranks other than the root.
+CADRE_EXPORT Result<OpDescriptor> validate(Collective& collective, Rank rank, int world_size);
+
+// The parts of a validated all_to_all_v in bytes.
+struct PartSizes {
+  std::vector<uint64_t> sent;      // sent[r] bytes of `in` go to rank r
+  std::vector<uint64_t> received;  // received[r] bytes of `out` come from rank r
+};
+PartSizes part_sizes(const Collective& collective);
+
+}  // namespace cadre

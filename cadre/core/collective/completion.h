@@ -1,0 +1,91 @@
+// The end of a submitted collective, as its engine reports it: at once by engines that run in the
+// calling thread, later by engines that only enqueue on a device stream.
+//
+// Threads: any; complete() once, by whichever thread observes the end. Blocking: never.
+// Lifetime: a cheap value over shared state. Callbacks run exactly once, in the thread that calls
+// complete(), or in the thread that calls on_done() on a Completion that is done; never under a
+// lock. Errors: none of its own; callbacks must not throw.
+// Source: the events of c10d's ProcessGroupNCCL::WorkNCCL, whose wait() orders the current stream;
+// std::promise without a blocking wait.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+
+namespace cadre {
+
+class Completion {
+ public:
+  using Callback = std::function<void(const Status&)>;
+
+  // Done already.
+  Completion(Status status) : status_(std::move(status)) {}          // NOLINT: implicit by design
+  Completion(Error error) : Completion(Status(std::move(error))) {}  // NOLINT: implicit by design
+  // Makes what is enqueued on a device stream from then on run after the operation, as
+  // cudaStreamWaitEvent does; called from any thread, any number of times.
+  using OrderStream = std::function<Status(void* stream)>;
+  // Pending, until complete() is called on this value or on a copy of it. A stream-ordered engine
+  // passes `order_stream`.
+  static Completion make_pending(OrderStream order_stream = nullptr) {
+    return Completion(std::make_shared<Shared>(std::move(order_stream)));
+  }
+
+  bool is_done() const {
+    return pending_ == nullptr || pending_->is_done.load(std::memory_order_acquire);
+  }
+  // REQUIRES: is_done().
+  const Status& status() const { return pending_ == nullptr ? status_ : pending_->status; }
+  // Whether order_stream() replaces waiting for the end: what a stream-ordered engine enqueued, and
+  // everything that is done.
+  bool is_stream_ordered() const { return is_done() || pending_->order_stream != nullptr; }
+  // Orders what the caller enqueues on `stream` next behind the operation, without waiting for it:
+  // nothing to do when it is done. REQUIRES: is_stream_ordered().
+  Status order_stream(void* stream) const {
+    return is_done() ? Status() : pending_->order_stream(stream);
+  }
+  // Runs `callback` with the status: now, if it is known, else when complete() is called.
+  void on_done(Callback callback) const {
+    if (pending_ != nullptr) {
+      std::lock_guard lock(pending_->mutex);
+      if (!pending_->is_done.load(std::memory_order_relaxed)) {
+        pending_->callbacks.push_back(std::move(callback));
+        return;
+      }
+    }
+    callback(status());
+  }
+  // REQUIRES: made by make_pending(); not completed yet.
+  void complete(Status status) const {
+    std::vector<Callback> callbacks;
+    {
+      std::lock_guard lock(pending_->mutex);
+      pending_->status = std::move(status);
+      pending_->is_done.store(true, std::memory_order_release);
+      callbacks.swap(pending_->callbacks);
+    }
+    for (const Callback& callback : callbacks) callback(pending_->status);
+  }
+
+ private:
+  struct Shared {
+    explicit Shared(OrderStream order) : order_stream(std::move(order)) {}
+
+    const OrderStream order_stream;  // null: of an engine that is not stream-ordered
+    std::mutex mutex;
+    Status status;  // written before is_done, read after it
+    std::atomic<bool> is_done{false};
+    std::vector<Callback> callbacks;
+  };
+  explicit Completion(std::shared_ptr<Shared> pending) : pending_(std::move(pending)) {}
+
+  Status status_;  // the result, if it was known at construction
+  std::shared_ptr<Shared> pending_ = nullptr;
+};
+
+}  // namespace cadre

@@ -1,0 +1,86 @@
+// A Completion that is done, and one that is completed later: callbacks run once, without a lock.
+#include "cadre/core/collective/completion.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <string>
+
+#include "cadre/core/os/system.h"
+
+namespace cadre {
+namespace {
+
+Error failure() {
+  return Error(ErrorCode::kUnavailable, "the device is gone");
+}
+
+TEST(CompletionTest, OneThatIsDoneRunsCallbacksAtOnceAndOrdersEveryStream) {
+  const Completion completion = failure();
+  std::string seen;
+  completion.on_done([&](const Status& status) { seen = status.error().message(); });
+  EXPECT_EQ(seen, "the device is gone");
+  EXPECT_TRUE(completion.is_done() && completion.is_stream_ordered());
+  EXPECT_TRUE(completion.order_stream(nullptr).ok());
+}
+
+TEST(CompletionTest, ACopyCompletesThePendingOneWithItsStatus) {
+  const Completion completion = Completion::make_pending();
+  const Completion copy = completion;
+  int num_calls = 0;
+  completion.on_done([&](const Status& status) { num_calls += status.ok() ? 100 : 1; });
+  EXPECT_FALSE(completion.is_done() || completion.is_stream_ordered());
+  EXPECT_EQ(num_calls, 0);
+  copy.complete(failure());
+  EXPECT_TRUE(completion.is_done());
+  EXPECT_EQ(completion.status().error(), failure());
+  completion.on_done([&](const Status&) { ++num_calls; });
+  EXPECT_EQ(num_calls, 2);
+}
+
+TEST(CompletionTest, ACallbackMayUseTheCompletion) {
+  const Completion completion = Completion::make_pending();
+  bool is_inner_called = false;
+  completion.on_done([&](const Status&) {
+    completion.on_done([&](const Status& status) { is_inner_called = status.ok(); });
+  });
+  completion.complete({});
+  EXPECT_TRUE(is_inner_called);
+  // Also one that runs at once.
+  is_inner_called = false;
+  completion.on_done([&](const Status&) {
+    completion.on_done([&](const Status& status) { is_inner_called = status.ok(); });
+  });
+  EXPECT_TRUE(is_inner_called);
+}
+
+TEST(CompletionTest, OrdersStreamsUntilItIsDone) {
+  std::vector<void*> ordered;
+  const Completion completion = Completion::make_pending([&](void* stream) -> Status {
+    ordered.push_back(stream);
+    return {};
+  });
+  int stream = 0;
+  EXPECT_TRUE(completion.is_stream_ordered() && !completion.is_done());
+  EXPECT_TRUE(completion.order_stream(&stream).ok());
+  EXPECT_TRUE(completion.order_stream(nullptr).ok());
+  EXPECT_EQ(ordered, (std::vector<void*>{&stream, nullptr}));
+  completion.complete({});
+  EXPECT_TRUE(completion.order_stream(&stream).ok());
+  EXPECT_EQ(ordered.size(), 2u);
+}
+
+TEST(CompletionTest, EveryCallbackRunsOnceWhileAnotherThreadCompletes) {
+  const auto system = os::make_native_system();
+  for (int round = 0; round < 200; ++round) {
+    const Completion completion = Completion::make_pending();
+    std::atomic<int> num_calls{0};
+    const auto completer = system->spawn("completer", [completion] { completion.complete({}); });
+    for (int i = 0; i < 20; ++i) completion.on_done([&](const Status&) { ++num_calls; });
+    completer->join();
+    EXPECT_EQ(num_calls, 20);
+  }
+}
+
+}  // namespace
+}  // namespace cadre

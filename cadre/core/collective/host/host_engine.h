@@ -1,0 +1,104 @@
+// The engine for ranks that share memory: flags and payload in a block of each rank, which all map.
+//
+// Threads: one operation at a time, from any thread. Engines over one HostMemory are independent.
+// Blocking: every operation, until all ranks have entered it and this rank has its result.
+// Lifetime: shares the memory; borrows the System and the Interrupt. Its end releases the holds on
+// the blocks of the others.
+// Errors: as Backend says. kUnavailable when
+// there is no memory for a part of this rank's block. kAborted for a large operand in memory that
+// this rank has taken back from its peers: it is not announced. The constructor throws kCorruption
+// for blocks that lie in no slice. An exception out of an operation ends it for this rank as an
+// error does. Numerics: every way to reduce folds in rank order, so the bits depend neither on the
+// regime nor on whether memory is symmetric; see collective/reduce.h. Source:
+// docs/decisions/0006-host-engine.md
+//
+// Four regimes, chosen by the size and, for large ones, by what all ranks announced:
+//   inline  the payload travels in the cache lines of the announcement    one synchronization
+//   flat    each rank puts its input into its slot and reads all slots    one synchronization
+//   staged  chunks through staging memory, pipelined                      private memory
+//   direct  peers' buffers are read and written in place                  symmetric memory
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+#include "cadre/core/collective/backend.h"
+#include "cadre/core/collective/host/buffers.h"
+#include "cadre/core/collective/host/direct.h"
+#include "cadre/core/collective/host/peers.h"
+#include "cadre/core/collective/host/shared_buffers.h"
+#include "cadre/core/collective/part_table.h"
+#include "cadre/core/memory/host_memory.h"
+#include "cadre/core/os/interrupt.h"
+#include "cadre/core/os/system.h"
+
+namespace cadre {
+
+struct HostEngineSetup {
+  std::shared_ptr<HostMemory> memory;  // shared by the engines and buffers of this rank
+  Rank rank = 0;
+  // More ranks than cores on this host: waits give the core away instead of spinning.
+  bool oversubscribed = false;
+  std::vector<int> slots;     // in the memory, by rank
+  std::vector<Place> blocks;  // by rank
+  Piece block;                // this rank's, made by cut_block()
+};
+
+class HostEngine final : public Backend {
+ public:
+  // This rank's block, before the ranks exchange the places of theirs.
+  static Result<Piece> cut_block(HostMemory& memory, std::span<const int> slots);
+
+  HostEngine(os::System& system, const os::Interrupt& interrupt, HostEngineSetup setup);
+  ~HostEngine() override;
+  HostEngine(const HostEngine&) = delete;
+  HostEngine& operator=(const HostEngine&) = delete;
+
+  Capabilities capabilities() const override;
+  Completion submit(const OpContext& op, std::span<const Collective> collectives) override;
+
+ private:
+  Status run(const OpContext& op, const Collective& c);
+  Status broadcast(const OpContext& op, const Collective& c);
+  Status all_reduce(const OpContext& op, const Collective& c);
+  Status all_gather(const OpContext& op, const Collective& c);
+  Status reduce_scatter(const OpContext& op, const Collective& c);
+  Status barrier(const OpContext& op);
+  Status reduce(const OpContext& op, const Collective& c);
+  Status gather(const OpContext& op, const Collective& c);
+  Status scatter(const OpContext& op, const Collective& c);
+  Status all_to_all(const OpContext& op, const Collective& c);
+  Status all_to_all_v(const OpContext& op, const Collective& c);
+  Status enter_with(const OpContext& op, ConstBytes payload);
+  const std::byte* payload_of(Rank rank, size_t num_bytes) const;
+  void reduce_payloads(const host::Buffers& buffers, size_t offset, ReduceKind kind);
+  Status enter_large(const OpContext& op, ConstBytes in, Bytes out);
+  // After enter_large(): directly on the wanted buffers, if all of them are shared, else through
+  // the staging.
+  template <typename Direct, typename Staged>
+  Status run_large(const host::Wanted& wanted, const Direct& direct, const Staged& staged);
+  Status exchange_large(const OpContext& op, const host::Buffers& buffers,
+                        const host::ExchangeParts& parts, const std::vector<size_t>& offsets);
+  Status finish(Status status);
+  Status withdraw(std::string_view reason);
+  [[noreturn]] void leave_by_exception(std::string_view what);
+  Status commit_flat();
+  Status commit_staging();
+
+  HostEngineSetup setup_;
+  host::Peers peers_;
+  std::vector<const std::byte*> inputs_;  // scratch of reduce_payloads
+  bool has_flat_ = false;                 // this rank's flat slots are committed
+  bool has_staging_ = false;              // and its staging
+  host::Announcement announced_;          // with the last operation; none with a small one
+  size_t num_out_bytes_ = 0;              // size of the buffer at announced_.out
+  bool is_inside_ = false;                // has announced an operation that has not ended
+};
+
+}  // namespace cadre

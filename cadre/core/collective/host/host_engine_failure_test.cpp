@@ -1,0 +1,144 @@
+// Errors of the host engine when ranks call different operations, are missing or are interrupted.
+#include <gtest/gtest.h>
+
+#include "cadre/testing/core/host_engine_test_ranks.h"
+
+namespace cadre {
+namespace {
+
+using testing::RankContext;
+using testing::require;
+using testing::run_ranks_as_processes;
+using testing::run_ranks_as_threads;
+
+void require_code(const Status& status, ErrorCode code) {
+  require(!status.ok(), "the operation did not fail");
+  require(status.error().code() == code, status.error().message());
+}
+
+TEST(HostEngineMismatchTest, EveryRankLearnsWhatAnotherCalled) {
+  TestMemory memory(3);
+  const auto result = run_ranks_as_threads(3, [&](RankContext& context) {
+    TestRank rank(context, memory);
+    std::vector<std::byte> data(4000);
+    rank.barrier().value_or_throw();
+    const bool is_odd_one = context.rank == 1;
+    const Status status = is_odd_one ? rank.barrier() : rank.all_reduce(data, data, kFloatSum);
+    require_code(status, ErrorCode::kInvalidArgument);
+    const OpDescriptor theirs =
+        OpDescriptor::from_fingerprint(rank.progress().mismatch_fingerprint);
+    require(rank.progress().mismatch_number == 2, "the wrong number");
+    require(theirs.to_string() == (is_odd_one ? "all_reduce(sum, float32 x 1000)" : "barrier()"),
+            theirs.to_string());
+    require((rank.progress().mismatch_peer == 1) != is_odd_one, "the wrong peer");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Ranks 1 and 2 disagree while rank 0, which both wait for first, never comes.
+TEST(HostEngineMismatchTest, IsFoundWithoutWaitingForThoseWhoAreMissing) {
+  TestMemory memory(3);
+  const auto result = run_ranks_as_threads(3, [&](RankContext& context) {
+    if (context.rank == 0) return;
+    TestRank rank(context, memory);
+    std::vector<std::byte> data(static_cast<size_t>(context.rank.value) * 8);
+    require_code(rank.all_reduce(data, data, kFloatSum), ErrorCode::kInvalidArgument);
+    require(rank.progress().mismatch_peer == 3 - context.rank, "the wrong peer");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Rank 1 passes a different second collective in a call of three: the first one completes, the
+// third one is not run.
+TEST(HostEngineMismatchTest, ACallOfSeveralCollectivesEndsAtTheFirstThatDiffers) {
+  TestMemory memory(2);
+  const auto result = run_ranks_as_threads(2, [&](RankContext& context) {
+    TestRank rank(context, memory);
+    std::vector<float> values(3, 1.0F);
+    std::vector<Collective> call;
+    for (float& value : values) {
+      const Bytes data = std::as_writable_bytes(std::span(&value, 1));
+      call.push_back(Collective::all_reduce(data, data, DType::kFloat32, ReduceOp::kSum));
+    }
+    rank.submit(call).value_or_throw();
+    require(values == std::vector<float>(3, 2.0F), "a sum is wrong");
+    if (context.rank == 1) call[1].reduction = ReduceOp::kMax;
+    require_code(rank.submit(call), ErrorCode::kInvalidArgument);
+    require(rank.progress().index() == 1, "another collective of the call is at fault");
+    require(rank.progress().mismatch_number == 5, "the wrong number");
+    require(values[0] == 4.0F && values[2] == 2.0F, "the others were not left as they were");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(HostEngineMismatchTest, AnotherNumberForTheSameCallIsAMismatch) {
+  TestMemory memory(2);
+  const auto result = run_ranks_as_threads(2, [&](RankContext& context) {
+    TestRank rank(context, memory);
+    if (context.rank == 1) rank.skip_number();
+    require_code(rank.barrier(), ErrorCode::kInvalidArgument);
+    require(rank.progress().mismatch_number == (context.rank == 0 ? 2u : 1u), "the wrong number");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(HostEngineTimeoutTest, NamesTheFirstRankThatIsMissing) {
+  TestMemory memory(4);
+  const auto result = run_ranks_as_threads(4, [&](RankContext& context) {
+    TestRank rank(context, memory);
+    rank.barrier().value_or_throw();
+    if (context.rank >= 2) return;
+    rank.set_patience(std::chrono::milliseconds(50));
+    require_code(rank.barrier(), ErrorCode::kTimeout);
+    require(rank.progress().waiting_for() == 2, "the wrong rank");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(HostEngineTimeoutTest, NamesARankThatDiedAsAProcess) {
+  TestMemory memory(3);
+  const auto result = run_ranks_as_processes(3, [&](RankContext& context) {
+    TestRank rank(context, memory);
+    std::vector<std::byte> data(1 << 20);
+    rank.all_reduce(data, data, kFloatSum).value_or_throw();
+    if (context.rank == 1) return;  // returns, so it never enters the next operation
+    rank.set_patience(std::chrono::milliseconds(50));
+    require_code(rank.all_reduce(data, data, kFloatSum), ErrorCode::kTimeout);
+    require(rank.progress().waiting_for() == 1, "the wrong rank");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(HostEngineInterruptTest, EndsAWaitThatSleeps) {
+  TestMemory memory(2);
+  const auto result = run_ranks_as_threads(2, [&](RankContext& context) {
+    if (context.rank == 1) return;
+    TestRank rank(context, memory);
+    auto raiser = context.system.spawn("raiser", [&] {
+      // Once the wait is published, the rank no longer spins.
+      while (rank.progress().waiting_for() != 1) context.system.yield();
+      rank.interrupt().raise();
+    });
+    require_code(rank.barrier(), ErrorCode::kAborted);
+    raiser->join();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The connections of rank 1 were cut, but it is alive and reads memory that rank 0 may reuse.
+TEST(HostEngineLostRankTest, GetsNoResultFromMemoryThatItsPeersMayHaveUsedAgain) {
+  TestMemory memory(2);
+  memory.of(0).forget_holder(1);
+  const auto result = run_ranks_as_threads(2, [&](RankContext& context) {
+    TestRank rank(context, memory);
+    std::vector<std::byte> in(4000);
+    std::vector<std::byte> out(8000);
+    const Status status = rank.all_gather(in, out);
+    if (context.rank == 0) return status.value_or_throw();
+    require_code(status, ErrorCode::kAborted);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre

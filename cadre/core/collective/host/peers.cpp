@@ -1,0 +1,232 @@
+#include "cadre/core/collective/host/peers.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "cadre/core/base/format.h"
+
+namespace cadre::host {
+namespace {
+
+// About 50 to 100 us of giving the core away before going to sleep: a hand-over between two ranks
+// of one core costs 1.4 us, waking a sleeper on another core 10 us.
+constexpr int kYieldLimit = 100;
+// The least that a rank with a core of its own spins.
+constexpr int kEagerSpins = 64;
+constexpr uint64_t kMismatchBit = uint64_t{1} << 32;
+constexpr uint64_t kLeftBit = uint64_t{1} << 63;
+constexpr int kLeftRankShift = 32;
+
+bool has_reached(const os::WaitWord& word, uint32_t value) {
+  return static_cast<int32_t>(word.value.load(std::memory_order_acquire) - value) >= 0;
+}
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace
+
+Peers::Peers(os::System& system, const os::Interrupt& interrupt, Arena arena,
+             const PeersOptions& options)
+    : system_(system),
+      interrupt_(interrupt),
+      arena_(std::move(arena)),
+      rank_(options.rank),
+      world_size_(options.world_size),
+      spin_limit_(options.oversubscribed ? 0 : system.spin_limit()),
+      yield_limit_(system.spin_limit() > 0 ? kYieldLimit : 0),
+      spin_budget_(spin_limit_),
+      sequence_(options.first_count),
+      step_base_(options.first_count) {}
+
+Status Peers::enter(const OpContext& op, ConstBytes payload) {
+  ++sequence_;
+  Entry& mine = arena_.entry(rank_, sequence_);
+  mine.number = op.number;
+  mine.fingerprint = op.fingerprint();
+  if (!payload.empty()) std::memcpy(mine.payload.data(), payload.data(), payload.size());
+  if (spin_limit_ > 0) {
+    // A publish() would stall here until this core owns the line; see wake_sleepers().
+    mine.sequence.value.store(sequence_, std::memory_order_release);
+    are_sleepers_awake_ = false;
+  } else {
+    system_.publish(mine.sequence, sequence_);
+  }
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (peer == rank_) continue;
+    CADRE_RETURN_IF_ERROR(wait({arena_.entry(peer, sequence_).sequence, sequence_, peer}, op));
+    CADRE_RETURN_IF_ERROR(compare_entry(peer, op));
+  }
+  return {};
+}
+
+// The store of the flag and the look at the sleepers must not change places, and making sure of it
+// costs a transfer of the line when it is done at once. Later the store has long left this core,
+// and the exchange on a line of our own is nearly free. A sleeper that is still missed naps for
+// System::kMaxNap at most.
+void Peers::wake_sleepers() {
+  if (are_sleepers_awake_) return;
+  are_sleepers_awake_ = true;
+  barrier_.exchange(sequence_, std::memory_order_seq_cst);
+  os::WaitWord& word = arena_.entry(rank_, sequence_).sequence;
+  if (word.sleepers.load(std::memory_order_seq_cst) != 0) system_.wake(word);
+}
+
+void Peers::signal_step(uint32_t step) {
+  system_.publish(arena_.step_flag(rank_).step, step_base_ + step);
+}
+
+Status Peers::wait_for(Rank rank, uint32_t step, const OpContext& op) {
+  return wait({arena_.step_flag(rank).step, step_base_ + step, rank}, op);
+}
+
+Status Peers::wait_for_all(uint32_t step, const OpContext& op) {
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (peer == rank_) continue;
+    CADRE_RETURN_IF_ERROR(wait_for(peer, step, op));
+  }
+  return {};
+}
+
+// All stores and loads here, and the load in check_left(), are sequentially consistent: a peer that
+// missed the mark had stored its step before, which are_done() then sees, or its entry, so that all
+// have entered.
+void Peers::mark_left() {
+  uint64_t none = 0;
+  const uint64_t mark = kLeftBit | static_cast<uint64_t>(rank_.value) << kLeftRankShift | sequence_;
+  arena_.notice().left.compare_exchange_strong(none, mark, std::memory_order_seq_cst);
+}
+
+Status Peers::check_left(const OpContext& op) const {
+  const uint64_t mark = arena_.notice().left.load(std::memory_order_seq_cst);
+  if (mark == 0 || static_cast<int32_t>(static_cast<uint32_t>(mark) - sequence_) > 0) return {};
+  return Error(ErrorCode::kAborted,
+               format("host engine: rank {} left an operation with an error while rank {} was in "
+                      "\"{}\" of {} #{}; look at the first failure",
+                      (mark & ~kLeftBit) >> kLeftRankShift, rank_, op.progress.phase(),
+                      OpDescriptor::from_fingerprint(op.fingerprint()).to_string(), op.number));
+}
+
+bool Peers::are_done(Duration patience) {
+  // As long as one has not entered, the others wait for it, and then all see the mark.
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (!has_reached(arena_.entry(peer, sequence_).sequence, sequence_)) return true;
+  }
+  const Deadline deadline = system_.deadline_in(patience);
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (peer == rank_) continue;
+    os::WaitWord& word = arena_.step_flag(peer).step;
+    while (!has_reached(word, step_base_ + 1)) {
+      const uint32_t seen = word.value.load(std::memory_order_acquire);
+      const bool is_in_time = system_.wait_while(word, seen, deadline);
+      if (!is_in_time && !has_reached(word, step_base_ + 1)) return false;
+    }
+  }
+  return true;
+}
+
+Status Peers::wait(const Goal& goal, const OpContext& op) {
+  if (has_reached(goal.word, goal.value)) return {};
+  for (int i = 0; i < spin_budget_; ++i) {
+    if (has_reached(goal.word, goal.value)) {
+      spin_budget_ = std::min(spin_limit_, 2 * spin_budget_);
+      return {};
+    }
+    // Not at first: on many CPUs a pause lasts as long as a transfer between cores.
+    if (i >= kEagerSpins) pause();
+    if (i % kEagerSpins == kEagerSpins - 1) CADRE_RETURN_IF_ERROR(check_interruptions(goal, op));
+  }
+  // In vain: perhaps the scheduler has put the two of us on one core, where spinning only keeps the
+  // other from running.
+  spin_budget_ = std::min(spin_limit_, std::max(kEagerSpins, spin_budget_ / 2));
+  wake_sleepers();
+  op.progress.set_waiting_for(goal.rank);
+  Status status = sleep(goal, op);
+  // After a time-out the name stays for whoever reports it.
+  if (status.ok()) op.progress.set_waiting_for(-1);
+  return status;
+}
+
+Status Peers::sleep(const Goal& goal, const OpContext& op) {
+  for (int i = 0; i < yield_limit_; ++i) {
+    system_.yield();
+    if (has_reached(goal.word, goal.value)) return {};
+    CADRE_RETURN_IF_ERROR(check_interruptions(goal, op));
+  }
+  while (true) {
+    const uint32_t seen = goal.word.value.load(std::memory_order_acquire);
+    if (static_cast<int32_t>(seen - goal.value) >= 0) return {};
+    CADRE_RETURN_IF_ERROR(check_interruptions(goal, op));
+    CADRE_RETURN_IF_ERROR(compare_arrived(op));
+    if (!system_.wait_while(goal.word, seen, op.deadline) && !has_reached(goal.word, goal.value)) {
+      return Error(ErrorCode::kTimeout,
+                   format("host engine: rank {} waited for rank {} in \"{}\" until the deadline",
+                          rank_, goal.rank, op.progress.phase()));
+    }
+  }
+}
+
+// A failure of a later operation may interrupt while this one is complete: whoever went on had seen
+// to that before, so what it published is looked at once more.
+Status Peers::check_interruptions(const Goal& goal, const OpContext& op) {
+  if (interrupt_.is_raised()) {
+    if (has_reached(goal.word, goal.value)) return {};
+    return Error(ErrorCode::kAborted, format("host engine: rank {} was interrupted in \"{}\"",
+                                             rank_, op.progress.phase()));
+  }
+  return found_by_others() ? compare_arrived(op) : Status();
+}
+
+// A mismatch of a later sequence number than ours does not concern this operation: it will
+// complete.
+bool Peers::found_by_others() const {
+  const uint64_t mark = arena_.notice().mismatch.load(std::memory_order_acquire);
+  return mark != 0 && static_cast<int32_t>(static_cast<uint32_t>(mark) - sequence_) <= 0;
+}
+
+Status Peers::compare_entry(Rank peer, const OpContext& op) {
+  const Entry& entry = arena_.entry(peer, sequence_);
+  if (entry.number == op.number && entry.fingerprint == op.fingerprint()) return {};
+  return report_mismatch(peer, op);
+}
+
+// Looks at those who are there while another is waited for, so that a mismatch is found at once.
+// Only entries of this very sequence number: that of a rank which is already further has been
+// overwritten or was right.
+Status Peers::compare_arrived(const OpContext& op) {
+  for (int peer = 0; peer < world_size_; ++peer) {
+    if (peer == rank_) continue;
+    const Entry& entry = arena_.entry(peer, sequence_);
+    if (entry.sequence.value.load(std::memory_order_acquire) != sequence_) continue;
+    CADRE_RETURN_IF_ERROR(compare_entry(peer, op));
+  }
+  return {};
+}
+
+Status Peers::report_mismatch(Rank peer, const OpContext& op) {
+  const Entry& entry = arena_.entry(peer, sequence_);
+  op.progress.set_mismatch(peer, entry.number, entry.fingerprint);
+  arena_.notice().mismatch.store(kMismatchBit | sequence_, std::memory_order_release);
+  wake_everyone();
+  const auto text = [](const Fingerprint& fingerprint) {
+    return OpDescriptor::from_fingerprint(fingerprint).to_string();
+  };
+  return Error(
+      ErrorCode::kInvalidArgument,
+      format("host engine: rank {} called {} as #{}, but rank {} called {} as #{}", rank_,
+             text(op.fingerprint()), op.number, peer, text(entry.fingerprint), entry.number));
+}
+
+void Peers::wake_everyone() {
+  for (int peer = 0; peer < world_size_; ++peer) {
+    system_.wake(arena_.entry(peer, 0).sequence);
+    system_.wake(arena_.entry(peer, 1).sequence);
+    system_.wake(arena_.step_flag(peer).step);
+  }
+}
+
+}  // namespace cadre::host

@@ -1,0 +1,252 @@
+#include "cadre/core/collective/net/executor.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <string>
+
+#include "cadre/core/base/format.h"
+
+namespace cadre {
+namespace {
+
+// What is received to be added goes through so much memory: half of a usual second-level cache.
+constexpr size_t kStagingBytes = 256 << 10;
+// A longer wait also polls peers from which no data is expected: a rank that runs a different
+// operation may be the reason why this one makes no progress.
+constexpr Duration kUnsuspicious = std::chrono::milliseconds(5);
+
+const char* phase_of(const ScheduleRun& run, size_t step) {
+  if (run.phase != nullptr) return run.phase;
+  switch (run.schedule.key.kind) {
+    case OpKind::kBroadcast:
+      return "copy";
+    case OpKind::kBarrier:
+      return "meet";
+    case OpKind::kScatter:
+      return "scatter";
+    case OpKind::kAllToAll:
+    case OpKind::kAllToAllV:
+      return "exchange";
+    case OpKind::kAllGatherV:
+      return "gather";
+    default:
+      return step < run.schedule.num_reduce_steps ? "reduce" : "gather";
+  }
+}
+
+ConstBytes bytes_of(const ScheduleRun& run, const Block& block) {
+  const size_t size = size_of(run.kind.dtype);
+  const std::byte* slot = block.slot == Slot::kInput    ? run.memory.in
+                          : block.slot == Slot::kOutput ? run.memory.out
+                                                        : run.memory.scratch;
+  // An empty block may lie in memory that is not there.
+  return block.count == 0 ? ConstBytes()
+                          : ConstBytes(slot + block.begin * size, block.count * size);
+}
+
+Bytes writable_bytes_of(const ScheduleRun& run, const Block& block) {
+  const size_t size = size_of(run.kind.dtype);
+  std::byte* slot = block.slot == Slot::kOutput ? run.memory.out : run.memory.scratch;
+  return block.count == 0 ? Bytes() : Bytes(slot + block.begin * size, block.count * size);
+}
+
+IncomingPlace place_of(const ScheduleRun& run, const Step& step) {
+  IncomingPlace place{
+      .combine = step.combine, .target = writable_bytes_of(run, step.recv), .kind = run.kind};
+  if (step.combine == Combine::kStore) return place;
+  place.local = bytes_of(run, step.local).data();
+  if (run.kind.op == ReduceOp::kAvg) {
+    // The sum is divided once, when all ranks have contributed.
+    place.kind.op = ReduceOp::kSum;
+    if (step.completes) place.divisor = run.schedule.key.world_size;
+  }
+  place.target_is_sent =
+      step.send_to != kNobody && bytes_of(run, step.send).data() == place.target.data();
+  return place;
+}
+
+// The ranks at distances 1, 2, 4, ... on both sides. A rank that waits announces its operation to
+// them and to those that it waits for, and reads their announcements, so two of them that wait in
+// different operations detect the mismatch.
+// Any two ranks that wait are connected by a path of such pairs, since distance 1 alone connects
+// all ranks. If they run different operations, so do two neighbours on the path. Ranks on the path
+// that do not wait yet announce their operation when they do; the longer distances bypass ranks
+// that never wait. A rank that finds a mismatch, or receives a refusal, refuses its operation to
+// its own peers.
+std::vector<Rank> watched_by(Rank rank, int world_size) {
+  std::vector<Rank> ranks;
+  for (int distance = 1; distance < world_size; distance *= 2) {
+    for (const int peer :
+         {(rank + distance) % world_size, (rank - distance + world_size) % world_size}) {
+      if (std::ranges::find(ranks, Rank(peer)) == ranks.end()) ranks.emplace_back(peer);
+    }
+  }
+  return ranks;
+}
+
+}  // namespace
+
+Executor::Executor(os::System& system, Transport& transport)
+    : system_(system),
+      transport_(transport),
+      links_(static_cast<size_t>(transport.world_size())),
+      watched_(watched_by(transport.rank(), transport.world_size())),
+      staging_(std::make_unique_for_overwrite<std::byte[]>(kStagingBytes)) {}
+
+Link& Executor::link(Rank peer) {
+  std::unique_ptr<Link>& link = links_[static_cast<size_t>(peer.value)];
+  if (link == nullptr) {
+    link = std::make_unique<Link>(transport_.channel(peer), history_);
+    link->begin_operation();
+  }
+  return *link;
+}
+
+void Executor::begin(const OpContext& op, Algorithm algorithm) {
+  header_ = {.algorithm = algorithm, .number = op.number, .fingerprint = op.fingerprint()};
+  history_.add(header_);
+  for (auto& peer : links_) {
+    if (peer) peer->begin_operation();
+  }
+}
+
+Status Executor::run(const OpContext& op, const ScheduleRun& run) {
+  for (size_t i = run.begin; i < run.end; ++i) {
+    op.progress.set_phase(phase_of(run, i));
+    CADRE_RETURN_IF_ERROR(run_step(op, run, run.schedule.steps[i]));
+  }
+  op.progress.set_waiting_for(kNobody);
+  return {};
+}
+
+Status Executor::run_step(const OpContext& op, const ScheduleRun& run, const Step& step) {
+  Link* to = step.send_to == kNobody ? nullptr : &link(step.send_to);
+  Link* from = step.recv_from == kNobody ? nullptr : &link(step.recv_from);
+  Incoming incoming(place_of(run, step), Bytes(staging_.get(), kStagingBytes));
+  if (to) to->start_send(header_, bytes_of(run, step.send));
+  for (;;) {
+    size_t moved = 0;
+    if (to && !to->is_send_done()) {
+      const auto sent = to->advance_send();
+      if (!sent.ok()) return fail(op, step.send_to, sent.error());
+      moved += *sent;
+    }
+    if (from && !incoming.is_done(*from)) {
+      const auto received = incoming.advance(*from, header_, to ? to->num_sent() : 0);
+      if (!received.ok()) return fail(op, step.recv_from, received.error());
+      CADRE_RETURN_IF_ERROR(check(op, step.recv_from));
+      moved += *received;
+    }
+    const bool is_sending = to && !to->is_send_done();
+    const bool is_receiving = from && !incoming.is_done(*from);
+    if (!is_sending && !is_receiving) {
+      if (from) from->end_message();
+      return {};
+    }
+    if (moved > 0) continue;
+    std::array<ChannelInterest, 2> interests;
+    size_t num_interests = 0;
+    // The receive comes first, because its peer is the one that messages name.
+    if (is_receiving && incoming.wants_bytes()) {
+      interests[num_interests++] = {.peer = step.recv_from, .want_recv = true};
+    }
+    if (is_sending) interests[num_interests++] = {.peer = step.send_to, .want_send = true};
+    CADRE_RETURN_IF_ERROR(wait(op, std::span(interests.data(), num_interests)));
+  }
+}
+
+Status Executor::wait(const OpContext& op, std::span<const ChannelInterest> interests) {
+  op.progress.set_waiting_for(interests.front().peer);
+  const Deadline suspicious = system_.deadline_in(kUnsuspicious);
+  if (op.deadline <= suspicious) return transport_.wait(interests, op.deadline);
+  const auto status = transport_.wait(interests, suspicious);
+  if (status.ok() || status.error().code() != ErrorCode::kTimeout) return status;
+  return wait_watching(op, interests);
+}
+
+Status Executor::wait_watching(const OpContext& op, std::span<const ChannelInterest> interests) {
+  interests_.assign(interests.begin(), interests.end());
+  for (const ChannelInterest& awaited : interests) link(awaited.peer).announce(header_);
+  for (const Rank peer : watched_) {
+    link(peer).announce(header_);
+    const bool is_awaited =
+        std::ranges::find(interests, peer, &ChannelInterest::peer) != interests.end();
+    // An announcement that is not sent yet may need a connection first.
+    const ChannelInterest interest{.peer = peer,
+                                   .want_send = !is_awaited && !link(peer).is_send_done(),
+                                   .want_recv = link(peer).wants_peek(),
+                                   .is_optional = true};
+    if (interest.want_send || interest.want_recv) interests_.push_back(interest);
+  }
+  CADRE_RETURN_IF_ERROR(transport_.wait(interests_, op.deadline));
+  for (const ChannelInterest& watched : std::span(interests_).subspan(interests.size())) {
+    Link& peer = link(watched.peer);
+    if (watched.want_send) peer.advance_announcement();
+    if (watched.want_recv) CADRE_RETURN_IF_ERROR(peer.peek(header_));
+    // A peer from which this operation expects no data may have begun a later one.
+    if (!peer.is_ahead_of(header_)) CADRE_RETURN_IF_ERROR(check(op, watched.peer));
+  }
+  return {};
+}
+
+// Compares the announcement of the peer, if there is one, with this rank's operation.
+Status Executor::check(const OpContext& op, Rank peer) {
+  const auto theirs = link(peer).difference(header_);
+  if (!theirs) return {};
+  op.progress.set_waiting_for(peer);
+  const auto text = [](const Fingerprint& fingerprint) {
+    return OpDescriptor::from_fingerprint(fingerprint).to_string();
+  };
+  // What this rank called with the peer's number, if that operation has completed here.
+  const auto called = history_.find(theirs->number, header_);
+  const bool is_running =
+      theirs->number == header_.number && theirs->fingerprint == header_.fingerprint;
+  const bool is_agreed = is_running || (called && *called == theirs->fingerprint);
+  const std::string which = format("net engine: {} #{}", text(theirs->fingerprint), theirs->number);
+  if (is_agreed && theirs->kind == OperationHeader::Kind::kRefusal) {
+    // With the number of the refused operation: a rank that is still in it ignores a refusal of a
+    // later one.
+    refuse(*theirs);
+    return Error(ErrorCode::kAborted,
+                 format("{}: rank {} refused it, because another rank called a different "
+                        "operation; look at the first failure",
+                        which, peer));
+  }
+  if (is_running) {
+    return Error(ErrorCode::kInternal,
+                 format("{}: rank {} chose {} and rank {} chose {}; all ranks need the same "
+                        "crossover table",
+                        which, transport_.rank(), to_string(header_.algorithm), peer,
+                        to_string(theirs->algorithm)));
+  }
+  op.progress.set_mismatch(peer, theirs->number, theirs->fingerprint);
+  OperationHeader refused = header_;
+  if (called && !is_agreed) {
+    op.progress.set_own_call(theirs->number, *called);
+    refused.number = theirs->number;
+    refused.fingerprint = *called;
+  }
+  refuse(refused);
+  return Error(ErrorCode::kInvalidArgument,
+               format("net engine: rank {} called {} as #{}, but rank {} called {} as #{}",
+                      transport_.rank(), text(op.fingerprint()), op.number, peer,
+                      text(theirs->fingerprint), theirs->number));
+}
+
+// Sent to all ranks, because ranks that have left the operation do not forward it. On a channel
+// without a link nothing was sent yet, so no message is in progress.
+void Executor::refuse(const OperationHeader& refused) {
+  for (int peer = 0; peer < transport_.world_size(); ++peer) {
+    if (peer == transport_.rank()) continue;
+    const auto& link = links_[static_cast<size_t>(peer)];
+    link != nullptr ? link->refuse(refused) : Link::refuse(transport_.channel(peer), refused);
+  }
+}
+
+Error Executor::fail(const OpContext& op, Rank peer, const Error& error) const {
+  op.progress.set_waiting_for(peer);
+  return error;
+}
+
+}  // namespace cadre

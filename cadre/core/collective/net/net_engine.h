@@ -1,0 +1,70 @@
+// The engine for ranks that talk over channels: chooser, schedules and their executor.
+//
+// Threads: one operation at a time, from any thread. Blocking: every operation, until done, its
+// deadline or the Interrupt of its Transport. Lifetime: borrows the System and the Transport.
+// Errors: as Backend says. Numerics: the order of additions stands in the Schedule; sums, averages
+// and products of float16 and bfloat16 travel as float32 until they are complete and are rounded
+// once. Both: docs/decisions/0005-net-engine.md.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <span>
+
+#include "cadre/core/collective/backend.h"
+#include "cadre/core/collective/net/chooser.h"
+#include "cadre/core/collective/net/executor.h"
+#include "cadre/core/collective/part_table.h"
+#include "cadre/core/os/system.h"
+#include "cadre/core/transport/transport.h"
+
+namespace cadre {
+
+class NetEngine final : public Backend {
+ public:
+  NetEngine(os::System& system, Transport& transport, const CrossoverTable& table = {});
+
+  Capabilities capabilities() const override;
+  Completion submit(const OpContext& op, std::span<const Collective> collectives) override;
+
+ private:
+  // Memory that grows to the largest need and is kept, because touching new pages costs more than
+  // an operation.
+  class GrowingBuffer {
+   public:
+    std::byte* bytes(size_t num_bytes);
+
+   private:
+    std::unique_ptr<std::byte[]> memory_;
+    size_t size_ = 0;
+  };
+
+  Status run(const OpContext& op, const Collective& c);
+  // Without arithmetic, and with it.
+  Status move(const OpContext& op, const Collective& c);
+  Status reduce(const OpContext& op, const Collective& c);
+  Status all_gather_v(const OpContext& op, const Collective& c);
+  Status all_to_all_v(const OpContext& op, const Collective& c);
+  // part: bytes of a rank.
+  void copy_own_part(const Collective& c, size_t part) const;
+
+  const Schedule& schedule_for(const Choice& choice, uint64_t count, Rank root);
+  Status run_schedule(const OpContext& op, const Schedule& schedule, SlotMemory memory,
+                      ReduceKind kind);
+  Status all_reduce_widened(const OpContext& op, const Schedule& schedule, SlotMemory memory,
+                            ReduceKind kind);
+  Status reduce_scatter_v(const OpContext& op, const Collective& c);
+  Status reduce_scatter_widened(const OpContext& op, const Schedule& schedule, const Collective& c);
+  Status reduce_widened(const OpContext& op, const Schedule& schedule, SlotMemory memory,
+                        ReduceKind kind);
+  Status exchange_sizes(const OpContext& op, PartTable& table);
+
+  Transport& transport_;
+  CrossoverTable table_;
+  Executor executor_;
+  std::map<ScheduleKey, Schedule> schedules_;
+  GrowingBuffer scratch_;
+  GrowingBuffer wide_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,301 @@
+// Failures of the net engine: mismatching calls, silent peers, ended channels, interrupts.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <optional>
+#include <vector>
+
+#include "cadre/core/base/format.h"
+#include "cadre/testing/core/engine_rank_test.h"
+#include "cadre/core/collective/net/link.h"
+#include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/transport_group.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::require;
+using testing::TransportGroup;
+using testing::TransportKind;
+
+class NetEngineFailureTest : public ::testing::TestWithParam<TransportKind> {
+ protected:
+  const std::unique_ptr<os::System> system_ = os::make_native_system();
+};
+
+INSTANTIATE_TEST_SUITE_P(All, NetEngineFailureTest,
+                         ::testing::Values(TransportKind::kTcp, TransportKind::kShm),
+                         [](const auto& test) { return std::string(to_string(test.param)); });
+
+void require_mismatch(const Status& status, const OpProgress& progress, int peer, OpKind theirs) {
+  require(!status.ok(), "it succeeded");
+  require(status.error().code() == ErrorCode::kInvalidArgument, status.error().message());
+  require(progress.mismatch_peer == peer, format("peer {} is named", progress.mismatch_peer));
+  const auto other = OpDescriptor::from_fingerprint(progress.mismatch_fingerprint);
+  require(other.kind == theirs, format("it called {}", other.to_string()));
+}
+
+TEST_P(NetEngineFailureTest, TwoOperationsThatDifferAreNamedOnBothSides) {
+  const TransportGroup group(*system_, GetParam(), 2);
+  const std::string failures = group.run([&](Transport& transport) {
+    EngineRank engine(*system_, transport);
+    std::array<std::byte, 64> data{};
+    engine.barrier().value_or_throw();
+    if (transport.rank() == 0) {
+      const auto status = engine.all_reduce(data, data, DType::kFloat32, ReduceOp::kSum);
+      require_mismatch(status, engine.progress(), 1, OpKind::kBarrier);
+      require(engine.progress().mismatch_number == 2, "the wrong number");
+    } else {
+      require_mismatch(engine.barrier(), engine.progress(), 0, OpKind::kAllReduce);
+    }
+  });
+  EXPECT_EQ(failures, "");
+}
+
+// Rank 1 passes a different second collective in a call of three: the first one completes, the
+// third one is not run.
+TEST_P(NetEngineFailureTest, ACallOfSeveralCollectivesEndsAtTheFirstThatDiffers) {
+  const TransportGroup group(*system_, GetParam(), 2);
+  const std::string failures = group.run([&](Transport& transport) {
+    EngineRank engine(*system_, transport);
+    std::vector<float> values(3, 1.0F);
+    std::vector<Collective> call;
+    for (float& value : values) {
+      const Bytes data = std::as_writable_bytes(std::span(&value, 1));
+      call.push_back(Collective::all_reduce(data, data, DType::kFloat32, ReduceOp::kSum));
+    }
+    engine.submit(call).value_or_throw();
+    require(values == std::vector<float>(3, 2.0F), "a sum is wrong");
+    if (transport.rank() == 1) call[1].reduction = ReduceOp::kMax;
+    require_mismatch(engine.submit(call), engine.progress(), 1 - transport.rank(),
+                     OpKind::kAllReduce);
+    require(engine.progress().index() == 1, "another collective of the call is at fault");
+    require(engine.progress().mismatch_number == 5, "the wrong number");
+    require(values[0] == 4.0F && values[2] == 2.0F, "the others were not left as they were");
+  });
+  EXPECT_EQ(failures, "");
+}
+
+// Gathers `size` bytes to rank 0, but on rank 3 to rank 3, and runs a barrier. Ranks 0 and 3 do not
+// watch each other, and most others have completed the gather: they find the mismatch when they
+// wait in the barrier.
+Status gather_to_two_roots(EngineRank& engine, Rank rank, size_t size, int world_size) {
+  CADRE_RETURN_IF_ERROR(engine.barrier());
+  const std::vector<std::byte> part(size);
+  std::vector<std::byte> whole(size * static_cast<size_t>(world_size));
+  const bool is_odd = rank == 3;
+  const auto status = engine.gather(part, whole, is_odd ? 3 : 0);
+  require(!status.ok() || (rank != 0 && !is_odd), "a root has succeeded");
+  return status.ok() ? engine.barrier() : status;
+}
+
+TEST_P(NetEngineFailureTest, TwoRootsThatAreFarApartAreFoundByTheOthers) {
+  constexpr int kRanks = 8;
+  const TransportGroup group(*system_, GetParam(), kRanks);
+  const std::string failures = group.run([&](Transport& transport) {
+    EngineRank engine(*system_, transport);
+    const auto status = gather_to_two_roots(engine, transport.rank(), 8, kRanks);
+    require(!status.ok(), "the barrier has succeeded");
+    require(status.error().code() != ErrorCode::kTimeout, status.error().message());
+  });
+  EXPECT_EQ(failures, "");
+}
+
+// A message that was sent in part hides the refusal from its receiver. In a Communicator the
+// control plane reports the failure; here a rank that fails interrupts the others, and at least one
+// rank must find the mismatch.
+TEST_P(NetEngineFailureTest, TwoRootsOfLongMessagesAreFoundByOneRankAtLeast) {
+  constexpr int kRanks = 8;
+  const TransportGroup group(*system_, GetParam(), kRanks);
+  std::atomic<int> num_found = 0;
+  const std::string failures = group.run([&](Transport& transport) {
+    EngineRank engine(*system_, transport);
+    const auto status = gather_to_two_roots(engine, transport.rank(), 200'000, kRanks);
+    require(!status.ok(), "the barrier has succeeded");
+    require(status.error().code() != ErrorCode::kTimeout, status.error().message());
+    if (status.error().code() == ErrorCode::kInvalidArgument) ++num_found;
+    for (int peer = 0; peer < kRanks; ++peer) group.interrupt_of(peer).raise();
+  });
+  EXPECT_EQ(failures, "");
+  EXPECT_GE(num_found.load(), 1);
+}
+
+// In its second operation rank 1 receives a refusal of the first one, and forwards that to rank 2:
+// rank 2 may still be in the first operation, which a refusal of the second would not end.
+TEST_P(NetEngineFailureTest, ARefusalIsPassedOnUnderItsOwnNumber) {
+  const TransportGroup group(*system_, GetParam(), 3);
+  EngineRank engine(*system_, group.of(1));
+  std::array<std::byte, 8> data{};
+  engine.broadcast(data, 1).value_or_throw();  // the root waits for no rank
+  const OpDescriptor first{.kind = OpKind::kBroadcast, .root = 1, .count = data.size()};
+  Link::refuse(
+      group.of(0).channel(1),
+      {.algorithm = Algorithm::kBinomialTree, .number = 1, .fingerprint = first.fingerprint()});
+  const auto status = engine.barrier();
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code(), ErrorCode::kAborted) << status.error().message();
+
+  // The payload of the broadcast and the barrier's header come first.
+  const auto deadline = system_->deadline_in(std::chrono::seconds(20));
+  std::vector<std::byte> arrived;
+  std::optional<OperationHeader> last;
+  while (!last || last->kind != OperationHeader::Kind::kRefusal) {
+    const std::array interests = {ChannelInterest{.peer = Rank(1), .want_recv = true}};
+    ASSERT_TRUE(group.of(2).wait(interests, deadline).ok());
+    std::array<std::byte, 512> piece{};
+    const size_t size = group.of(2).channel(1).try_recv(piece).value_or_throw();
+    arrived.insert(arrived.end(), piece.begin(), piece.begin() + static_cast<ptrdiff_t>(size));
+    if (arrived.size() < OperationHeader::kBytes) continue;
+    const auto header = OperationHeader::parse(ConstBytes(arrived).last(OperationHeader::kBytes));
+    if (header.ok()) last = *header;
+  }
+  EXPECT_EQ(last->number, 1u);
+}
+
+// A peer that already waited in the next operation when it learned that this one was given up.
+TEST_P(NetEngineFailureTest, AnAnnouncementHidesNoRefusal) {
+  const TransportGroup group(*system_, GetParam(), 2);
+  const OpDescriptor barrier{.kind = OpKind::kBarrier};
+  const OperationHeader first{
+      .algorithm = Algorithm::kDissemination, .number = 1, .fingerprint = barrier.fingerprint()};
+  OperationHeader second = first;
+  second.number = 2;
+  const CallHistory history;
+  Link theirs(group.of(0).channel(1), history);
+  theirs.begin_operation();
+  theirs.announce(second);
+  while (!theirs.is_send_done()) theirs.advance_send().value_or_throw();
+  theirs.refuse(first);
+
+  EngineRank engine(*system_, group.of(1));
+  const auto status = engine.barrier();
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code(), ErrorCode::kAborted) << status.error().message();
+}
+
+// A channel that accepts no bytes, until it has ended.
+class EndingChannel final : public Channel {
+ public:
+  Result<size_t> try_send(ConstBytes) override {
+    if (has_ended) return Error(ErrorCode::kPeerLost, "the channel has ended");
+    return size_t{0};
+  }
+  Result<size_t> try_recv(Bytes buffer) override { return try_send(buffer); }
+
+  bool has_ended = false;
+};
+
+// An ended channel always counts as ready for sending. As long as the announcement is unsent, each
+// wait for the watched peers returns at once, so connections to other peers only make progress in
+// the 5 ms before that.
+TEST(NetEngineLinkTest, AnAnnouncementThatAnEndedChannelDoesNotTakeIsDropped) {
+  const OperationHeader barrier{.number = 1};
+  const CallHistory history;
+  EndingChannel channel;
+  Link link(channel, history);
+  link.begin_operation();
+  link.announce(barrier);
+  EXPECT_FALSE(link.is_send_done());
+  channel.has_ended = true;
+  link.advance_announcement();
+  EXPECT_TRUE(link.is_send_done());
+  link.begin_operation();
+  link.announce(barrier);
+  EXPECT_TRUE(link.is_send_done());
+}
+
+TEST_P(NetEngineFailureTest, ADifferentCountIsAnotherOperation) {
+  const TransportGroup group(*system_, GetParam(), 2);
+  const std::string failures = group.run([&](Transport& transport) {
+    EngineRank engine(*system_, transport);
+    // Long enough that neither side could send all of it without the other's help.
+    std::vector<std::byte> data((4 << 20) + 4 * static_cast<size_t>(transport.rank()));
+    const auto status = engine.all_reduce(data, data, DType::kFloat32, ReduceOp::kSum);
+    require_mismatch(status, engine.progress(), 1 - transport.rank(), OpKind::kAllReduce);
+  });
+  EXPECT_EQ(failures, "");
+}
+
+// The root of a broadcast receives from no rank, and rank 2 waits for rank 1 only. The first rank
+// that finds the mismatch sends refusals, so the named ranks depend on timing; but no rank waits
+// until its deadline.
+TEST_P(NetEngineFailureTest, ARankThatExpectsNothingFromTheOddOneIsToldToo) {
+  const TransportGroup group(*system_, GetParam(), 3);
+  const std::string failures = group.run([&](Transport& transport) {
+    EngineRank engine(*system_, transport);
+    std::vector<std::byte> data(64 << 20);  // more than channels hold
+    if (transport.rank() == 1) {
+      const auto status = engine.barrier();
+      require_mismatch(status, engine.progress(), engine.progress().mismatch_peer,
+                       OpKind::kBroadcast);
+      return;
+    }
+    const auto status = engine.broadcast(data, 0);
+    require(!status.ok(), "it succeeded");
+    if (status.error().code() == ErrorCode::kAborted)
+      return;  // refused by the other rank of the broadcast
+    require_mismatch(status, engine.progress(), 1, OpKind::kBarrier);
+  });
+  EXPECT_EQ(failures, "");
+}
+
+// Rank 3 waits long for rank 2 while rank 1, which has finished, sends it the next broadcast.
+TEST_P(NetEngineFailureTest, APeerThatIsAheadIsNoMismatch) {
+  const TransportGroup group(*system_, GetParam(), 4);
+  const std::string failures = group.run([&](Transport& transport) {
+    EngineRank engine(*system_, transport);
+    std::array<std::byte, 8> first{};
+    std::array<std::byte, 8> second{};
+    if (transport.rank() == 0) first.fill(std::byte{1});
+    if (transport.rank() == 1) second.fill(std::byte{2});
+    if (transport.rank() == 2) {
+      system_->make_waiter()->park(system_->deadline_in(milliseconds(50)));
+    }
+    engine.broadcast(first, 0).value_or_throw();
+    engine.broadcast(second, 1).value_or_throw();
+    require(first[7] == std::byte{1} && second[7] == std::byte{2}, "wrong data");
+  });
+  EXPECT_EQ(failures, "");
+}
+
+TEST_P(NetEngineFailureTest, TheDeadlineNamesTheSilentPeer) {
+  const TransportGroup group(*system_, GetParam(), 2);
+  EngineRank engine(*system_, group.of(0));
+  engine.set_patience(milliseconds(30));
+  const auto status = engine.barrier();
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code(), ErrorCode::kTimeout);
+  EXPECT_EQ(engine.progress().waiting_for(), 1);
+  EXPECT_STREQ(engine.progress().phase(), "meet");
+}
+
+TEST_P(NetEngineFailureTest, AnInterruptEndsTheWait) {
+  const TransportGroup group(*system_, GetParam(), 2);
+  EngineRank engine(*system_, group.of(0));
+  const auto thread = system_->spawn("interrupter", [&] {
+    const auto waiter = system_->make_waiter();
+    waiter->park(system_->deadline_in(milliseconds(20)));
+    group.interrupt_of(0).raise();
+  });
+  const auto status = engine.barrier();
+  thread->join();
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code(), ErrorCode::kAborted);
+}
+
+TEST_P(NetEngineFailureTest, APeerThatIsGoneIsNamed) {
+  TransportGroup group(*system_, GetParam(), 2);
+  group.close(1);
+  EngineRank engine(*system_, group.of(0));
+  std::array<std::byte, 8> data{};
+  const auto status = engine.broadcast(data, 1);
+  ASSERT_FALSE(status.ok());
+  EXPECT_EQ(status.error().code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(engine.progress().waiting_for(), 1);
+}
+
+}  // namespace
+}  // namespace cadre

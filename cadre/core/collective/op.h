@@ -1,0 +1,155 @@
+// What an operation is: its number, its descriptor packed into a fingerprint, its deadline.
+//
+// Threads: OpDescriptor is a plain value; an OpProgress is written by the thread that runs the
+// operation and read by any. Blocking: never.
+// The fingerprint travels with the first message of each operation. It is the descriptor itself,
+// packed, not a hash (but for shapes too long to be packed): so a mismatch is found at once and
+// both sides can say what the other called.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/fingerprint.h"
+#include "cadre/core/base/types.h"
+#include "cadre/core/collective/packed_shape.h"
+#include "cadre/core/os/interrupt.h"
+
+namespace cadre {
+
+struct OpDescriptor {
+  OpKind kind = OpKind::kBarrier;
+  DType dtype = DType::kUint8;
+  ReduceOp reduce_op = ReduceOp::kSum;
+  Rank root = 0;           // for broadcast, reduce, gather and scatter
+  uint64_t count = 0;      // elements of one rank's input (reduce_scatter and scatter: of its
+                           // output); 0 for all_to_all_v, where counts may differ between ranks
+  PackedShape shape = {};  // shape of the tensor with these elements
+  // How many collectives travel in one call with this one, itself included; 0 for a call of its
+  // own, and for kinds that have a root.
+  uint16_t num_coalesced = 0;
+
+  bool has_root() const;
+  // Its bits: docs/formats/net-messages.md. No two operations of up to 65,536 ranks have the same.
+  Fingerprint fingerprint() const;
+  static OpDescriptor from_fingerprint(const Fingerprint& fingerprint);
+  // "all_reduce(sum, float32 x 1024)", "reduce(sum, float32 x [2, 3], root 0)",
+  // "all_to_all_v(int64)", "barrier()", "all_gather(float32 x 4, one of 3 in a call)".
+  std::string to_string() const;
+};
+
+// A copy of an OpProgress in memory that peers map, so that they can read it even when the writer
+// was stopped or killed. A reader may see the halves of two phases; it is only ever shown to
+// people.
+struct ProgressMirror {
+  std::array<std::atomic<uint64_t>, 2> phase{};  // 16 characters, padded with zeros
+  std::atomic<int32_t> waiting_for{-1};
+};
+
+// Where an operation stands, for diagnosis. Phases are short nouns: "enter", "reduce", "copy out".
+class OpProgress {
+ public:
+  OpProgress() = default;
+  // REQUIRES: the mirror outlives this object.
+  explicit OpProgress(ProgressMirror* mirror) : mirror_(mirror) {
+    set_phase("enter");
+    set_waiting_for(-1);
+  }
+
+  void set_phase(const char* static_text) {
+    phase_.store(static_text, std::memory_order_relaxed);
+    if (mirror_ != nullptr) copy_phase(static_text);
+  }
+  // Sees each collective of a call begin, but for the first.
+  class Observer {
+   public:
+    virtual void on_next(size_t index) = 0;
+
+   protected:
+    ~Observer() = default;  // nobody owns one by this type
+  };
+  // REQUIRES: the observer outlives this object.
+  void observe_with(Observer* observer) { observer_ = observer; }
+
+  // Which collective of the call is running, from 0: called by a blocking engine when the one
+  // before has succeeded.
+  void set_index(size_t index) {
+    index_.store(index, std::memory_order_relaxed);
+    if (observer_ != nullptr) observer_->on_next(index);
+  }
+  // The rank that is waited for just now; -1 for none.
+  void set_waiting_for(int rank) {
+    waiting_for_.store(rank, std::memory_order_relaxed);
+    if (mirror_ != nullptr) mirror_->waiting_for.store(rank, std::memory_order_relaxed);
+  }
+  // What one rank of an all_to_all_v sends another, which expects something else.
+  struct PartMismatch {
+    int sender = -1;  // -1: none
+    int receiver = -1;
+    uint64_t sent_bytes = 0;
+    uint64_t expected_bytes = 0;
+  };
+
+  // What a peer called when it called something else: its number and fingerprint.
+  void set_mismatch(Rank peer, uint64_t number, const Fingerprint& fingerprint) {
+    mismatch_peer = peer;
+    mismatch_number = number;
+    mismatch_fingerprint = fingerprint;
+  }
+
+  // What this rank called under the peer's number, when that was another operation than the one
+  // that finds out.
+  void set_own_call(uint64_t number, const Fingerprint& fingerprint) {
+    own_number = number;
+    own_fingerprint = fingerprint;
+  }
+
+  const char* phase() const { return phase_.load(std::memory_order_relaxed); }
+  int waiting_for() const { return waiting_for_.load(std::memory_order_relaxed); }
+  size_t index() const { return index_.load(std::memory_order_relaxed); }
+
+  int mismatch_peer = -1;  // read by the running thread only, after the operation failed
+  uint64_t mismatch_number = 0;
+  Fingerprint mismatch_fingerprint;
+  uint64_t own_number = 0;  // 0: the running operation
+  Fingerprint own_fingerprint;
+  PartMismatch part_mismatch;  // read as those above
+
+ private:
+  void copy_phase(const char* text) {
+    std::array<uint64_t, 2> words{};
+    std::memcpy(words.data(), text, std::min(std::strlen(text), sizeof(words)));
+    mirror_->phase[0].store(words[0], std::memory_order_relaxed);
+    mirror_->phase[1].store(words[1], std::memory_order_relaxed);
+  }
+
+  ProgressMirror* mirror_ = nullptr;
+  std::atomic<const char*> phase_{"enter"};
+  std::atomic<int> waiting_for_{-1};
+  std::atomic<size_t> index_{0};
+  Observer* observer_ = nullptr;
+};
+
+// Handed to a Backend with each call of submit().
+struct OpContext {
+  // Number of the call's first collective; the next ones follow. Counts the group's collectives
+  // from 1; equal on all ranks.
+  uint64_t number;
+  std::span<const Fingerprint> fingerprints;  // one for each collective of the call; never empty
+  Deadline deadline;                          // deadline of the whole call
+  OpProgress& progress;
+
+  const Fingerprint& fingerprint() const { return fingerprints.front(); }
+  // The context of the collectives of the call from this one on.
+  OpContext from(size_t index) const {
+    return {number + index, fingerprints.subspan(index), deadline, progress};
+  }
+};
+
+}  // namespace cadre

@@ -1,0 +1,32 @@
+// The refusals of a group's calls: arguments that cannot be right on any rank. What is wrong with a
+// collective is said by collective/collective.h.
+//
+// Threads: any. Blocking: never. Errors: each check throws kInvalidArgument that says what was
+// passed and what was expected.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/types.h"
+#include "cadre/core/comm/communicator.h"
+
+namespace cadre {
+
+// "CALL on group "NAME", rank R: PROBLEM", with the call and the group as details().
+CADRE_EXPORT Error refusal_of(const Communicator& group, std::string_view call,
+                              std::string_view problem);
+
+// Throws the refusal of a call without a group.
+[[noreturn]] void refuse_call(std::string message);
+// `what` is "this rank", "the peer" or "the rank".
+void check_rank(std::string_view call, std::string_view what, Rank rank, int world_size);
+
+void check_elements(const Communicator& group, std::string_view call, ConstBytes bytes,
+                    DType dtype);
+// The peer of a message is another rank of the group.
+CADRE_EXPORT void check_peer(const Communicator& group, std::string_view call, Rank peer);
+
+}  // namespace cadre

@@ -1,0 +1,472 @@
+#include "cadre/core/comm/collective_runner.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <utility>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/collective/scale.h"
+#include "cadre/core/comm/queue/thrown_error.h"
+
+namespace cadre {
+namespace {
+
+// How long a rank with a mismatch waits for a rank that may report a lower pair.
+constexpr Duration kSecondOpinionTime = std::chrono::milliseconds(50);
+constexpr const char* kEnqueuedPhase = "enqueued";
+
+}  // namespace
+
+// Shows and records the collectives of a call, one after the other.
+class CollectiveRunner::Record final : public OpProgress::Observer {
+ public:
+  Record(CollectiveRunner& runner, const Operation& operation, TimePoint now)
+      : runner_(runner), operation_(operation) {
+    begin(0, now);
+  }
+
+  void on_next(size_t index) override {
+    const TimePoint now = runner_.parts_.system.now();
+    end({.now = now});
+    begin(index, now);
+  }
+  void end(const FlightRecorder::Ending& ending) {
+    if (cell_.number.load(std::memory_order_relaxed) == number_) cell_.end(ending.well, ending.now);
+    runner_.parts_.recorder.end(entry_, ending);
+  }
+  uint64_t entry() const { return entry_; }
+
+ private:
+  void begin(size_t index, TimePoint now) {
+    const Fingerprint& fingerprint = operation_.fingerprints[index];
+    number_ = operation_.number + index;
+    // While calls are enqueued, the cell shows the oldest of them, the likeliest to be blocked.
+    if (runner_.num_enqueued_ == 0) cell_.begin(number_, fingerprint, now);
+    entry_ = runner_.parts_.recorder.begin(number_, fingerprint, -1, now);
+    runner_.parts_.monitor.enter_collective(number_);
+  }
+
+  CollectiveRunner& runner_;
+  const Operation& operation_;
+  ActivityCell& cell_ = runner_.parts_.monitor.own_cell().collective;
+  uint64_t number_ = 0;
+  uint64_t entry_ = 0;
+};
+
+// A call that its engine ends later. The engine's Completion keeps it, and with it the memory that
+// the engine works on, also when the call has been abandoned.
+struct CollectiveRunner::Enqueued {
+  uint64_t number;
+  std::vector<Fingerprint> fingerprints;
+  Deadline deadline;
+  TimePoint began;
+  std::vector<uint64_t> entries;  // indices in the flight record
+  std::vector<std::byte> scaled;  // read by the engine
+  std::shared_ptr<const void> keep_alive;
+  Completion result;
+  std::atomic<bool> has_ended{false};
+
+  // True for the one that ends the call: its engine, or the watch that abandons it.
+  bool claim_end() { return !has_ended.exchange(true); }
+};
+
+Completion CollectiveRunner::run(Operation& operation) {
+  Monitor& monitor = parts_.monitor;
+  if (monitor.has_failed()) return monitor.error();
+  // Mirrored into the cell only if the cell does not show an enqueued call.
+  OpProgress progress(num_enqueued_ == 0 ? &monitor.own_cell().collective.progress : nullptr);
+  const TimePoint began = parts_.system.now();
+  Record record(*this, operation, began);
+  if (operation.fingerprints.size() > 1) progress.observe_with(&record);
+  const Running call{{operation.number, operation.fingerprints,
+                      operation.deadline.value_or(Deadline(began + parts_.timeout)), progress},
+                     began};
+  Completion result =
+      monitor.has_failed() ? Completion(monitor.error()) : execute_caught(operation, call);
+  const bool is_done = result.is_done();
+  if (!is_done) {
+    result = follow(operation, call, result, record.entry());
+  } else if (!result.status().ok()) {
+    result = conclude(call, result.status());
+  }
+  if (!parts_.capabilities.is_abortable) end_submission();
+  if (num_enqueued_ == 0) monitor.leave_collective();
+  const TimePoint now = parts_.system.now();
+  if (is_done) {
+    record.end({result.status().ok(), waiting_for(progress), progress.phase(), now});
+  }
+  // Only the holder of the role writes it.
+  time_spent_ns_.store((time_spent() + (now - began)).count(), std::memory_order_relaxed);
+  return result;
+}
+
+// An exception is this rank's own: its peers have done nothing wrong.
+Completion CollectiveRunner::execute_caught(Operation& operation, const Running& call) {
+  try {
+    if (!parts_.capabilities.is_abortable) begin_watch();
+    if (operation.collectives.empty()) return allocate(operation, call.context);
+    return execute(operation.collectives, call.context);
+  } catch (const std::exception& thrown) {
+    const Error error = error_of(thrown);
+    fail(call.at_failed(), {error.code(), parts_.monitor.roster().self.value, error.message(), {}});
+    return error;
+  }
+}
+
+Completion CollectiveRunner::execute(std::span<const Collective> collectives,
+                                     const OpContext& context) {
+  std::vector<Collective> sums;
+  if (std::ranges::any_of(collectives,
+                          [this](const Collective& c) { return is_to_be_scaled(c); })) {
+    CADRE_RETURN_IF_ERROR(await_enqueued(context.deadline));
+    sums = premultiplied(collectives);
+    collectives = sums;
+  }
+  if (parts_.backend != nullptr) return parts_.backend->submit(context, collectives);
+  return run_in_order(context, collectives, [](const OpContext&, const Collective& collective) {
+    const auto& [in, out] = std::pair(collective.in, collective.out);
+    if (in.data() != out.data() && !out.empty()) std::memmove(out.data(), in.data(), out.size());
+    return Status();
+  });
+}
+
+bool CollectiveRunner::is_to_be_scaled(const Collective& collective) const {
+  return reduces(collective.kind) &&
+         parts_.capabilities.needs_multiplied_inputs(collective.dtype, collective.reduction.op());
+}
+
+// What is left of a PREMUL_SUM is a SUM, in place where the output has room for the whole input. To
+// the peers and in messages it is still a PREMUL_SUM, by its fingerprint in the context.
+std::vector<Collective> CollectiveRunner::premultiplied(std::span<const Collective> collectives) {
+  const auto is_in_place = [](const Collective& c) { return c.out.size() == c.in.size(); };
+  size_t num_scaled_bytes = 0;
+  for (const Collective& collective : collectives) {
+    if (!is_to_be_scaled(collective) || is_in_place(collective)) continue;
+    num_scaled_bytes += collective.in.size();
+  }
+  if (scaled_.size() < num_scaled_bytes) scaled_.resize(num_scaled_bytes);
+  std::vector<Collective> sums(collectives.begin(), collectives.end());
+  std::byte* free = scaled_.data();
+  for (Collective& collective : sums) {
+    if (!is_to_be_scaled(collective)) continue;
+    const size_t num_bytes = collective.in.size();
+    std::byte* const scaled =
+        is_in_place(collective) ? collective.out.data() : std::exchange(free, free + num_bytes);
+    scale(scaled, collective.in.data(), num_bytes / size_of(collective.dtype), collective.dtype,
+          *collective.reduction.factor());
+    collective.in = {scaled, num_bytes};
+    collective.reduction = ReduceOp::kSum;
+  }
+  return sums;
+}
+
+Status CollectiveRunner::allocate(Operation& operation, const OpContext& context) {
+  const auto await_exchange = [&](const Completion& exchange, std::shared_ptr<const void> memory) {
+    return await(exchange, std::move(memory), context.deadline);
+  };
+  auto buffer = parts_.heap->allocate(
+      context, OpDescriptor::from_fingerprint(context.fingerprint()).count, await_exchange);
+  if (!buffer.ok()) return buffer.error();
+  operation.allocated = std::move(buffer).value();
+  return {};
+}
+
+Status CollectiveRunner::wait_for_end(const Completion& completion, Deadline deadline) {
+  const std::shared_ptr<os::Waiter> waiter = parts_.system.make_waiter();
+  completion.on_done([waiter](const Status&) { waiter->unpark(); });
+  while (!completion.is_done()) {
+    if (parts_.monitor.has_failed()) return parts_.monitor.error();
+    if (deadline.has_passed(parts_.system.now())) {
+      return Error(ErrorCode::kTimeout, "the engine has not ended the call until its deadline");
+    }
+    waiter->park(deadline.earlier(parts_.system.deadline_in(kWatchTime)));
+  }
+  return {};
+}
+
+// The memory stays with the engine until it has ended the call, also when this wait ends before.
+Status CollectiveRunner::await(const Completion& completion, std::shared_ptr<const void> memory,
+                               Deadline deadline) {
+  if (completion.is_done()) return completion.status();
+  const std::weak_ptr<const void> left = memory;
+  completion.on_done([kept = std::move(memory)](const Status&) {});
+  const Status waited = wait_for_end(completion, deadline);
+  if (waited.ok()) return completion.status();
+  const std::lock_guard lock(mutex_);
+  abandoned_.push_back(left);
+  return waited;
+}
+
+// An input may be the result of a call before, which its engine has not ended yet.
+Status CollectiveRunner::await_enqueued(Deadline deadline) {
+  while (true) {
+    Completion last = Status();
+    {
+      const std::lock_guard lock(mutex_);
+      if (enqueued_.empty()) return {};
+      last = enqueued_.back()->result;
+    }
+    CADRE_RETURN_IF_ERROR(wait_for_end(last, deadline));
+    if (!last.status().ok()) return last.status();
+  }
+}
+
+Status CollectiveRunner::conclude(const Running& call, const Status& status) {
+  if (status.ok()) return {};
+  if (!parts_.monitor.has_failed()) {
+    explain(call.at_failed(), status.error());
+    static_cast<void>(parts_.monitor.published_failure());
+  }
+  return parts_.monitor.error();
+}
+
+Completion CollectiveRunner::follow(const Operation& operation, const Running& call,
+                                    const Completion& completion, uint64_t first_entry) {
+  const auto& [number, fingerprints, deadline, progress] = call.context;
+  Completion::OrderStream order_stream;
+  if (completion.is_stream_ordered()) {
+    order_stream = [completion](void* stream) { return completion.order_stream(stream); };
+  }
+  const auto enqueued = std::make_shared<Enqueued>(
+      number, std::vector<Fingerprint>(fingerprints.begin(), fingerprints.end()), deadline,
+      call.began, std::vector<uint64_t>{first_entry}, std::exchange(scaled_, {}),
+      operation.keep_alive, Completion::make_pending(std::move(order_stream)));
+  for (size_t i = 1; i < fingerprints.size(); ++i) {
+    enqueued->entries.push_back(parts_.recorder.begin(number + i, fingerprints[i], -1, call.began));
+  }
+  parts_.monitor.enter_collective(number + fingerprints.size() - 1);
+  {
+    std::lock_guard lock(mutex_);
+    enqueued_.push_back(enqueued);
+    num_enqueued_ = enqueued_.size();
+    if (enqueued_.size() == 1) show(*enqueued);
+    watch_.unpark();
+  }
+  // The runner may be gone when the engine ends an abandoned call.
+  completion.on_done([this, enqueued](const Status& status) {
+    if (enqueued->claim_end()) enqueued->result.complete(end_enqueued(enqueued, status));
+  });
+  return enqueued->result;
+}
+
+// The progress of submit() is out of date when the engine ends the call, so it is not reported.
+Status CollectiveRunner::end_enqueued(const std::shared_ptr<Enqueued>& call, const Status& status) {
+  OpProgress progress;
+  const Status result =
+      conclude({{call->number, call->fingerprints, call->deadline, progress}, call->began}, status);
+  const TimePoint now = parts_.system.now();
+  for (const uint64_t entry : call->entries) {
+    parts_.recorder.end(entry, {result.ok(), -1, kEnqueuedPhase, now});
+  }
+  std::lock_guard lock(mutex_);
+  const bool was_shown = enqueued_.front() == call;
+  std::erase(enqueued_, call);
+  if (was_shown) {
+    parts_.monitor.own_cell().collective.end(result.ok(), now);
+    if (result.ok() && !enqueued_.empty()) show(*enqueued_.front());
+  }
+  if (enqueued_.empty()) parts_.monitor.leave_collective();
+  num_enqueued_ = enqueued_.size();
+  return result;
+}
+
+void CollectiveRunner::begin_watch() {
+  std::unique_ptr<os::Thread> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    ended = watch_.start([this] { watch(); });
+    is_submitting_ = true;
+  }
+  if (ended != nullptr) ended->join();
+}
+
+void CollectiveRunner::end_submission() {
+  const std::lock_guard lock(mutex_);
+  is_submitting_ = false;
+}
+
+void CollectiveRunner::watch() {
+  bool was_idle = false;
+  while (true) {
+    std::optional<Deadline> first;
+    {
+      const std::lock_guard lock(mutex_);
+      const bool is_needed = is_submitting_ || !enqueued_.empty();
+      if (is_stopping_ || (was_idle && !is_needed)) return watch_.note_end();
+      for (const auto& call : enqueued_)
+        first = call->deadline.earlier(first.value_or(call->deadline));
+    }
+    was_idle = !first && !watch_.park();
+    if (!first) continue;
+    parts_.monitor.await_failure(-1, first->earlier(parts_.system.deadline_in(kWatchTime)));
+    fail_overdue();
+    if (parts_.monitor.has_failed()) abandon_enqueued();
+  }
+}
+
+void CollectiveRunner::fail_overdue() {
+  const TimePoint now = parts_.system.now();
+  std::shared_ptr<Enqueued> overdue;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find_if(
+        enqueued_, [now](const auto& call) { return call->deadline.has_passed(now); });
+    if (found != enqueued_.end()) overdue = *found;
+  }
+  if (overdue == nullptr) return;
+  OpProgress progress;
+  static_cast<void>(conclude(
+      {{overdue->number, overdue->fingerprints, overdue->deadline, progress}, overdue->began},
+      Error(ErrorCode::kTimeout, "the engine has not ended the operation until its deadline")));
+}
+
+void CollectiveRunner::abandon_enqueued() {
+  std::deque<std::shared_ptr<Enqueued>> calls;
+  {
+    const std::lock_guard lock(mutex_);
+    calls = enqueued_;
+  }
+  for (const auto& call : calls) {
+    if (!call->claim_end()) continue;
+    {
+      const std::lock_guard lock(mutex_);
+      abandoned_.push_back(call);
+    }
+    static_cast<void>(end_enqueued(call, parts_.monitor.error()));
+    call->result.complete(abandoned_error());
+  }
+}
+
+Error CollectiveRunner::abandoned_error() const {
+  const Error error = parts_.monitor.error();
+  return Error(error.code(),
+               format("{}\n  engine \"{}\" cannot abort this operation and may read and write its "
+                      "buffers until this process ends: do not free or reuse them, and end the "
+                      "process instead of rebuilding the group",
+                      error.message(), parts_.capabilities.name))
+      .with_details(error.details());
+}
+
+bool CollectiveRunner::has_abandoned() const {
+  const std::lock_guard lock(mutex_);
+  return std::ranges::any_of(abandoned_, [](const auto& call) { return !call.expired(); });
+}
+
+void CollectiveRunner::stop() {
+  is_stopping_ = true;
+  std::unique_ptr<os::Thread> thread;
+  {
+    const std::lock_guard lock(mutex_);
+    watch_.unpark();
+    thread = watch_.take();
+  }
+  if (thread != nullptr) thread->join();
+}
+
+void CollectiveRunner::show(const Enqueued& call) {
+  ActivityCell& cell = parts_.monitor.own_cell().collective;
+  OpProgress(&cell.progress).set_phase(kEnqueuedPhase);
+  cell.begin(call.number, call.fingerprints.front(), call.began);
+}
+
+void CollectiveRunner::explain(const Running& call, const Error& error) {
+  const OpProgress& progress = call.context.progress;
+  switch (error.code()) {
+    case ErrorCode::kTimeout:
+      return explain_timeout(call);
+    case ErrorCode::kPeerLost:
+      return explain_loss(call, error);
+    case ErrorCode::kAborted:
+      return;
+    case ErrorCode::kInvalidArgument:
+      if (progress.mismatch_peer >= 0) return explain_mismatch(call);
+      if (progress.part_mismatch.sender >= 0) return explain_part_mismatch(call);
+      break;
+    case ErrorCode::kUnavailable:
+    case ErrorCode::kCorruption:
+    case ErrorCode::kInternal:
+      break;
+  }
+  const Rank self = parts_.monitor.roster().self;
+  const bool is_own = error.details().is_own_limit;
+  const int culprit = is_own ? self.value : waiting_for(progress);
+  const bool is_closed = is_own && error.code() == ErrorCode::kInvalidArgument;
+  fail(call, {.code = error.code(),
+              .culprit = culprit,
+              .cause = error.message(),
+              .remedy = std::string(is_closed ? kCloseOnlyOwn : "")});
+}
+
+// A rank that reaches its own deadline reports its own timeout if it can name the culprit with
+// certainty, even if a peer's failure arrives meanwhile.
+void CollectiveRunner::explain_timeout(const Running& call) {
+  parts_.monitor.fail_by_timeout({.activity = activity_of(call),
+                                  .number = call.context.number,
+                                  .waiting_for = waiting_for(call.context.progress)});
+}
+
+void CollectiveRunner::explain_loss(const Running& call, const Error& error) {
+  const int peer = waiting_for(call.context.progress);
+  const auto end = parts_.monitor.why_stream_ended(peer, error);
+  if (end) fail(call, {ErrorCode::kPeerLost, end->culprit, end->cause, {}});
+}
+
+// Several ranks may detect the mismatch at once, each with a different peer. So this rank polls all
+// peers and reports the lowest mismatching pair. If that does not include rank 0, it first waits
+// for the report of a rank whose pair does: longer than that rank polls its peers if there probably
+// is one, because a lower rank has completed the operation.
+void CollectiveRunner::explain_mismatch(const Running& call) {
+  Monitor& monitor = parts_.monitor;
+  const Roster& roster = monitor.roster();
+  const OpProgress& progress = call.context.progress;
+  const bool is_late = progress.own_number != 0;
+  const Call own{roster.self.value, is_late ? progress.own_number : call.context.number,
+                 is_late ? progress.own_fingerprint : call.context.fingerprint()};
+  const Call its{progress.mismatch_peer, progress.mismatch_number, progress.mismatch_fingerprint};
+  const wire::Activity activity = activity_of(call);
+  monitor.fail_after([&] {
+    const auto views = monitor.ask_peers(parts_.system.deadline_in(Monitor::kAskTime));
+    const Mismatch mismatch = first_mismatch(views, {own, its});
+    const bool is_first = std::min(mismatch.one.rank, mismatch.other.rank) == 0;
+    const Duration patience =
+        may_have_lower_pair(views, mismatch) ? Monitor::kDoubtTime : kSecondOpinionTime;
+    return Finding{{.code = ErrorCode::kInvalidArgument,
+                    .culprit = culprit_of(mismatch),
+                    .cause = mismatch_cause(roster, mismatch),
+                    .operation = activity,
+                    .remedy = mismatch_remedy(mismatch)},
+                   is_first ? Duration(0) : patience};
+  });
+}
+
+void CollectiveRunner::explain_part_mismatch(const Running& call) {
+  const OpProgress::PartMismatch& parts = call.context.progress.part_mismatch;
+  const DType dtype = OpDescriptor::from_fingerprint(call.context.fingerprint()).dtype;
+  fail(call, {.code = ErrorCode::kInvalidArgument,
+              .culprit = parts.sender,
+              .cause = part_mismatch_cause(parts_.monitor.roster(), parts, dtype),
+              .remedy = std::string(kEqualParts)});
+}
+
+// -1 also where an engine of the program names a rank that is none.
+int CollectiveRunner::waiting_for(const OpProgress& progress) const {
+  const int rank = progress.waiting_for();
+  return rank < parts_.monitor.roster().world_size() ? rank : -1;
+}
+
+void CollectiveRunner::fail(const Running& call, Failure failure) {
+  failure.operation = activity_of(call);
+  parts_.monitor.fail(failure);
+}
+
+wire::Activity CollectiveRunner::activity_of(const Running& call) const {
+  wire::Activity activity;
+  activity.state = wire::ActivityState::kRunning;
+  activity.number = call.context.number;
+  activity.fingerprint = call.context.fingerprint();
+  activity.age_ns = (parts_.system.now() - call.began).count();
+  return activity;
+}
+
+}  // namespace cadre

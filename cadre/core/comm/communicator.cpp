@@ -1,0 +1,309 @@
+#include "cadre/core/comm/communicator.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/base/quiet_log.h"
+#include "cadre/core/comm/calls/checks.h"
+#include "cadre/core/comm/calls/group_destruction.h"
+#include "cadre/core/comm/communicator_impl.h"
+#include "cadre/core/comm/messages/message_space.h"
+
+namespace cadre {
+namespace {
+
+// The name of a call in its refusals.
+std::string_view name_of(std::string_view call, OpKind kind) {
+  return call.empty() ? to_string(kind) : call;
+}
+
+// The refusal of a collective, which begins with its kind, as one of the call that contains it.
+Error refused(const Communicator& group, std::string_view call, OpKind kind, const Error& error) {
+  if (error.code() != ErrorCode::kInvalidArgument) return error;
+  std::string_view problem = error.message();
+  const std::string prefix = format("{}: ", kind);
+  if (problem.starts_with(prefix)) problem.remove_prefix(prefix.size());
+  return refusal_of(group, name_of(call, kind), problem);
+}
+
+// What the ranks compare of it, when it is valid and the engine has it.
+Fingerprint validated(Collective& collective, const Communicator& group,
+                      const Capabilities& capabilities, std::string_view call,
+                      size_t num_coalesced = 0) {
+  const auto checked = validate(collective, group.rank(), group.world_size());
+  if (!checked.ok()) throw refused(group, call, collective.kind, checked.error());
+  const Status supported = check_supported(capabilities, collective);
+  if (!supported.ok()) throw refused(group, call, collective.kind, supported.error());
+  OpDescriptor descriptor = *checked;
+  descriptor.num_coalesced = static_cast<uint16_t>(std::min<size_t>(num_coalesced, UINT16_MAX));
+  collective.shape.reset();  // was borrowed for the call, and is in the descriptor now
+  return descriptor.fingerprint();
+}
+
+// Makes one operation of the collectives, and calls `use` with it. One collective needs no memory.
+template <typename Use>
+auto with_operation(std::span<Collective> collectives, const Communicator& group,
+                    const Communicator::Impl& impl, const CollectiveOptions& options,
+                    const Use& use) {
+  const auto use_with = [&](std::span<const Fingerprint> fingerprints) {
+    return use(Operation{.collectives = collectives,
+                         .fingerprints = fingerprints,
+                         .deadline = options.deadline,
+                         .keep_alive = options.keep_alive,
+                         .call = options.call});
+  };
+  if (collectives.empty()) {
+    throw refusal_of(group, options.call.empty() ? "run" : options.call,
+                     "a call of no collectives; expected at least one");
+  }
+  impl.check_open(name_of(options.call, collectives.front().kind));
+  if (collectives.size() == 1) {
+    const Fingerprint one = validated(collectives.front(), group, impl.capabilities, options.call);
+    return use_with({&one, 1});
+  }
+  std::vector<Fingerprint> all;
+  for (Collective& collective : collectives) {
+    all.push_back(
+        validated(collective, group, impl.capabilities, options.call, collectives.size()));
+  }
+  return use_with(all);
+}
+
+// What the log of the program throws must not end a thread or a destructor of the group.
+CommunicatorOptions with_quiet_log(CommunicatorOptions options) {
+  if (options.log != nullptr && dynamic_cast<QuietLog*>(options.log.get()) == nullptr) {
+    options.log = std::make_shared<QuietLog>(std::move(options.log));
+  }
+  return options;
+}
+
+// More than any machine has; sums with it do not wrap.
+constexpr size_t kMaxSymmetricBytes = size_t{1} << 56;
+
+}  // namespace
+
+std::unique_ptr<Communicator> Communicator::connect(os::System& system,
+                                                    const Membership& membership,
+                                                    const CommunicatorOptions& options,
+                                                    Deadline deadline) {
+  check_rank("connect", "this rank", membership.rank, membership.world_size);
+  if (membership.world_size > 1 && membership.store == nullptr) {
+    refuse_call(format("connect: a membership of {} ranks needs a store", membership.world_size));
+  }
+  try {
+    const CommunicatorOptions quiet = with_quiet_log(options);
+    auto fabric = Fabric::connect(system, membership, quiet, deadline).value_or_throw();
+    std::vector<int> all(static_cast<size_t>(membership.world_size));
+    std::iota(all.begin(), all.end(), 0);
+    GroupMembers members{std::move(all), membership.rank, membership};
+    members.membership.group = connection_name(membership.group, id_of(options));
+    GroupIdentity identity =
+        GroupIdentity::of_connection(id_of(options), fabric->connection_number());
+    CommunicatorOptions own = quiet;
+    own.flight_record_path = fabric->flight_files().path_for_first(identity, options.name);
+    auto impl =
+        std::make_unique<Impl>(std::move(fabric), own, std::move(identity), std::move(members));
+    impl->open_first(deadline);
+    return std::make_unique<Communicator>(std::move(impl));
+  } catch (const Error& error) {
+    ErrorDetails details = error.details();
+    details.culprit_world_rank = details.culprit;  // the group is the world
+    throw error.with_details(details).with_context(
+        format("connecting rank {} of {} to group \"{}\" in round {}", membership.rank,
+               membership.world_size, options.name, membership.round));
+  }
+}
+
+Communicator::Communicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+// A child's copy cannot be taken apart: its locks and connections may be in any state, and its
+// threads are not there. It goes with the child.
+Communicator::~Communicator() {
+  if (impl_->fork_guard->is_in_child()) {
+    static_cast<void>(impl_.release());
+    return;
+  }
+  if (!ProgressQueue::is_any_on_this_thread()) return;
+  const auto kept = impl_->options.log;
+  destroy_in_other_thread([impl = impl_.release()] { std::unique_ptr<Impl>{impl}.reset(); }, kept);
+}
+
+Rank Communicator::rank() const {
+  return impl_->rank;
+}
+int Communicator::world_size() const {
+  return impl_->world_size;
+}
+const std::string& Communicator::name() const {
+  return impl_->options.name;
+}
+const std::string& Communicator::id() const {
+  return impl_->identity.id();
+}
+os::System& Communicator::system() const {
+  return impl_->system;
+}
+std::string_view Communicator::backend_name() const {
+  return impl_->capabilities.name;
+}
+bool Communicator::shares_memory() const {
+  return impl_->capabilities.shares_memory;
+}
+const Membership& Communicator::membership() const {
+  return impl_->checked().members.membership;
+}
+const CommunicatorOptions& Communicator::options() const {
+  return impl_->options;
+}
+std::vector<Rank> Communicator::global_ranks() const {
+  return {impl_->members.ranks.begin(), impl_->members.ranks.end()};
+}
+Rank Communicator::global_rank(Rank group_rank) const {
+  if (group_rank < 0 || group_rank >= world_size()) {
+    throw refusal_of(
+        *this, "global_rank",
+        format("the rank {} is not in the group of {} ranks", group_rank, world_size()));
+  }
+  return impl_->members.ranks[static_cast<size_t>(group_rank.value)];
+}
+std::optional<Rank> Communicator::group_rank(Rank global_rank) const {
+  const auto& ranks = impl_->members.ranks;
+  const auto found = std::ranges::find(ranks, global_rank.value);
+  if (found == ranks.end()) return std::nullopt;
+  return static_cast<int>(found - ranks.begin());
+}
+uint64_t Communicator::num_collectives() const {
+  return impl_->checked().queue->num_issued();
+}
+
+void Communicator::run(std::span<const Collective> collectives, const CollectiveOptions& options) {
+  std::vector<Collective> own(collectives.begin(), collectives.end());
+  run_own(own, options);
+}
+Work Communicator::issue(std::span<const Collective> collectives,
+                         const CollectiveOptions& options) {
+  std::vector<Collective> own(collectives.begin(), collectives.end());
+  return issue_own(own, options);
+}
+void Communicator::run_own(std::span<Collective> collectives, const CollectiveOptions& options) {
+  with_operation(collectives, *this, impl_->checked(), options,
+                 [&](Operation operation) { impl_->queue->run(operation); });
+}
+Work Communicator::issue_own(std::span<Collective> collectives, const CollectiveOptions& options) {
+  return with_operation(collectives, *this, impl_->checked(), options, [&](Operation operation) {
+    return impl_->queue->issue(std::move(operation));
+  });
+}
+void Communicator::send(ConstBytes data, DType dtype, Rank destination, int tag,
+                        const CollectiveOptions& options) {
+  run_message(*this, {}, MessageCall::send(data, dtype, destination, tag), options);
+}
+void Communicator::recv(Bytes data, DType dtype, Rank source, int tag,
+                        const CollectiveOptions& options) {
+  check_peer(*this, name_of(options.call, OpKind::kRecv), source);
+  run_message(*this, {}, MessageCall::recv(data, dtype, source, tag), options);
+}
+Rank Communicator::recv_from_any(Bytes data, DType dtype, int tag,
+                                 const CollectiveOptions& options) {
+  return run_message(*this, {}, MessageCall::recv(data, dtype, kAnySource, tag), options);
+}
+Work Communicator::send_async(ConstBytes data, DType dtype, Rank destination, int tag,
+                              const CollectiveOptions& options) {
+  const MessageCall call = MessageCall::send(data, dtype, destination, tag);
+  return issue(std::span(&call, 1), options).front();
+}
+Work Communicator::recv_async(Bytes data, DType dtype, Rank source, int tag,
+                              const CollectiveOptions& options) {
+  check_peer(*this, name_of(options.call, OpKind::kRecv), source);
+  const MessageCall call = MessageCall::recv(data, dtype, source, tag);
+  return issue(std::span(&call, 1), options).front();
+}
+std::vector<Work> Communicator::issue(std::span<const MessageCall> calls,
+                                      const CollectiveOptions& options) {
+  return issue_messages(*this, {}, calls, options);
+}
+
+std::shared_ptr<SymmetricBuffer> Communicator::allocate_symmetric(
+    size_t num_bytes, const CollectiveOptions& options) {
+  const std::string_view call = options.call.empty() ? "allocate_symmetric" : options.call;
+  if (num_bytes > kMaxSymmetricBytes) {
+    throw refusal_of(*this, call,
+                     format("{} bytes; expected at most {}, is it a negative number?", num_bytes,
+                            kMaxSymmetricBytes));
+  }
+  impl_->checked().check_open(call);
+  const Fingerprint fingerprint =
+      OpDescriptor{.kind = OpKind::kAllocate, .count = num_bytes}.fingerprint();
+  Operation operation{.fingerprints = {&fingerprint, 1},
+                      .deadline = options.deadline,
+                      .keep_alive = options.keep_alive,
+                      .call = options.call};
+  impl_->checked().queue->run(operation);
+  return operation.allocated;
+}
+
+Duration Communicator::time_in_operations() const {
+  return impl_->checked().runner->time_spent();
+}
+
+std::vector<PeerStatus> Communicator::peers() const {
+  const Roster& roster = impl_->checked().monitor->roster();
+  const std::vector<PeerView> views = impl_->checked().monitor->peers();
+  std::vector<PeerStatus> peers;
+  for (int i = 0; i < impl_->world_size; ++i) {
+    const auto at = static_cast<size_t>(i);
+    const wire::RankAddress& rank_address = roster.rank_address(i);
+    peers.push_back({i, rank_address.host, rank_address.pid, describe_peer(views[at])});
+  }
+  return peers;
+}
+
+std::vector<Rank> Communicator::lost_ranks() const {
+  const std::vector<PeerView> views = impl_->checked().monitor->peers();
+  std::vector<Rank> lost;
+  for (size_t i = 0; i < views.size(); ++i) {
+    if (views[i].is_gone || views[i].left_after) lost.push_back(static_cast<int>(i));
+  }
+  return lost;
+}
+
+std::optional<Error> Communicator::error() const {
+  Monitor& monitor = *impl_->checked().monitor;
+  return monitor.has_failed() ? std::optional(monitor.error()) : std::nullopt;
+}
+
+FlightRecord Communicator::flight_record() const {
+  return impl_->checked().recorder->read();
+}
+
+void Communicator::abort(const std::string& reason) {
+  impl_->checked().abort(reason);
+}
+
+void Communicator::fail_together(const Communicator& other) {
+  Monitor::link(impl_->checked().monitor, other.impl_->checked().monitor);
+}
+
+void Communicator::close(Deadline deadline) {
+  Impl& impl = impl_->checked();
+  if (impl.is_on_own_thread()) {
+    throw refusal_of(*this, "close",
+                     "it was called by a callback, or by the deleter of a keep_alive, which the "
+                     "group would wait for; close the group in a thread of the program");
+  }
+  // Marked before the look at the other group: of callbacks that close each other's groups one is
+  // refused, and none waits for the other.
+  const ProgressQueue::AwaitsOther awaits_other;
+  if (ProgressQueue::is_any_on_this_thread() && impl.awaits_other()) {
+    throw refusal_of(*this, "close",
+                     "it was called by a callback of another group while a callback of this one "
+                     "closes a group, so that both might wait for each other; close the group in a "
+                     "thread of the program");
+  }
+  if (!impl.close(deadline)) return;
+  if (const auto late = impl.fabric->late_errors()->take()) throw *late;
+}
+
+}  // namespace cadre

@@ -1,0 +1,279 @@
+// A group of ranks over bytes: membership, transport, engine, op numbers, deadlines, failures.
+// Complete without torch (<cadre/core.h>); ProcessGroup is a tensor shell over it.
+//
+// Threads: every method from any thread. Operations are numbered in the order of the calls; all
+// ranks must issue the same operations in the same order, so a program that issues from two threads
+// orders them itself.
+// Blocking: connect, the blocking operations, allocate_symmetric and close, each until its
+// deadline. Lifetime: buffers of a blocking call are borrowed until it returns, on a device until
+// the operation has ended on its stream; those of an `_async` call must live until its Work is
+// completed (attach an owner as CollectiveOptions::keep_alive). Errors: cadre::Error. After the
+// first failure the group is unusable: every later call throws that failure; close() it and connect
+// a new one over rejoin(). In a forked child every call throws, but rank() and the like, and
+// destroying it does nothing. In a world of one operations are copies. Source: c10d's ProcessGroup,
+// cut to what has a meaning for bytes.
+// Guide: docs/guide/groups-and-messages.md.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/types.h"
+#include "cadre/core/collective/collective.h"
+#include "cadre/core/comm/communicator_options.h"
+#include "cadre/core/comm/flight_record.h"
+#include "cadre/core/comm/messages/message_call.h"
+#include "cadre/core/comm/symmetric/symmetric_buffer.h"
+#include "cadre/core/comm/work.h"
+#include "cadre/core/os/system.h"
+#include "cadre/core/rendezvous/rendezvous.h"
+
+namespace cadre {
+
+// What one rank was last known to do, for messages and traces.
+struct PeerStatus {
+  Rank rank;
+  std::string host;
+  int pid = 0;
+  // "last seen in all_gather #1041, reduce, 61 s ago" or "left the group after #1041".
+  std::string last_seen;
+};
+
+class CADRE_EXPORT Communicator {
+ public:
+  // Collective over the membership. Ranks exchange addresses through the store, prove the job's
+  // token to each other, refuse another build with both versions named, and connect.
+  static std::unique_ptr<Communicator> connect(os::System& system, const Membership& membership,
+                                               const CommunicatorOptions& options,
+                                               Deadline deadline);
+  // Aborts what is pending and leaves, as close() says. In a callback of a group, or in the deleter
+  // of a keep_alive, it returns at once, and another thread ends the group soon after, so the
+  // System must live a moment longer; handles made by init_process_group() and of subgroups keep
+  // theirs. Throws nothing.
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  Rank rank() const;
+  int world_size() const;
+  const std::string& name() const;
+  // CommunicatorOptions::id, or the name if that is empty.
+  const std::string& id() const;
+  os::System& system() const;
+  // "host", "net" or that of the chosen backend, after what was connected; "solo" for a world of
+  // one.
+  std::string_view backend_name() const;
+  bool shares_memory() const;
+  // The membership and the options that the group was connected with.
+  const Membership& membership() const;
+  const CommunicatorOptions& options() const;
+  // The ranks of this group in the group that was connected first (the world), by rank of this
+  // group.
+  std::vector<Rank> global_ranks() const;
+  // The rank in the world of one rank of this group. c10d's get_global_rank.
+  Rank global_rank(Rank group_rank) const;
+  // The reverse; nullopt for a rank of the world that is not in this group. c10d's get_group_rank.
+  std::optional<Rank> group_rank(Rank global_rank) const;
+  // Issued so far on this rank; equal on all ranks between operations.
+  uint64_t num_collectives() const;
+
+  // Runs a collective, or issues it and returns at once. Buffers, shapes and what may be in place:
+  // collective/collective.h; which operations a dtype supports, and why others are refused:
+  // collective/reduction_table.h. The verbs below are run() and issue() by name.
+  void run(Collective collective, const CollectiveOptions& options = {}) {
+    run_own(std::span(&collective, 1), options);
+  }
+  Work issue(Collective collective, const CollectiveOptions& options = {}) {
+    return issue_own(std::span(&collective, 1), options);
+  }
+  // The same for one or more collectives that travel together: they are submitted to the engine as
+  // one call, have numbers one after the other, one deadline and one Work, and end with the first
+  // error. All ranks pass as many, which is compared for kinds without a root. No buffer of one may
+  // overlap a buffer of another. The span is borrowed for the call.
+  // ncclGroupStart and ncclGroupEnd; c10d's _coalescing_manager.
+  void run(std::span<const Collective> collectives, const CollectiveOptions& options = {});
+  Work issue(std::span<const Collective> collectives, const CollectiveOptions& options = {});
+
+  void broadcast(Bytes data, DType dtype, Rank root, const CollectiveOptions& options = {}) {
+    run(Collective::broadcast(data, dtype, root), options);
+  }
+  Work broadcast_async(Bytes data, DType dtype, Rank root, const CollectiveOptions& options = {}) {
+    return issue(Collective::broadcast(data, dtype, root), options);
+  }
+  void all_reduce(ConstBytes in, Bytes out, DType dtype, Reduction reduction,
+                  const CollectiveOptions& options = {}) {
+    run(Collective::all_reduce(in, out, dtype, reduction), options);
+  }
+  Work all_reduce_async(ConstBytes in, Bytes out, DType dtype, Reduction reduction,
+                        const CollectiveOptions& options = {}) {
+    return issue(Collective::all_reduce(in, out, dtype, reduction), options);
+  }
+  void all_gather(ConstBytes in, Bytes out, DType dtype, const CollectiveOptions& options = {}) {
+    run(Collective::all_gather(in, out, dtype), options);
+  }
+  Work all_gather_async(ConstBytes in, Bytes out, DType dtype,
+                        const CollectiveOptions& options = {}) {
+    return issue(Collective::all_gather(in, out, dtype), options);
+  }
+  // counts: elements of each rank's input, the same on all ranks; ranks with others are refused.
+  void all_gather_v(ConstBytes in, Bytes out, DType dtype, std::vector<uint64_t> counts,
+                    const CollectiveOptions& options = {}) {
+    run(Collective::all_gather_v(in, out, dtype, std::move(counts)), options);
+  }
+  Work all_gather_v_async(ConstBytes in, Bytes out, DType dtype, std::vector<uint64_t> counts,
+                          const CollectiveOptions& options = {}) {
+    return issue(Collective::all_gather_v(in, out, dtype, std::move(counts)), options);
+  }
+  void reduce_scatter(ConstBytes in, Bytes out, DType dtype, Reduction reduction,
+                      const CollectiveOptions& options = {}) {
+    run(Collective::reduce_scatter(in, out, dtype, reduction), options);
+  }
+  Work reduce_scatter_async(ConstBytes in, Bytes out, DType dtype, Reduction reduction,
+                            const CollectiveOptions& options = {}) {
+    return issue(Collective::reduce_scatter(in, out, dtype, reduction), options);
+  }
+  // counts: elements of each rank's output, the same on all ranks; ranks with others are refused.
+  void reduce_scatter_v(ConstBytes in, Bytes out, DType dtype, Reduction reduction,
+                        std::vector<uint64_t> counts, const CollectiveOptions& options = {}) {
+    run(Collective::reduce_scatter_v(in, out, dtype, reduction, std::move(counts)), options);
+  }
+  Work reduce_scatter_v_async(ConstBytes in, Bytes out, DType dtype, Reduction reduction,
+                              std::vector<uint64_t> counts, const CollectiveOptions& options = {}) {
+    return issue(Collective::reduce_scatter_v(in, out, dtype, reduction, std::move(counts)),
+                 options);
+  }
+  void barrier(const CollectiveOptions& options = {}) { run(Collective::barrier(), options); }
+  Work barrier_async(const CollectiveOptions& options = {}) {
+    return issue(Collective::barrier(), options);
+  }
+  // The root gets the bits of all_reduce.
+  void reduce(ConstBytes in, Bytes out, DType dtype, Reduction reduction, Rank root,
+              const CollectiveOptions& options = {}) {
+    run(Collective::reduce(in, out, dtype, reduction, root), options);
+  }
+  Work reduce_async(ConstBytes in, Bytes out, DType dtype, Reduction reduction, Rank root,
+                    const CollectiveOptions& options = {}) {
+    return issue(Collective::reduce(in, out, dtype, reduction, root), options);
+  }
+  void gather(ConstBytes in, Bytes out, DType dtype, Rank root,
+              const CollectiveOptions& options = {}) {
+    run(Collective::gather(in, out, dtype, root), options);
+  }
+  Work gather_async(ConstBytes in, Bytes out, DType dtype, Rank root,
+                    const CollectiveOptions& options = {}) {
+    return issue(Collective::gather(in, out, dtype, root), options);
+  }
+  void scatter(ConstBytes in, Bytes out, DType dtype, Rank root,
+               const CollectiveOptions& options = {}) {
+    run(Collective::scatter(in, out, dtype, root), options);
+  }
+  Work scatter_async(ConstBytes in, Bytes out, DType dtype, Rank root,
+                     const CollectiveOptions& options = {}) {
+    return issue(Collective::scatter(in, out, dtype, root), options);
+  }
+  void all_to_all(ConstBytes in, Bytes out, DType dtype, const CollectiveOptions& options = {}) {
+    run(Collective::all_to_all(in, out, dtype), options);
+  }
+  Work all_to_all_async(ConstBytes in, Bytes out, DType dtype,
+                        const CollectiveOptions& options = {}) {
+    return issue(Collective::all_to_all(in, out, dtype), options);
+  }
+  // When one rank sends what the other does not expect, all ranks throw kInvalidArgument that names
+  // both, before any data moves.
+  void all_to_all_v(ConstBytes in, Bytes out, DType dtype, SplitCounts splits,
+                    const CollectiveOptions& options = {}) {
+    run(Collective::all_to_all_v(in, out, dtype, std::move(splits)), options);
+  }
+  Work all_to_all_v_async(ConstBytes in, Bytes out, DType dtype, SplitCounts splits,
+                          const CollectiveOptions& options = {}) {
+    return issue(Collective::all_to_all_v(in, out, dtype, std::move(splits)), options);
+  }
+  // Messages between one pair and with one tag arrive in order; sizes and types must match. A send
+  // of up to 16 KiB may return before it is received, a longer one waits for its receive. A rank
+  // buffers at most 4 MiB from each peer that no recv has taken. Sending to this rank itself is
+  // refused.
+  void send(ConstBytes data, DType dtype, Rank destination, int tag,
+            const CollectiveOptions& options = {});
+  void recv(Bytes data, DType dtype, Rank source, int tag, const CollectiveOptions& options = {});
+  // Receives from any rank, the first that sends with this tag; returns that rank. kPeerLost when
+  // all others have left. c10d's recvAnysource. Receives of one tag, from a rank and from any, take
+  // messages in the order in which they were called.
+  Rank recv_from_any(Bytes data, DType dtype, int tag, const CollectiveOptions& options = {});
+
+  Work send_async(ConstBytes data, DType dtype, Rank destination, int tag,
+                  const CollectiveOptions& options = {});
+  Work recv_async(Bytes data, DType dtype, Rank source, int tag,
+                  const CollectiveOptions& options = {});
+  // Issues sends and receives together, so that their order matters on no rank, or none of them and
+  // throws. One Work for each. c10d's batch_isend_irecv.
+  std::vector<Work> issue(std::span<const MessageCall> calls,
+                          const CollectiveOptions& options = {});
+
+  // Collective: every rank calls it with the same size, in the order of the operations.
+  std::shared_ptr<SymmetricBuffer> allocate_symmetric(size_t num_bytes,
+                                                      const CollectiveOptions& options = {});
+
+  // Wall time this rank's threads spent inside operations other than messages so far, waiting
+  // included.
+  Duration time_in_operations() const;
+  std::vector<PeerStatus> peers() const;
+  // The first failure of this group, which every later call throws; nullopt while it is usable. A
+  // call that is refused for its own arguments throws before it has issued anything, and is no
+  // failure of the group. Does not communicate: a failure that this rank has not heard of yet is
+  // not there. ncclCommGetAsyncError.
+  std::optional<Error> error() const;
+  // Ranks known to be gone (killed or left), for rejoin().
+  std::vector<Rank> lost_ranks() const;
+
+  // Fails the group: every pending and every later operation throws kAborted with `reason`, on this
+  // rank and on the others, to which the failure is reported whatever they do. A group that has
+  // failed already keeps its first failure. Afterwards close() the group, or rejoin(). Never
+  // blocks; may be called from any thread and from a signal-handling thread.
+  void abort(const std::string& reason);
+  // From now on this group and `other` fail together on this rank: a failure of one of them, also
+  // an earlier one, aborts the other with the first failure's text and culprit, unless that is
+  // being closed. For groups that one job uses in turns: a rank that waits in the one learns which
+  // rank was lost in the other, instead of "rank 0 left". Each member of either group that is in
+  // both calls it. Keeps neither group alive.
+  void fail_together(const Communicator& other);
+  // Runs pending operations until the deadline, publishes to the members that this rank leaves, and
+  // joins the group's threads, also beyond the deadline while a callback of an operation runs; with
+  // the last group of the process, closes its connections.
+  // Operations that are still pending at the deadline are aborted, which fails the group on all
+  // ranks: Work::wait() of each of them throws kAborted, here and on the other ranks; close()
+  // itself does not throw for them, so wait() first for what must have ended. Later calls are
+  // refused with kInvalidArgument. Idempotent. The destructor only aborts locally and communicates
+  // for 1 s at most. After that it throws kInvalidArgument if ranks are known to have left this
+  // group, or one that was closed before, after different collectives: a small broadcast, reduce,
+  // gather or scatter may succeed on a rank although another rank called something else. If two
+  // such ranks are on one host, at least the one that closes later throws. Two ranks of different
+  // hosts that close their last groups at the same moment may both miss the mismatch, as may ranks
+  // that clean up after a failure. A destructor only logs it.
+  // In a callback of this group, or in the deleter of a keep_alive, it throws kInvalidArgument and
+  // does nothing; so it does in a callback of another group while one of this group closes a group.
+  void close(Deadline deadline);
+
+  // The last operations of this rank; to_json() makes it readable.
+  FlightRecord flight_record() const;
+
+  class Impl;  // defined within comm, so that other folders cannot create a Communicator from it
+  explicit Communicator(std::unique_ptr<Impl> impl);
+
+ private:
+  friend struct CommunicatorParts;
+  // For collectives that only this call uses: resets in them what does not apply to this rank.
+  void run_own(std::span<Collective> collectives, const CollectiveOptions& options);
+  Work issue_own(std::span<Collective> collectives, const CollectiveOptions& options);
+
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,458 @@
+#include "cadre/core/comm/communicator_impl.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/collective/host/host_engine.h"
+#include "cadre/core/collective/net/net_engine.h"
+#include "cadre/core/comm/calls/abandoned_memory.h"
+#include "cadre/core/comm/queue/thrown_error.h"
+#include "cadre/core/comm/trace/process_start.h"
+#include "cadre/core/os/host/wall_clock.h"
+#include "cadre/core/store/prefix_store.h"
+#include "cadre/core/transport/shm/shm_transport.h"
+
+namespace cadre {
+namespace {
+
+// After an abort every operation ends within the questions that follow a failure.
+constexpr Duration kAbortTime = std::chrono::seconds(5);
+constexpr Duration kGoodbyeTime = std::chrono::seconds(1);
+
+}  // namespace
+
+Result<GroupPieces> GroupPieces::cut(HostMemory& memory, const std::vector<int>& holders) {
+  auto block = HostEngine::cut_block(memory, holders);
+  if (!block.ok()) return block.error();
+  auto page = ShmTransport::cut_page(memory, holders);
+  if (page.ok()) return GroupPieces{std::move(block).value(), std::move(page).value()};
+  block->drop_holders();
+  return page.error();
+}
+
+void GroupPieces::keep_holders(const std::vector<int>& slots) {
+  block.keep_holders(slots);
+  message_page.keep_holders(slots);
+}
+
+void GroupPieces::discard() {
+  block.drop_holders();
+  message_page.drop_holders();
+  *this = {};
+}
+
+GroupPlaces GroupPieces::places() const {
+  return {block.place(), message_page.place()};
+}
+
+Communicator::Impl::Impl(std::shared_ptr<Fabric> fabric_in, const CommunicatorOptions& options_in,
+                         GroupIdentity identity_in, GroupMembers members_in)
+    : fabric(std::move(fabric_in)),
+      system(fabric->system()),
+      options(options_in),
+      identity(std::move(identity_in)),
+      members(std::move(members_in)),
+      rank(members.self),
+      world_size(static_cast<int>(members.ranks.size())),
+      fork_guard(std::make_shared<const ForkGuard>(options.name, rank, own_address().pid,
+                                                   fabric->fork_mark())),
+      one_sided_access(std::make_shared<OneSidedAccess>(options.log)),
+      recorder(make_recorder()),
+      monitor(make_monitor()) {
+  fabric->join_group();
+  monitor->start();
+}
+
+std::unique_ptr<FlightRecorder> Communicator::Impl::make_recorder() const {
+  const wire::RankAddress& own = own_address();
+  const std::string& path = options.flight_record_path;
+  FlightIdentity flight{options.name, own.host, rank,
+                        world_size,   own.pid,  members.membership.round};
+  if (!path.empty()) {
+    flight.process_start = process_start_of(own.pid);
+    flight.made_at_s = os::wall_clock_seconds();
+  }
+  flight.id = identity.id();
+  auto made = FlightRecorder::create(path, flight);
+  if (!made.ok()) {
+    // A record that cannot be written is no reason to fail the job: it is then kept in memory, as
+    // without a folder.
+    if (options.log) {
+      options.log->write(LogLevel::kWarning, "comm",
+                         format("flight_record=none reason=\"{}\": cadre trace will not have this "
+                                "rank; make room there or name another folder",
+                                made.error().message()));
+    }
+    made = FlightRecorder::create("", flight);
+  }
+  std::unique_ptr<FlightRecorder> result = std::move(made).value_or_throw();
+  result->set_connection(identity.key());
+  return result;
+}
+
+std::shared_ptr<Monitor> Communicator::Impl::make_monitor() const {
+  std::vector<int> slots;
+  for (const int member : members.ranks) slots.push_back(fabric->status_slot_of(member));
+  return std::make_shared<Monitor>(
+      system,
+      MonitorSetup{Roster{options.name, rank, fabric->shared_layout(), members.ranks},
+                   identity.key(), members.creation ? members.creation->key() : kNoGroup,
+                   world_size > 1 ? fabric->plane() : nullptr, std::move(slots),
+                   [fabric = fabric.get(), system = &system, key = identity.key()] {
+                     return fabric->status_cells().running_besides(key, system->now());
+                   },
+                   [links = fabric->shared_links(), identity = identity](int left) {
+                     if (links == nullptr) return;
+                     links->note_left(identity.stream(kCollectivePurpose), left);
+                     links->note_left(identity.stream(kMessagePurpose), left);
+                   },
+                   [access = one_sided_access](const Error& failure) { access->end(failure); },
+                   fabric->late_errors(),
+                   recorder->has_file() ? options.flight_record_path : std::string(), options.log},
+      fabric->status_page(), fabric->status_cells().take(identity.key(), options.name));
+}
+
+bool Communicator::Impl::uses_host_memory() const {
+  if (world_size == 1) return false;
+  if (options.backend) {
+    if (options.transport != TransportChoice::kSharedMemory) return false;
+    throw Error(ErrorCode::kInvalidArgument,
+                "shared memory was demanded together with a backend of the program's choice: "
+                "choose kAuto or kTcp, or no backend");
+  }
+  const bool can_share = fabric->share_memory(members.ranks);
+  if (options.transport == TransportChoice::kSharedMemory && !can_share) {
+    const bool is_one_host = std::ranges::all_of(members.ranks, [&](int member) {
+      return fabric->layout().host_of(member) == fabric->layout().host_of(members.ranks.front());
+    });
+    throw Error(ErrorCode::kInvalidArgument,
+                format("shared memory was demanded, but {}: choose kAuto or kTcp",
+                       is_one_host ? fabric->obstacle() : "the ranks are on several hosts"));
+  }
+  return can_share && options.transport != TransportChoice::kTcp;
+}
+
+void Communicator::Impl::open_first(Deadline deadline) {
+  try {
+    if (!uses_host_memory()) return open(std::nullopt, {});
+    GroupPieces pieces =
+        GroupPieces::cut(*fabric->host_memory(), fabric->slots_of(members.ranks)).value_or_throw();
+    const auto check = [this]() -> Status {
+      return monitor->has_failed() ? Status(monitor->error()) : Status();
+    };
+    const auto places = fabric->exchange_places(pieces.places(), check, deadline).value_or_throw();
+    open(std::move(pieces), places);
+  } catch (const std::exception& thrown) {
+    give_up(thrown, "connecting");
+    throw;
+  }
+}
+
+void Communicator::Impl::give_up(const std::exception& thrown, std::string_view task) {
+  const Error error = error_of(thrown);
+  monitor->fail({.code = error.code(),
+                 .culprit = rank.value,
+                 .cause = format("{} gave up {}: {}", monitor->roster().describe(rank.value), task,
+                                 error.message()),
+                 .is_logged = false});
+}
+
+void Communicator::Impl::open(std::optional<GroupPieces> pieces,
+                              const std::vector<GroupPlaces>& places) {
+  const bool has_memory = pieces.has_value();
+  if (has_memory) {
+    try {
+      build_host_engine(std::move(*pieces), places);
+    } catch (...) {
+      release_holds(places);
+      throw;
+    }
+  } else if (world_size > 1 && fabric->links() != nullptr) {
+    open_streams();
+  }
+  if (options.backend) build_chosen_engine();
+  if (engine != nullptr) capabilities = engine->capabilities();
+  if (rank == 0 && options.log) log_start();
+  signal_waits = std::make_shared<SignalWaits>(
+      SignalWaits::Parts{system, *monitor, *recorder, fabric->is_crowded()});
+  heap = std::make_unique<SymmetricHeap>(SymmetricHeap::Parts{
+      system, rank, world_size, engine.get(), has_memory ? fabric->host_memory() : nullptr,
+      has_memory ? fabric->slots_of(members.ranks) : std::vector<int>(), signal_waits, fork_guard,
+      one_sided_access});
+  runner = std::make_unique<CollectiveRunner>(CollectiveRunner::Parts{
+      system, *monitor, *recorder, engine.get(), capabilities, heap.get(), options.timeout});
+  if (message_transport != nullptr) {
+    messages = std::make_shared<MessageQueue>(MessageQueue::Parts{
+        system, *monitor, *recorder, *message_transport, options.timeout, fork_guard, options.log});
+  }
+  queue = std::make_shared<OperationQueue>(system, *runner, fork_guard, options.log);
+}
+
+std::string_view Communicator::Impl::transport_name() const {
+  if (engine == nullptr) return "none";
+  if (options.backend) return "backend";
+  return capabilities.shares_memory ? "shared_memory" : "tcp";
+}
+
+// Logs one line with the connected group and the transport and algorithm of each size.
+void Communicator::Impl::log_start() const {
+  const wire::RankAddress& own = own_address();
+  std::set<int> hosts;
+  for (const int member : members.ranks) hosts.insert(fabric->layout().host_of(member));
+  options.log->write(
+      LogLevel::kInfo, "comm",
+      format("connected group={} round={} world_size={} hosts={} host={} pid={} engine={} "
+             "transport={} timeout_s={} version={} algorithms=\"{}\"",
+             options.name, members.membership.round, world_size, hosts.size(), own.host, own.pid,
+             capabilities.name, transport_name(), options.timeout.count() / 1'000'000'000,
+             CADRE_VERSION, capabilities.algorithms));
+}
+
+void Communicator::Impl::build_host_engine(GroupPieces pieces,
+                                           const std::vector<GroupPlaces>& places) {
+  std::vector<Place> blocks;
+  std::vector<Place> pages;
+  for (const GroupPlaces& theirs : places) {
+    blocks.push_back(theirs.block);
+    pages.push_back(theirs.message_page);
+  }
+  const std::vector<int> slots = fabric->slots_of(members.ranks);
+  engine = std::make_unique<HostEngine>(system, monitor->interrupt(),
+                                        HostEngineSetup{.memory = fabric->host_memory(),
+                                                        .rank = rank,
+                                                        .oversubscribed = fabric->is_crowded(),
+                                                        .slots = slots,
+                                                        .blocks = std::move(blocks),
+                                                        .block = std::move(pieces.block)});
+  message_transport =
+      std::make_unique<ShmTransport>(system, monitor->interrupt(),
+                                     ShmTransportSetup{.memory = fabric->host_memory(),
+                                                       .rank = rank,
+                                                       .crowded = fabric->is_crowded(),
+                                                       .slots = slots,
+                                                       .pages = std::move(pages),
+                                                       .page = std::move(pieces.message_page)});
+}
+
+// Releases the pieces of other ranks that no part of this rank has taken over.
+void Communicator::Impl::release_holds(const std::vector<GroupPlaces>& places) const {
+  HostMemory& memory = *fabric->host_memory();
+  const std::vector<int> slots = fabric->slots_of(members.ranks);
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (rank == static_cast<int>(i)) continue;
+    if (engine == nullptr) memory.release_hold(slots[i], places[i].block.piece);
+    if (message_transport == nullptr) memory.release_hold(slots[i], places[i].message_page.piece);
+  }
+}
+
+void Communicator::Impl::open_streams() {
+  const auto stream = [this](uint8_t purpose) {
+    return fabric->links()->open(identity.stream(purpose), members.ranks, rank,
+                                 monitor->interrupt());
+  };
+  message_transport = stream(kMessagePurpose);
+  if (!options.backend) {
+    transport = stream(kCollectivePurpose);
+    engine = std::make_unique<NetEngine>(system, *transport);
+  }
+  // Repeated for members that left before the streams were opened.
+  const std::vector<PeerView> views = monitor->peers();
+  for (size_t i = 0; i < views.size(); ++i) {
+    if (views[i].left_after) monitor->note_left(members.ranks[i]);
+  }
+}
+
+void Communicator::Impl::build_chosen_engine() {
+  const std::shared_ptr<Store>& store = members.membership.store;
+  const std::string prefix = format("cadre/backend/{}", identity.unique_name());
+  engine = options
+               .backend({.rank = rank,
+                         .world_size = world_size,
+                         .group = options.name,
+                         .store = store == nullptr ? nullptr
+                                                   : std::make_shared<PrefixStore>(prefix, store),
+                         .interrupt = monitor->interrupt(),
+                         .system = system,
+                         .deadline = system.deadline_in(options.timeout)})
+               .value_or_throw();
+}
+
+Communicator::Impl::~Impl() {
+  // Each step again on its own, for one that an exception cuts short: no thread may outlive what it
+  // works on.
+  attempt([this] { end(); });
+  if (queue == nullptr) return;
+  attempt([this] { stop_threads(); });
+  attempt([this] { release(system.deadline_in(kGoodbyeTime)); });
+  attempt([this] {
+    if (engine != nullptr && runner->has_abandoned()) leave_engine_to_process();
+  });
+}
+
+// Runs one step of the destructor, which must not throw. What fails for lack of memory or threads
+// is logged.
+void Communicator::Impl::attempt(const std::function<void()>& step) const noexcept {
+  try {
+    step();
+  } catch (const std::exception& thrown) {
+    try {
+      if (options.log == nullptr) return;
+      options.log->write(LogLevel::kError, "comm",
+                         format("group={} ended only in part: {}", options.name, thrown.what()));
+    } catch (...) {
+      // No memory for the line either.
+    }
+  } catch (...) {
+    // The engine of a plug-in has thrown what is no std::exception.
+  }
+}
+
+// A destructor must not wait for other ranks, so pending operations are aborted. If an exception
+// unwinds the stack, it reports the cause, and this failure is not logged.
+void Communicator::Impl::end() {
+  if (!is_closed_ && has_pending()) {
+    const bool is_unwinding = std::uncaught_exceptions() > num_exceptions_;
+    monitor->fail({.code = ErrorCode::kAborted,
+                   .cause = is_unwinding
+                                ? "an exception ended the group's scope while operations were "
+                                  "pending: that exception is the first failure"
+                                : "the group was destroyed while operations were pending; close() "
+                                  "it first",
+                   .is_logged = !is_unwinding});
+  }
+  if (queue == nullptr) {  // not opened
+    monitor->stop();
+    release(system.deadline_in(kGoodbyeTime));
+    return;
+  }
+  static_cast<void>(close(system.deadline_in(kGoodbyeTime)));
+}
+
+bool Communicator::Impl::is_on_own_thread() const {
+  return (queue != nullptr && queue->is_on_this_thread()) ||
+         (messages != nullptr && messages->is_on_this_thread());
+}
+
+bool Communicator::Impl::awaits_other() const {
+  return (queue != nullptr && queue->awaits_other()) ||
+         (messages != nullptr && messages->awaits_other());
+}
+
+// The library behind it still works on memory of operations, and a thread of it may look at the
+// Interrupt. Its destructor would wait for the library, which may wait for a rank that is gone.
+void Communicator::Impl::leave_engine_to_process() {
+  struct Left {
+    std::shared_ptr<Monitor> monitor;  // owns the Interrupt
+    std::unique_ptr<Backend> engine;
+    Left* next = nullptr;
+  };
+  // Leak checkers do not report what the list reaches.
+  static std::atomic<Left*> last{nullptr};
+  if (options.log) {
+    options.log->write(LogLevel::kWarning, "comm",
+                       format("engine={} group={} left=unfinished: operations that it cannot abort "
+                              "keep their memory until this process ends; end it",
+                              capabilities.name, options.name));
+  }
+  Left* const left = std::make_unique<Left>(Left{monitor, std::move(engine)}).release();
+  left->next = last.exchange(left);
+}
+
+void Communicator::Impl::abort(const std::string& reason) {
+  monitor->fail({ErrorCode::kAborted, -1, format("abort() was called: {}", reason), {}});
+}
+
+bool Communicator::Impl::close(Deadline deadline) {
+  if (is_closed_.exchange(true)) return false;
+  const Error refusal = monitor->has_failed() ? monitor->error() : closed_error("");
+  queue->refuse(refusal);
+  signal_waits->refuse(refusal);
+  if (messages != nullptr) messages->refuse(refusal);
+  // Callbacks that still run are no pending operations: stop_threads() waits for them.
+  if (!drain(deadline) && has_pending()) {
+    monitor->fail({ErrorCode::kAborted,
+                   -1,
+                   "close() reached its deadline while operations were pending",
+                   {}});
+    drain(system.deadline_in(kAbortTime));
+  }
+  monitor->publish_leave(queue->num_issued(), system.deadline_in(kAbortTime));
+  stop_threads();
+  // An operation that runs on in another caller's thread, although it was aborted, uses the
+  // engines; then they stay as long as the group.
+  if (is_idle()) release(deadline.earlier(system.deadline_in(kGoodbyeTime)));
+  return true;
+}
+
+Error Communicator::Impl::closed_error(std::string_view call) const {
+  ErrorDetails details;
+  details.operation = call;
+  details.group = options.name;
+  const int of_world = members.ranks[static_cast<size_t>(rank.value)];
+  const std::string world_rank = rank == of_world ? "" : format(" (world rank {})", of_world);
+  return Error(ErrorCode::kInvalidArgument,
+               format("{}group \"{}\", rank {}{}: the group is closed; connect a new one",
+                      call.empty() ? "" : format("{} on ", call), options.name, rank, world_rank))
+      .with_details(std::move(details));
+}
+
+void Communicator::Impl::check_open(std::string_view call) const {
+  if (is_closed_ && !monitor->has_failed()) throw closed_error(call);
+}
+
+void Communicator::Impl::stop_threads() {
+  queue->close();
+  runner->stop();
+  signal_waits->close();
+  if (messages != nullptr) messages->close();
+  monitor->stop();
+}
+
+bool Communicator::Impl::has_pending() const {
+  return queue != nullptr && (queue->has_pending() || !signal_waits->is_idle() ||
+                              (messages != nullptr && messages->has_pending()));
+}
+
+bool Communicator::Impl::is_idle() const {
+  return queue->is_idle() && signal_waits->is_idle() &&
+         (messages == nullptr || messages->is_idle());
+}
+
+bool Communicator::Impl::drain(Deadline deadline) {
+  const bool is_drained = queue->drain(deadline) && signal_waits->drain(deadline);
+  return (messages == nullptr || messages->drain(deadline)) && is_drained;
+}
+
+// Memory goes now, not with the last handle to the group; and with the last group the fabric.
+void Communicator::Impl::release(Deadline deadline) {
+  if (std::exchange(is_released_, true)) return;
+  heap.reset();
+  if (runner == nullptr || !runner->has_abandoned()) engine.reset();
+  message_transport.reset();
+  transport.reset();
+  monitor->release_page();
+  recorder->set_closed();
+  if (recorder->has_file()) {
+    fabric->flight_files().release(options.flight_record_path, monitor->has_failed());
+  }
+  fabric->leave_group(deadline);
+}
+
+Communicator::Impl& CommunicatorParts::impl_of(const Communicator& group) {
+  return group.impl_->checked();
+}
+
+bool CommunicatorParts::must_end_elsewhere(const Communicator& group) {
+  return !group.impl_->fork_guard->is_in_child() && ProgressQueue::is_any_on_this_thread();
+}
+
+bool may_use_memory_after_failure(const Communicator& group) {
+  return !CommunicatorParts::impl_of(group).capabilities.is_abortable;
+}
+
+}  // namespace cadre

@@ -1,0 +1,158 @@
+// The parts of a Communicator and the order in which they live and die.
+//
+// Threads, blocking, errors: as Communicator. Private to comm.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/collective/backend.h"
+#include "cadre/core/comm/collective_runner.h"
+#include "cadre/core/comm/communicator.h"
+#include "cadre/core/fabric/fabric.h"
+#include "cadre/core/comm/failure/monitor.h"
+#include "cadre/core/comm/flight_recorder.h"
+#include "cadre/core/fabric/fork_guard.h"
+#include "cadre/core/comm/groups/group_identity.h"
+#include "cadre/core/comm/messages/message_queue.h"
+#include "cadre/core/comm/messages/signal_waits.h"
+#include "cadre/core/comm/queue/operation_queue.h"
+#include "cadre/core/comm/symmetric/one_sided_access.h"
+#include "cadre/core/comm/symmetric/symmetric_heap.h"
+#include "cadre/core/transport/transport.h"
+
+namespace cadre {
+
+// The ranks of a group.
+struct GroupMembers {
+  std::vector<int> ranks;  // ranks in the fabric, by rank in the group
+  Rank self;               // this rank's rank in the group
+  Membership membership;   // for rejoin(); its `group` is unique in the job
+  // Only for a group that its members create over a store: the identity under which a member that
+  // gives up reports it.
+  std::optional<GroupIdentity> creation = {};
+};
+
+// What a rank cuts from the host's memory for a group before the group exists: the others learn the
+// places in the exchange that makes the group.
+struct GroupPieces {
+  Piece block;
+  Piece message_page;
+
+  // `holders` are the slots of the ranks that may become members.
+  static Result<GroupPieces> cut(HostMemory& memory, const std::vector<int>& holders);
+  // Only these of the holders become members.
+  void keep_holders(const std::vector<int>& slots);
+  // All ranks know that none of them uses these pieces.
+  void discard();
+  GroupPlaces places() const;
+};
+
+class Communicator::Impl {
+ public:
+  // Registers the group; open() completes it.
+  Impl(std::shared_ptr<Fabric> fabric_in, const CommunicatorOptions& options_in,
+       GroupIdentity identity_in, GroupMembers members_in);
+  ~Impl();
+
+  // Whether the members communicate through the host's memory. Throws when that was demanded and is
+  // impossible.
+  bool uses_host_memory() const;
+  // Fails the group, so that the other members do not wait for this rank. `task` is what it gives
+  // up.
+  void give_up(const std::exception& thrown, std::string_view task);
+  // Ready to run operations: through the host's memory, where `places` are those of all members by
+  // rank; otherwise, without pieces, over TCP.
+  void open(std::optional<GroupPieces> pieces, const std::vector<GroupPlaces>& places);
+  // The group of all ranks, which finds the places of the others by itself.
+  void open_first(Deadline deadline);
+
+  // What every call begins with: throws in a forked child of the process that connected the group.
+  Impl& checked() {
+    fork_guard->check();
+    return *this;
+  }
+  // Refuses `call` on a group that was closed without a failure.
+  void check_open(std::string_view call) const;
+  // Leaves in good order, or aborts operations that are still pending at the deadline. False if the
+  // group was closed before.
+  bool close(Deadline deadline);
+  void abort(const std::string& reason);
+  // Whether the calling thread runs code of the program from within the group, so that it would
+  // wait for itself in close().
+  bool is_on_own_thread() const;
+  // Whether a thread for which that is true waits for the end of another group.
+  bool awaits_other() const;
+
+  std::shared_ptr<Fabric> fabric;  // shared by the groups of this process
+  os::System& system;
+  const CommunicatorOptions options;
+  const GroupIdentity identity;
+  const GroupMembers members;
+  const Rank rank;
+  const int world_size;
+  Capabilities capabilities = full_capabilities("solo");  // the engine's, once it exists
+
+  // Shared with Works and symmetric buffers, which may outlive the group.
+  const std::shared_ptr<const ForkGuard> fork_guard;
+  // Shared with symmetric buffers, and with the monitor, which ends it when the group fails.
+  const std::shared_ptr<OneSidedAccess> one_sided_access;
+
+  // Declared before the parts that use them.
+  std::unique_ptr<FlightRecorder> recorder;
+  std::shared_ptr<Monitor> monitor;      // shared with the control plane
+  std::unique_ptr<Transport> transport;  // for the net engine
+  std::unique_ptr<Transport> message_transport;
+  std::unique_ptr<Backend> engine;            // null for a world of one without a chosen backend
+  std::shared_ptr<SignalWaits> signal_waits;  // shared with symmetric buffers, weakly
+  std::unique_ptr<SymmetricHeap> heap;
+  std::unique_ptr<CollectiveRunner> runner;
+  // Shared with Works, which may outlive the group.
+  std::shared_ptr<OperationQueue> queue;
+  std::shared_ptr<MessageQueue> messages;       // null for a world of one
+  std::atomic<uint32_t> num_message_spaces{0};  // reserved so far; MessageSpace::reserve
+
+ private:
+  const wire::RankAddress& own_address() const {
+    return fabric->layout().rank_address(fabric->rank().value);
+  }
+  std::unique_ptr<FlightRecorder> make_recorder() const;
+  std::shared_ptr<Monitor> make_monitor() const;
+  // `call`: empty where it is not known.
+  Error closed_error(std::string_view call) const;
+  void build_host_engine(GroupPieces pieces, const std::vector<GroupPlaces>& places);
+  void release_holds(const std::vector<GroupPlaces>& places) const;
+  void open_streams();
+  void build_chosen_engine();
+  std::string_view transport_name() const;
+  void log_start() const;
+  bool has_pending() const;
+  void end();
+  void attempt(const std::function<void()>& step) const noexcept;
+  bool is_idle() const;
+  // Whether nothing is left at the deadline.
+  bool drain(Deadline deadline);
+  void stop_threads();
+  void release(Deadline deadline);
+  void leave_engine_to_process();
+
+  const int num_exceptions_ = std::uncaught_exceptions();  // when the group was made
+  std::atomic<bool> is_closed_{false};
+  bool is_released_ = false;
+};
+
+// What comm's own units need of a Communicator.
+struct CommunicatorParts {
+  static Communicator::Impl& impl_of(const Communicator& group);
+  // As must_end_elsewhere() of calls/group_destruction.h.
+  static bool must_end_elsewhere(const Communicator& group);
+};
+
+}  // namespace cadre

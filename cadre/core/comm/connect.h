@@ -1,0 +1,23 @@
+// Joins the job that the environment describes and connects its group: the first line of a program.
+//
+// Threads: call from main, before other threads change the environment. Blocking: until all ranks
+// are there, or the deadline. Lifetime: borrows the System. Errors: cadre::Error, as the rendezvous
+// and Communicator::connect say. Without a launcher: a world of one.
+#pragma once
+
+#include <memory>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/export.h"
+#include "cadre/core/comm/communicator.h"
+#include "cadre/core/os/system.h"
+
+namespace cadre {
+
+// Where `options` leave them open, the log is standard error and the flight record's file lies in
+// the folder that the environment names, as GROUP-roundROUND-rankRANK.flight; the folder is
+// created.
+CADRE_EXPORT std::unique_ptr<Communicator> connect_from_environment(
+    os::System& system, const CommunicatorOptions& options, Deadline deadline);
+
+}  // namespace cadre

@@ -1,0 +1,99 @@
+// Decides which failure of a group counts and how this rank reports it: a state machine over
+// values.
+//
+//   kNone --claim(), or report() of a complete failure--> kClaimed --publish()--> kPublished
+//
+// One caller claims the failure of the group. It may investigate, which takes time; meanwhile other
+// ranks and threads may report failures of their own. If the finding of the investigation is
+// uncertain, the first of these reports within its patience replaces it. The claimant then
+// publishes the failure that stands, and nothing changes it afterwards. One part of the published
+// error may still change: a failure that names no operation is attributed to the collective that
+// was running when it was published, and that collective may succeed after all.
+//
+// Threads: one at a time; the monitor locks. Blocking: never; time is passed in. Errors: none.
+// Ranks are those of the group.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/comm/failure/diagnosis.h"
+#include "cadre/core/wire/control.h"
+
+namespace cadre {
+
+// The result of an investigation.
+struct Finding {
+  Failure failure;
+  // How long after the investigation a failure that another rank reports replaces this one, since
+  // that rank may have better evidence. Zero if the finding is certain.
+  Duration patience{0};
+};
+
+// A failure with all that this rank says about it.
+struct ExplainedFailure {
+  Failure failure;  // with the operation to which it is attributed
+  // The operation is a running collective to which the failure was attributed because it names
+  // none.
+  bool is_attribution_open = false;
+  Error error;           // what calls of this rank throw
+  Error logged;          // without an operation that may still succeed, as the next
+  std::string sentence;  // what other members quote
+};
+
+class FailureArbiter {
+ public:
+  enum class Phase { kNone, kClaimed, kPublished };
+
+  // `record_path` may be empty.
+  FailureArbiter(Roster roster, std::string record_path)
+      : roster_(std::move(roster)), record_path_(std::move(record_path)) {}
+
+  Phase phase() const { return phase_; }
+
+  // Claims the failure for an investigation: true for the first caller only, which must conclude()
+  // and publish().
+  bool claim();
+  // A complete failure, of this or another rank. True if it is the first: the caller must publish
+  // it. Otherwise it may replace the finding of the investigation that is under way.
+  bool report(const Failure& failure, TimePoint now);
+  // The investigation ended with `finding`.
+  // REQUIRES: claim() was true for the caller, as for the next two.
+  void conclude(Finding finding, TimePoint now);
+  // Whether no later report can replace the finding: it is certain, was replaced, or its patience
+  // has passed.
+  bool is_decided(TimePoint now) const;
+  // The failure that stands: the finding, or the report that replaced it.
+  const Failure& decided() const;
+
+  // Attributes the failure to the operation that this rank runs, if it names none. `own` is the
+  // activity of this rank.
+  ExplainedFailure explain(const Failure& failure, const wire::Activity& own) const;
+  // Only the first call has an effect.
+  void publish(ExplainedFailure explained);
+
+  // The error that calls throw; kInternal before it is published. `last` is the last collective of
+  // this rank: if the failure was attributed to a collective that has ended well since, the error
+  // names the next one, or none if none is running.
+  const Error& error(const wire::Activity& last);
+
+ private:
+  struct Report {
+    Failure failure;
+    TimePoint at;
+  };
+
+  const Roster roster_;
+  const std::string record_path_;
+  Phase phase_ = Phase::kNone;
+  std::optional<Report> report_;  // the first during the investigation
+  std::optional<Finding> finding_;
+  TimePoint concluded_at_;
+  std::optional<ExplainedFailure> published_;
+  const Error not_failed_{ErrorCode::kInternal, "the group has not failed"};
+};
+
+}  // namespace cadre

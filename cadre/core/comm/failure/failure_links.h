@@ -1,0 +1,51 @@
+// Which groups of this process fail together with a group, and how the failure of one of them reads
+// in another.
+//
+// Threads: any. Blocking: spread() while the linked groups publish the failure; no lock is held
+// meanwhile. Lifetime: keeps no linked group alive. Errors: none.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/core/comm/failure/diagnosis.h"
+
+namespace cadre {
+
+class Monitor;
+
+// A failure of a group, as its linked groups need it.
+struct FirstFailure {
+  Failure failure;
+  std::string sentence;
+};
+
+// The failure of the group `here` whose linked group `theirs` has failed. The loss of a member of
+// `here` is raised as kPeerLost, also if it is no member of `theirs`; any other failure as
+// kAborted. Both have the sentence of the first failure. The reporter is unknown where it is no
+// member here.
+Failure failure_of_linked_group(const FirstFailure& first, const Roster& theirs,
+                                const Roster& here);
+
+// The groups that one thread has failed because of one failure.
+using VisitedGroups = std::vector<const Monitor*>;
+
+class FailureLinks {
+ public:
+  // Returns what was spread before: the failure with which the new group has to fail.
+  std::optional<FirstFailure> add(const std::shared_ptr<Monitor>& group);
+  // Fails all linked groups, and those that are added later, with the first failure of `self`; not
+  // those that this thread has `visited`. Each thread visits all of them, also when another one has
+  // begun to: the waits of its own group may end only when the others have failed.
+  void spread(const FirstFailure& first, const Roster& self, VisitedGroups& visited);
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<Monitor>> groups_;
+  std::optional<FirstFailure> spread_;
+};
+
+}  // namespace cadre

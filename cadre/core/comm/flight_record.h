@@ -1,0 +1,75 @@
+// What a rank did last, as read back from a flight recorder's memory or file.
+//
+// Threads: pure functions over values. Blocking: never.
+// Errors: kCorruption with what was wrong; a file is never trusted.
+// Format: docs/formats/flight-record.md.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/types.h"
+#include "cadre/core/wire/control.h"
+
+namespace cadre {
+
+inline constexpr uint32_t kFlightRecordCapacity = 2000;
+
+// Whose record it is.
+struct FlightIdentity {
+  std::string group;
+  std::string host;
+  int32_t rank = 0;
+  int32_t world_size = 1;
+  int32_t pid = 0;
+  uint64_t round = 0;
+  // Start of the process in the kernel's ticks since the host's boot; 0: unknown.
+  uint64_t process_start = 0;
+  std::string id = {};  // id of the group, whose name others may share; empty: the name
+  uint64_t connection =
+      0;                  // the same on all ranks that connected with each other; 0: not connected
+  int64_t made_at_s = 0;  // seconds since 1970; 0: not known
+
+  friend bool operator==(const FlightIdentity&, const FlightIdentity&) = default;
+};
+
+// One operation as read back.
+struct FlightEntry {
+  uint64_t index = 0;  // counts the operations of the rank from 0
+  uint64_t number = 0;
+  Fingerprint fingerprint = {};
+  int64_t begin_ns = 0;
+  int64_t end_ns = 0;  // 0: it was running
+  wire::ActivityState state = wire::ActivityState::kNothingYet;
+  int32_t peer = -1;  // for send and recv; for a failed collective the rank that was waited for
+  std::string phase;  // where it ended
+
+  friend bool operator==(const FlightEntry&, const FlightEntry&) = default;
+};
+
+struct FlightRecord {
+  FlightIdentity identity;
+  std::vector<FlightEntry> entries;  // oldest first
+  // The last time at which the reader of the file saw the writer alive; not part of the file.
+  std::optional<TimePoint> alive_at = {};
+};
+
+// Parses the bytes of a record's file. Entries that were being written are left out.
+CADRE_EXPORT Result<FlightRecord> parse_flight_record(ConstBytes file);
+// An object {group, rank, ..., "operations": [{...}]}.
+CADRE_EXPORT std::string to_json(const FlightRecord& record);
+
+// The bytes before the first entry, of each entry, and of the texts in them; longer ones are cut.
+inline constexpr size_t kFlightHeaderBytes = 256;
+inline constexpr size_t kFlightConnectionAt = 240;
+inline constexpr size_t kFlightEntryBytes = 72;
+inline constexpr size_t kFlightNameBytes = 64;
+inline constexpr size_t kFlightPhaseBytes = 16;
+std::vector<std::byte> encode_flight_header(const FlightIdentity& identity);
+
+}  // namespace cadre

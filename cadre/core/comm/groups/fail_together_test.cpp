@@ -1,0 +1,161 @@
+// Groups of one process that fail together (Communicator::fail_together): who hears of a failure
+// when some ranks have closed some of the groups. On threads, over shared memory and over TCP.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/comm/communicator_impl.h"
+#include "cadre/testing/core/groups_test.h"
+#include "cadre/core/comm/groups/split.h"
+#include "cadre/testing/core/ranks.h"
+
+namespace cadre {
+namespace {
+
+// A receive of what nobody sends: ends with the failure of the group.
+std::string wait_in(Communicator& group, Rank from) {
+  std::array<std::byte, 1> data{};
+  return testing::failure_of([&] { group.recv(data, DType::kUint8, from, 7); });
+}
+
+// Ranks begin together by a barrier of a group that is linked with none: the failure may reach the
+// others while they are still in that barrier.
+class FailTogether : public GroupsTest {
+ protected:
+  // A group of the other ranks, linked with the world; null on this one.
+  static std::unique_ptr<Communicator> linked_without(Rank outsider, RankContext& context,
+                                                      Communicator& world) {
+    const auto color = world.rank() == outsider ? std::nullopt : std::optional<int>(0);
+    auto group = split(world, {.color = color, .name = "without"}, soon(context));
+    if (group != nullptr) world.fail_together(*group);
+    return group;
+  }
+  static void require_first_failure(const std::string& failure) {
+    require(failure.find("abort() was called: a test") != std::string::npos, failure);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Transports, FailTogether,
+                         ::testing::Values(TransportChoice::kAuto, TransportChoice::kTcp),
+                         name_of_transport);
+
+// Rank 2 has closed the world in good order and works on in the group of ranks 1 and 2, which is
+// linked with the world. Rank 0 aborts the world, of which rank 2 hears in the group only.
+TEST_P(FailTogether, AMemberThatClosedTheOneGroupHearsOfTheFailureInTheOther) {
+  run(3, [](RankContext& context, Communicator& world) {
+    const auto start = split(world, {.color = 0, .name = "start"}, soon(context));
+    const auto pair = linked_without(0, context, world);
+    start->barrier();
+    if (world.rank() == 0) {
+      await_leave(context, world, 2);
+      world.abort("a test");
+    } else {
+      if (world.rank() == 2) world.close(soon(context));
+      // Rank 1 computes before its barrier, until it hears of the failure.
+      if (world.rank() == 1) {
+        await(context, "the failure", [&] { return monitor_of(*pair).has_failed(); });
+      }
+      const std::string failure = testing::failure_of([&] { pair->barrier(); });
+      require_first_failure(failure);
+    }
+  });
+}
+
+// The group of ranks 0 and 1 is linked with the world. Rank 0 closes the world in good order and
+// aborts the group, so it is rank 1 that tells rank 2, which waits for it in the world.
+TEST_P(FailTogether, AReporterThatLeftTheLinkedGroupDoesNotKeepTheOthersWaiting) {
+  run(3, [](RankContext& context, Communicator& world) {
+    const auto start = split(world, {.color = 0, .name = "start"}, soon(context));
+    const auto pair = linked_without(2, context, world);
+    start->barrier();
+    if (world.rank() == 0) {
+      world.close(soon(context));
+      pair->abort("a test");
+      await(context, "the failure", [&] { return monitor_of(*pair).has_failed(); });
+    } else {
+      const std::string failure = wait_in(world, 3 - world.rank().value);
+      require_first_failure(failure);
+    }
+  });
+}
+
+// Rank 1 leaves a group well and stays in the world. Rank 0 enters a collective of the group, which
+// fails; rank 2 hears of that by the notice of rank 0.
+TEST_P(FailTogether, ANoticeOfALeaveIsNoLossInTheLinkedGroup) {
+  run(4, [](RankContext& context, Communicator& world) {
+    const auto start = split(world, {.color = 0, .name = "start"}, soon(context));
+    const auto group = linked_without(3, context, world);
+    start->barrier();
+    if (world.rank() == 1) group->close(soon(context));
+    if (world.rank() == 0) testing::failure_of([&] { group->barrier(); });
+    await(context, "the failure", [&] { return monitor_of(world).has_failed(); });
+    const std::string fields = testing::failed_fields_of([&] { world.barrier(); });
+    require(fields.find("kAborted") == 0, format("rank 1 is alive and in the world: {}; {}", fields,
+                                                 testing::failure_of([&] { world.barrier(); })));
+  });
+}
+
+// As MeshGroups links them: the groups with the world, which is closed first. Rank 0 hears of the
+// abort in its row, and leaves; rank 2 waits for it in their column.
+TEST_P(FailTogether, TheGroupsOfAMeshFailTogetherAfterTheWorldWasClosed) {
+  run(4, [](RankContext& context, Communicator& world) {
+    const auto start = split(world, {.color = 0, .name = "start"}, soon(context));
+    const auto row = split(world, {.color = world.rank() / 2, .name = "row"}, soon(context));
+    const auto column = split(world, {.color = world.rank() % 2, .name = "column"}, soon(context));
+    world.fail_together(*row);
+    world.fail_together(*column);
+    start->barrier();
+    world.close(soon(context));
+    if (world.rank() == 1) row->abort("a test");
+    const std::string failure = testing::failure_of([&] {
+      while (true) (world.rank() >= 2 ? column : row)->barrier();
+    });
+    column->close(soon(context));
+    row->close(soon(context));
+    require_first_failure(failure);
+  });
+}
+
+// A group that was closed in good order on all ranks.
+TEST_P(FailTogether, AnAbortOfAClosedGroupLeavesTheLinkedOneAtWork) {
+  run(2, [](RankContext& context, Communicator& world) {
+    const auto first = split(world, {.color = 0, .name = "first"}, soon(context));
+    const auto second = split(world, {.color = 0, .name = "second"}, soon(context));
+    first->fail_together(*second);
+    world.barrier();
+    first->close(soon(context));
+    world.barrier();
+    if (world.rank() == 0) first->abort("after the end");
+    world.barrier();
+    second->barrier();
+    second->close(soon(context));
+  });
+}
+
+// As Parting.NoMonitorIsKeptOfAGroupThatFailedAroundItsClose, but the group fails by its link.
+TEST_P(FailTogether, NoMonitorIsKeptOfAClosedGroupThatFailedByItsLink) {
+  run(2, [](RankContext& context, Communicator& world) {
+    const auto pair = split(world, {.color = 0, .name = "pair"}, soon(context));
+    const auto other = split(world, {.color = 0, .name = "other"}, soon(context));
+    pair->fail_together(*other);
+    const GroupKey key = CommunicatorParts::impl_of(*pair).identity.key();
+    world.barrier();
+    if (world.rank() == 0) pair->close(soon(context));
+    world.barrier();
+    if (world.rank() == 1) other->abort("a test");
+    await(context, "the failure", [&] { return monitor_of(*other).has_failed(); });
+    pair->close(soon(context));
+    other->close(soon(context));
+    world.barrier();
+    const ControlPlane& plane = *CommunicatorParts::impl_of(world).fabric->plane();
+    await(context, "the plane to let go of the monitor", [&] { return !plane.is_attached(key); });
+    world.barrier();
+  });
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,104 @@
+// What every way to make a group of some of a group's ranks shares: the pieces that a rank cuts
+// before it knows the others', and the group made of what all have brought.
+//
+// Threads: as Communicator::Impl. Blocking: never. Lifetime: a new group shares its parent's fabric
+// and nothing else. Errors: cadre::Error, kUnavailable when the host's memory is short.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/comm/communicator.h"
+#include "cadre/core/comm/communicator_impl.h"
+#include "cadre/core/comm/groups/group_identity.h"
+
+namespace cadre {
+
+// A group to be made of some of the parent's ranks.
+struct NewGroup {
+  std::string name;
+  GroupIdentity identity;
+  std::optional<GroupIdentity> creation = {};  // over a store: GroupMembers::creation
+  std::vector<int> members = {};               // ranks of the parent, in the order of the new group
+  std::optional<GroupPieces> pieces = {};
+  std::vector<GroupPlaces> places = {};  // places of the members, in their order
+};
+
+// Cuts, into `group`, what this rank needs of the host's memory in case the group lies on this
+// host. Which of the parent's ranks will be members may not be known yet, so that all `candidates`
+// of this host may hold it. Nothing is cut where no memory can be shared. An error is no reason to
+// stay away from the exchange that makes the group, which the others are in.
+Status cut_pieces(const Communicator::Impl& parent, const std::vector<int>& candidates,
+                  NewGroup& group);
+
+// Fails the group for all members if this rank cannot take part. REQUIRES: this rank is one of
+// them.
+std::unique_ptr<Communicator> make_group(const Communicator::Impl& parent, NewGroup group);
+
+// "[0, 2]"
+std::string list_of(std::span<const Rank> ranks);
+// Refuses a list that cannot be right on any rank.
+void check_list(std::string_view call, const Communicator& parent, std::span<const Rank> ranks);
+std::vector<int> values_of(std::span<const Rank> ranks);
+// Ranks of the parent as ranks of the fabric.
+std::vector<int> fabric_ranks(const Communicator::Impl& parent, std::span<const Rank> ranks);
+uint64_t digest_of_ranks(std::span<const int> ranks);
+
+// The arguments of one rank in new_group, as exchanged.
+struct NewGroupCall {
+  uint64_t digest = 0;  // digest of the list of ranks
+  uint64_t stamp = 0;   // random, so that two calls of one rank differ in a store
+  int64_t is_short = 0;
+  GroupPlaces places;
+};
+
+// Cuts this rank's pieces and records the places, or that memory is short, in its call.
+template <typename Call>
+Status cut_into(const Communicator::Impl& parent, const std::vector<int>& candidates,
+                NewGroup& group, Call& call) {
+  Status status = cut_pieces(parent, candidates, group);
+  call.is_short = status.ok() ? 0 : 1;
+  if (group.pieces) call.places = group.pieces->places();
+  return status;
+}
+
+// `culprit` is a rank of the group.
+Error error_of_rank(const Communicator::Impl& group, ErrorCode code, int culprit,
+                    std::string message);
+
+// Every rank of the parent sees which ranks are short of memory. So all of them refuse, and the
+// parent stays usable.
+template <typename Call>
+void check_memory(const Communicator::Impl& parent, const Status& own, std::span<const Call> calls,
+                  std::span<const int> callers) {
+  if (!own.ok()) throw own.error();
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (calls[i].is_short == 0) continue;
+    throw error_of_rank(
+        parent, ErrorCode::kUnavailable, callers[i],
+        format("the new group was not made: {} is short of shared memory for its part of it; see "
+               "its error, free symmetric memory or groups there and try again",
+               parent.monitor->roster().describe(callers[i])));
+  }
+}
+
+// Publishes a failure of the new group, or of its creation, when this rank gives up creating it.
+// Members that have already created the group, or create it later from what was exchanged, fail
+// with it. `group` is the parent, or the group that contains all members.
+void tell_giving_up(const Communicator::Impl& group, const GroupIdentity& identity,
+                    const Error& error);
+
+// A member of a failed group throws its failure instead of calling, so nobody waits for it.
+void check_failure(const Communicator::Impl& group);
+// Before a piece of memory is cut: of a call that is refused here no rank knows, so the piece of a
+// later refusal could not be used again.
+void check_usable(const Communicator::Impl& group, std::string_view call);
+
+}  // namespace cadre

@@ -1,0 +1,62 @@
+#include "cadre/core/comm/groups/rejoin_group.h"
+
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/os/system.h"
+#include "cadre/core/rendezvous/rendezvous.h"
+
+namespace cadre {
+namespace {
+
+// The ranks of the group that are known to be gone when it has failed and is closed.
+std::vector<Rank> fail_and_close(Communicator& group) {
+  // A rank that closes a group which has not failed counts as one that has left it. The barrier
+  // returns when this rank has published the failure, which another thread may just be composing.
+  group.abort("rejoin() replaces this group");
+  try {
+    group.barrier();
+  } catch (const Error&) {
+    // The failure of this group, which the caller knows.
+  }
+  std::vector<Rank> lost = group.lost_ranks();
+  try {
+    group.close(group.system().deadline_in(kDefaultCloseTimeout));
+  } catch (const Error&) {
+    // The failure of this group again.
+  }
+  return lost;
+}
+
+// Whether a group without the rank that is at fault may be connected. Any other error is that of a
+// rank which is there and throws it, as all do.
+bool is_of_lost_rank(ErrorCode code) {
+  return code == ErrorCode::kPeerLost || code == ErrorCode::kTimeout || code == ErrorCode::kAborted;
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> rejoin_group(Communicator& group, const RejoinTimes& times) {
+  os::System& system = group.system();
+  Membership membership = group.membership();
+  std::vector<Rank> lost = fail_and_close(group);
+  const Deadline end = system.deadline_in(2 * (times.agreement + times.connection));
+  std::string earlier;
+  while (true) {
+    const auto next =
+        rejoin(system, membership, lost, end.earlier(system.deadline_in(times.agreement)));
+    if (!next.ok()) throw earlier.empty() ? next.error() : next.error().with_context(earlier);
+    membership = *next;
+    try {
+      return Communicator::connect(system, membership, group.options(),
+                                   end.earlier(system.deadline_in(times.connection)));
+    } catch (const Error& error) {
+      if (!is_of_lost_rank(error.code()) || end.has_passed(system.now())) throw;
+      earlier = format("rejoining again after \"{}\"", error.message());
+    }
+    lost.clear();  // those that have died since have left wills
+  }
+}
+
+}  // namespace cadre

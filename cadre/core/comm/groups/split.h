@@ -1,0 +1,67 @@
+// Groups of some of a group's ranks.
+//
+// Threads: like an operation of the parent: all its ranks call it in the same order.
+// Blocking: until the deadline. A new group costs one all_gather of the parent; it has no thread
+// and no connection of its own. Lifetime: a new group shares its parent's fabric; it is independent
+// of the parent otherwise, which may be closed first. Errors: cadre::Error; kUnavailable when the
+// host's memory is short. After a failure a subgroup is not rebuilt automatically: rejoin() the
+// world and split again, or rejoin() the subgroup's membership, which does not affect the other
+// groups. Ranks of the new group are 0 .. size - 1; its id is the parent's, a slash, the number of
+// the parent's operation and the colour. Its name is made likewise, unless one is given. Source:
+// MPI_Comm_split, MPI_Comm_create_group; c10d's new_group.
+// Guide: docs/guide/groups-and-messages.md.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/types.h"
+#include "cadre/core/comm/communicator.h"
+
+namespace cadre {
+
+struct SplitOptions {
+  // Ranks of one colour form a group; without one, or with a negative one, a rank is in none.
+  // MPI_UNDEFINED and NCCL_SPLIT_NOCOLOR are negative.
+  std::optional<int> color = {};
+  // Orders the new group's ranks; equal keys by the parent's rank.
+  int key = 0;
+  // In messages: equal on the ranks of a colour, which is checked; groups may share it. Empty:
+  // derived.
+  std::string name = {};
+};
+
+// Null on a rank without a colour. If ranks of one colour give different names, all ranks of the
+// parent throw the same kInvalidArgument, and the parent stays usable.
+CADRE_EXPORT std::unique_ptr<Communicator> split(Communicator& parent, const SplitOptions& options,
+                                                 Deadline deadline);
+
+// A group of these ranks of the parent, in this order. Every rank of the parent calls it with the
+// same list, members or not, which is checked; null on a rank that is not in the list.
+CADRE_EXPORT std::unique_ptr<Communicator> new_group(Communicator& parent,
+                                                     std::span<const Rank> ranks,
+                                                     Deadline deadline);
+
+struct StoreGroupOptions {
+  // Used by the members only, or with a prefix for their keys (PrefixStore). Null is allowed for a
+  // group of one.
+  std::shared_ptr<Store> store;
+  std::string id;         // equal on the members, unique in the job; a retry needs a new one
+  std::string name = {};  // in messages; empty: the id
+};
+
+// A group that only its members create: they exchange over the store what new_group() exchanges
+// over the parent. `any` is a group that contains all members; it runs no operation. The call
+// throws the failure of `any` when that has failed or fails meanwhile, and at the deadline an error
+// that names the members that have not called it. Source: c10d's new_group with
+// use_local_synchronization.
+CADRE_EXPORT std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
+                                                                std::span<const Rank> ranks,
+                                                                const StoreGroupOptions& options,
+                                                                Deadline deadline);
+
+}  // namespace cadre

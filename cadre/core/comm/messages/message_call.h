@@ -1,0 +1,33 @@
+// One send or receive of one rank as a value, for calls that issue several at once.
+//
+// Threads: plain values. Blocking: never. Lifetime: borrows the bytes. Errors: none; what cannot be
+// right on any rank is refused by the call that issues it.
+// Source: c10d's P2POp.
+#pragma once
+
+#include "cadre/core/base/types.h"
+
+namespace cadre {
+
+// The source of a receive that takes a message of any rank. MPI_ANY_SOURCE.
+inline constexpr Rank kAnySource = -1;
+
+struct MessageCall {
+  static MessageCall send(ConstBytes data, DType dtype, Rank destination, int tag) {
+    return {.kind = OpKind::kSend, .peer = destination, .tag = tag, .dtype = dtype, .in = data};
+  }
+  static MessageCall recv(Bytes data, DType dtype, Rank source, int tag) {
+    return {.kind = OpKind::kRecv, .peer = source, .tag = tag, .dtype = dtype, .out = data};
+  }
+
+  OpKind kind = OpKind::kSend;
+  Rank peer = 0;  // or kAnySource for a receive
+  int tag = 0;
+  DType dtype = DType::kUint8;
+  ConstBytes in = {};  // for a send
+  Bytes out = {};      // for a receive
+
+  size_t num_bytes() const { return kind == OpKind::kSend ? in.size() : out.size(); }
+};
+
+}  // namespace cadre

@@ -1,0 +1,210 @@
+#include "cadre/core/comm/messages/message_queue.h"
+
+#include <algorithm>
+#include <array>
+#include <exception>
+#include <utility>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/collective/op.h"
+#include "cadre/core/comm/queue/thrown_error.h"
+
+namespace cadre {
+namespace {
+
+// An upper bound for a sleep: every change wakes the sleeper.
+constexpr Duration kSleep = std::chrono::seconds(60);
+
+Fingerprint fingerprint_of(const Message& message) {
+  return OpDescriptor{.kind = message.kind,
+                      .dtype = message.dtype,
+                      .root = std::max(message.peer.value, 0),
+                      .count = message.num_bytes() / size_of(message.dtype)}
+      .fingerprint();
+}
+
+const char* phase_of(const Message& message) {
+  return message.kind == OpKind::kSend ? "send" : "receive";
+}
+
+}  // namespace
+
+class MessageQueue::Pending final : public Message, public IssuedOperation {
+ public:
+  Pending(std::shared_ptr<ProgressQueue> queue, const MessageCall& call,
+          const MessageSpace& message_space, CollectiveOptions options)
+      : Message{call, options.deadline, message_space},
+        IssuedOperation(std::move(queue), std::move(options.keep_alive), options.call) {}
+  OpKind first_kind() const override { return kind; }
+
+  TimePoint began;                       // the role's
+  std::optional<uint64_t> record_index;  // the role's; none before it was started
+};
+
+MessageQueue::MessageQueue(const Parts& parts)
+    : ProgressQueue(parts.system, "cadre-messages", parts.fork_guard, parts.log),
+      parts_(parts),
+      protocol_(parts.transport,
+                [monitor = &parts.monitor](int rank) { return monitor->roster().describe(rank); }) {
+}
+
+Rank MessageQueue::run(const MessageCall& call, const MessageSpace& space,
+                       CollectiveOptions options) {
+  if (parts_.monitor.has_failed()) throw parts_.monitor.error();
+  const auto pending =
+      std::make_shared<Pending>(shared_from_this(), call, space, std::move(options));
+  post(std::array<Handle, 1>{pending}, MovedBy::kCaller);
+  pending->wait(std::nullopt);
+  return pending->peer;
+}
+
+std::vector<Work> MessageQueue::issue(std::span<const MessageCall> calls, const MessageSpace& space,
+                                      const CollectiveOptions& options) {
+  if (parts_.monitor.has_failed()) throw parts_.monitor.error();
+  std::vector<Handle> posted;
+  std::vector<Work> works;
+  for (const MessageCall& call : calls) {
+    posted.push_back(std::make_shared<Pending>(shared_from_this(), call, space, options));
+    works.emplace_back(posted.back());
+  }
+  if (!posted.empty()) post(posted, MovedBy::kThread);
+  return works;
+}
+
+// After an exception it is not known how far the streams came, so all messages end with the failure
+// of the group.
+void MessageQueue::advance(const IssuedOperation* until) {
+  try {
+    move_messages(until);
+  } catch (const std::exception& thrown) {
+    fail(error_of(thrown));
+    end_all(parts_.monitor.published_failure());
+  }
+}
+
+void MessageQueue::fail(const Error& error) {
+  Monitor& monitor = parts_.monitor;
+  monitor.fail({error.code(), monitor.roster().self.value, error.message(), {}});
+}
+
+void MessageQueue::end_moving(const Error& error) {
+  protocol_.abandon(error);
+  while (const PointToPoint::Ended* ended = protocol_.first_ended()) {
+    finish(static_cast<Pending&>(*ended->message), ended->status);
+    protocol_.drop_first_ended();
+  }
+}
+
+void MessageQueue::move_messages(const IssuedOperation* until) {
+  while (!is_over(until)) {
+    start_posted();
+    // After a failure no byte may move: whose memory it is has been given back.
+    if (parts_.monitor.has_failed()) {
+      protocol_.abandon(parts_.monitor.error());
+    } else {
+      protocol_.advance(parts_.system.now());
+    }
+    while (const PointToPoint::Ended* ended = protocol_.first_ended()) {
+      Pending& pending = static_cast<Pending&>(*ended->message);
+      const Status& status = ended->status;
+      finish(pending, status.ok() ? status : explain(pending, status.error()));
+      protocol_.drop_first_ended();
+    }
+    if (parts_.monitor.has_failed() || is_over(until)) continue;
+    const Status status = protocol_.wait(parts_.system.deadline_in(kSleep));
+    if (status.ok()) continue;
+    if (status.error().code() != ErrorCode::kAborted) fail(status.error());
+    static_cast<void>(parts_.monitor.published_failure());
+  }
+}
+
+// A message moves from the queue to the protocol only when that has it: an exception must find it
+// in one of the two.
+void MessageQueue::start_posted() {
+  while (const Handle oldest = begin_oldest()) {
+    const auto pending = std::static_pointer_cast<Pending>(oldest);
+    pending->began = parts_.system.now();
+    if (!pending->deadline) pending->deadline = Deadline(pending->began + parts_.timeout);
+    if (protocol_.oldest() == nullptr) show(*pending);
+    pending->record_index = parts_.recorder.begin(pending->number(), fingerprint_of(*pending),
+                                                  pending->peer.value, pending->began);
+    protocol_.post(pending);
+    start_moving(*pending);
+  }
+}
+
+void MessageQueue::show(const Pending& pending) {
+  ActivityCell& cell = parts_.monitor.own_cell().message;
+  OpProgress progress(&cell.progress);
+  progress.set_phase(phase_of(pending));
+  progress.set_waiting_for(pending.peer.value);
+  cell.begin(pending.number(), fingerprint_of(pending), pending.began);
+}
+
+// Once for each message: an exception may leave one in two lists.
+void MessageQueue::finish(Pending& pending, Status status) {
+  if (pending.is_completed()) return;
+  const TimePoint now = parts_.system.now();
+  if (pending.record_index) {
+    parts_.recorder.end(*pending.record_index, {status.ok(), status.ok() ? -1 : pending.peer.value,
+                                                phase_of(pending), now});
+  }
+  ActivityCell& cell = parts_.monitor.own_cell().message;
+  // The cell shows the oldest of several messages, which is the likeliest to be held up.
+  if (cell.number.load(std::memory_order_relaxed) == pending.number()) {
+    const PointToPoint::Handle oldest = protocol_.oldest();
+    cell.end(status.ok(), now);
+    if (status.ok() && oldest != nullptr) show(static_cast<const Pending&>(*oldest));
+  }
+  end(pending, std::move(status));
+}
+
+Error MessageQueue::explain(const Pending& pending, const Error& error) {
+  if (parts_.monitor.has_failed()) return parts_.monitor.error();
+  wire::Activity activity;
+  activity.state = wire::ActivityState::kRunning;
+  activity.number = pending.number();
+  activity.fingerprint = fingerprint_of(pending);
+  activity.age_ns = (parts_.system.now() - pending.began).count();
+  if (error.code() == ErrorCode::kTimeout) {
+    parts_.monitor.fail_by_timeout(
+        {.activity = activity, .waiting_for = pending.peer.value, .where = where_of(pending)});
+  } else if (error.code() == ErrorCode::kPeerLost) {
+    explain_loss(pending, activity, error);
+  } else if (error.code() != ErrorCode::kAborted) {
+    const bool is_own = error.details().is_own_limit;
+    const bool is_invalid = error.code() == ErrorCode::kInvalidArgument;
+    parts_.monitor.fail(
+        {.code = error.code(),
+         .culprit = is_own ? parts_.monitor.roster().self.value : pending.peer.value,
+         .cause = format("{}: {}", pending.space.describe(pending.tag), error.message()),
+         .operation = activity,
+         .remedy = std::string(!is_invalid ? ""
+                               : is_own    ? kCloseOnlyOwn
+                                           : kMatchingMessages)});
+  }
+  return parts_.monitor.published_failure();
+}
+
+// Where a recv waits for another tag than a message that has arrived, the tags differ by mistake.
+std::string MessageQueue::where_of(const Pending& pending) const {
+  const auto arrived = pending.kind == OpKind::kRecv
+                           ? protocol_.first_unexpected(pending.peer, pending.space)
+                           : std::nullopt;
+  const std::string tag = pending.space.describe(pending.tag);
+  if (!arrived) return tag;
+  return format("{} (a message with tag {} from rank {} has arrived, which no recv takes)", tag,
+                arrived->tag, arrived->source);
+}
+
+void MessageQueue::explain_loss(const Pending& pending, const wire::Activity& activity,
+                                const Error& error) {
+  const int peer = pending.peer.value;
+  const auto end = parts_.monitor.why_stream_ended(peer, error);
+  if (!end) return;
+  parts_.monitor.fail({ErrorCode::kPeerLost, end->culprit,
+                       format("{}: {}", pending.space.describe(pending.tag), end->cause),
+                       activity});
+}
+
+}  // namespace cadre

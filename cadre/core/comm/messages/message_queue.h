@@ -1,0 +1,73 @@
+// The sends and receives of a group: moves them, and makes the failure of the group out of an
+// error.
+//
+// Threads, blocking, lifetime, errors: as ProgressQueue; the thread is "cadre-messages". What
+// moving messages throws becomes the failure of the group.
+//
+// The holder of the progress role moves all pending messages of this rank, so that two ranks that
+// both send first do not wait for each other. It sleeps until bytes can be moved, a message is
+// posted, a deadline or a failure.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/comm/failure/monitor.h"
+#include "cadre/core/comm/flight_recorder.h"
+#include "cadre/core/comm/messages/message_call.h"
+#include "cadre/core/comm/messages/message_space.h"
+#include "cadre/core/comm/messages/point_to_point.h"
+#include "cadre/core/comm/queue/progress_queue.h"
+#include "cadre/core/comm/work.h"
+#include "cadre/core/os/system.h"
+#include "cadre/core/transport/transport.h"
+
+namespace cadre {
+
+class MessageQueue final : public ProgressQueue {
+ public:
+  struct Parts {
+    os::System& system;
+    Monitor& monitor;
+    FlightRecorder& recorder;
+    Transport& transport;
+    Duration timeout;  // for messages without a deadline, from their start
+    std::shared_ptr<const ForkGuard> fork_guard;  // shared with the group
+    std::shared_ptr<LogSink> log;                 // the same; null: dropped
+  };
+  explicit MessageQueue(const Parts& parts);
+
+  // The other rank, which is the sender's for a receive from any source.
+  Rank run(const MessageCall& call, const MessageSpace& space, CollectiveOptions options);
+  // Posts them together: all, or none and it throws.
+  std::vector<Work> issue(std::span<const MessageCall> calls, const MessageSpace& space,
+                          const CollectiveOptions& options);
+
+ private:
+  class Pending;  // a Message and IssuedOperation
+
+  void advance(const IssuedOperation* until) override;
+  void end_moving(const Error& error) override;
+  void wake_holder() override { parts_.transport.wake(); }
+  void fail(const Error& error);
+  void move_messages(const IssuedOperation* until);
+  // Starts what was posted.
+  void start_posted();
+  // Tells the other ranks what this one does.
+  void show(const Pending& pending);
+  void finish(Pending& pending, Status status);
+  // Makes the failure of the group out of what one message reported.
+  Error explain(const Pending& pending, const Error& error);
+  std::string where_of(const Pending& pending) const;
+  void explain_loss(const Pending& pending, const wire::Activity& activity, const Error& error);
+
+  const Parts parts_;
+  PointToPoint protocol_;  // the role's
+};
+
+}  // namespace cadre

@@ -1,0 +1,69 @@
+// The waits for signals of a group: shown, recorded and explained as its other operations are.
+//
+// Threads: all methods from any thread. Blocking: wait(), until the signal, its deadline and the
+// questions that follow a failure, or the failure or end of the group; drain(), until its deadline.
+// Lifetime: shared by the symmetric buffers, which may outlive the group; close() first, then its
+// parts may go. Errors: the group's failure, the same one each time; a timeout names the rank.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/types.h"
+#include "cadre/core/comm/failure/monitor.h"
+#include "cadre/core/comm/flight_recorder.h"
+#include "cadre/core/os/system.h"
+#include "cadre/core/os/wait_word.h"
+
+namespace cadre {
+
+class SignalWaits {
+ public:
+  struct Parts {
+    os::System& system;
+    Monitor& monitor;
+    FlightRecorder& recorder;
+    bool is_crowded = false;  // more ranks than cores: waiting must give the core away at once
+  };
+  // What is waited for: that `from` has counted the word up to the value.
+  struct Goal {
+    os::WaitWord& word;
+    uint32_t value = 0;
+    Rank from = 0;
+    uint32_t slot = 0;
+  };
+
+  explicit SignalWaits(const Parts& parts) : parts_(parts) {}
+
+  void wait(const Goal& goal, Deadline deadline);
+  // Until the failure of the group that a peer has found is known here, for half a second at most.
+  void await_failure();
+
+  bool is_idle() const { return num_waiting_.load(std::memory_order_acquire) == 0; }
+  // New waits throw `reason` from now on.
+  void refuse(const Error& reason);
+  // Until nobody waits (true) or the deadline has passed.
+  bool drain(Deadline deadline);
+  // Waits that drain() left end within System::kMaxNap.
+  void close() { is_closed_.store(true, std::memory_order_release); }
+
+ private:
+  class Entry;
+
+  Status run(const Goal& goal, Deadline deadline);
+  Status sleep(const Goal& goal, Deadline deadline);
+  Status check() const;
+
+  const Parts parts_;
+  std::atomic<uint64_t> num_issued_{0};
+  std::atomic<int> num_waiting_{0};
+  std::atomic<bool> is_closed_{false};
+  mutable std::mutex mutex_;
+  std::optional<Error> refusal_;
+};
+
+}  // namespace cadre

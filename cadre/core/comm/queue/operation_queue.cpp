@@ -1,0 +1,115 @@
+#include "cadre/core/comm/queue/operation_queue.h"
+
+#include <array>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/collective/op.h"
+#include "cadre/core/comm/queue/thrown_error.h"
+
+namespace cadre {
+namespace {
+
+OpKind kind_of(const Fingerprint& fingerprint) {
+  return OpDescriptor::from_fingerprint(fingerprint).kind;
+}
+
+}  // namespace
+
+class OperationQueue::Issued final : public IssuedOperation {
+ public:
+  // Owns the collectives and fingerprints.
+  Issued(std::shared_ptr<ProgressQueue> queue, Operation issued)
+      : IssuedOperation(std::move(queue), std::move(issued.keep_alive), issued.call),
+        operation(std::move(issued)),
+        collectives_(operation.collectives.begin(), operation.collectives.end()),
+        fingerprints_(operation.fingerprints.begin(), operation.fingerprints.end()) {
+    operation.collectives = collectives_;
+    operation.fingerprints = fingerprints_;
+  }
+
+  size_t num_numbers() const override { return fingerprints_.size(); }
+  OpKind first_kind() const override { return kind_of(fingerprints_.front()); }
+  Status order_streams() const override {
+    for (const Collective& collective : collectives_) {
+      CADRE_RETURN_IF_ERROR(completion->order_stream(collective.stream));
+    }
+    return {};
+  }
+
+  Operation operation;
+  std::optional<Completion> completion;  // set before it is enqueued
+
+ private:
+  const std::vector<Collective> collectives_;
+  const std::vector<Fingerprint> fingerprints_;
+};
+
+void OperationQueue::run(Operation& operation) {
+  std::shared_ptr<Issued> issued;
+  if (const auto number = try_begin_alone(operation.fingerprints.size())) {
+    operation.number = *number;
+    const Completion completion = run_alone(operation, issued);
+    if (issued == nullptr) {
+      if (completion.status().ok()) return;
+      const NamedCall named{operation.call, kind_of(operation.fingerprints.front()), *number,
+                            operation.fingerprints.size()};
+      throw named.renamed(completion.status().error());
+    }
+  } else {
+    issued = std::make_shared<Issued>(shared_from_this(), operation);
+    post(std::array<Handle, 1>{issued}, MovedBy::kCaller);
+  }
+  issued->wait(std::nullopt);
+  operation.number = issued->number();
+  operation.allocated = std::move(issued->operation.allocated);
+}
+
+Completion OperationQueue::run_alone(Operation& operation, std::shared_ptr<Issued>& enqueued) {
+  const HeldRole role(*this);
+  Completion completion = run_caught(operation);
+  if (completion.is_done()) {
+    end_alone();
+  } else {
+    enqueued = std::make_shared<Issued>(shared_from_this(), operation);
+    enqueued->completion = completion;
+    enqueue_alone(*enqueued, operation.number, completion);
+  }
+  return completion;
+}
+
+Work OperationQueue::issue(Operation operation) {
+  auto issued = std::make_shared<Issued>(shared_from_this(), std::move(operation));
+  post(std::array<Handle, 1>{issued}, MovedBy::kThread);
+  return Work(std::move(issued));
+}
+
+void OperationQueue::advance(const IssuedOperation* until) {
+  while (!is_over(until)) {
+    const Handle oldest = begin_oldest();
+    if (oldest == nullptr) return;  // close() has taken them out and ends them
+    Issued& issued = static_cast<Issued&>(*oldest);
+    issued.operation.number = issued.number();
+    // For as long as the runner may take a share in it: end() releases the owner.
+    issued.operation.keep_alive = issued.keep_alive();
+    const Completion completion = run_caught(issued.operation);
+    issued.operation.keep_alive.reset();
+    if (completion.is_done()) {
+      end(issued, completion.status());
+    } else {
+      issued.completion = completion;
+      enqueue(issued, completion);
+    }
+  }
+}
+
+Completion OperationQueue::run_caught(Operation& operation) {
+  try {
+    return runner_.run(operation);
+  } catch (const std::exception& thrown) {
+    return error_of(thrown);
+  }
+}
+
+}  // namespace cadre

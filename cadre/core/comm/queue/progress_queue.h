@@ -1,0 +1,290 @@
+// What the queues of collectives and of messages share: operations are numbered when they are
+// issued, and the thread that holds the progress role moves them until they end or are enqueued on
+// a device.
+//
+// Threads: all public methods from any thread; two threads of the queue's own (idle_thread.h): one
+// while asynchronous operations are pending, "cadre-callbacks" while callbacks are registered.
+// Blocking: wait() of an operation, until it ends or the deadline of the wait; drain(); close(),
+// until the threads have ended the operation and the callback that they run.
+// No lock is held while operations move, a thread waits, or a callback or the deleter of a
+// keep_alive runs. Lifetime: shared by the operations it issued, which may outlive the group:
+// close() first, then what the derived queue borrows may go. Errors: wait() throws the error of
+// the operation, the same one each time, or what a callback threw; in a forked child it throws.
+// Issuing throws kUnavailable, and has issued nothing, when the thread cannot be started.
+//
+// Progress is a role. A caller that waits takes it when it is free, and returns it when its own
+// operation has ended; what is left then is for the next waiting caller or for the thread. A caller
+// with a deadline of its own does not take the role, since it could not leave an operation
+// half-way.
+//
+// Callbacks run in a thread that has no other duty, one after the other: neither the thread that
+// makes progress, nor one of an engine, nor a waiting caller is held up by what a callback waits
+// for, and the operations that it waits for end. Those of an operation that ends after close() run
+// in the thread that ends it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/log.h"
+#include "cadre/core/base/types.h"
+#include "cadre/core/collective/completion.h"
+#include "cadre/core/fabric/fork_guard.h"
+#include "cadre/core/comm/queue/idle_thread.h"
+#include "cadre/core/comm/work.h"
+#include "cadre/core/os/system.h"
+
+namespace cadre {
+
+class ProgressQueue;
+
+// An operation of the program: its kind, and the call that issued it (CollectiveOptions::call).
+struct NamedCall {
+  std::string_view call;
+  OpKind kind;
+  uint64_t number;     // the first of its numbers
+  size_t num_numbers;  // one after the other
+
+  // Name of the call, or of the kind if they differ in "_async" only.
+  std::string_view name() const;
+  // "all_reduce #3"; "split (all_gather #3)" where the call has another name than the kind.
+  std::string describe() const { return describe(number); }
+  std::string describe(uint64_t at) const;
+  // The failure of the group as the caller of this operation sees it: by the name of the call, if
+  // this operation is the one that failed.
+  Error renamed(const Error& error) const;
+};
+
+// An operation that was issued to a queue, which it keeps: the state behind a Work.
+class IssuedOperation : public Work::State, public std::enable_shared_from_this<IssuedOperation> {
+ public:
+  // `call` as in CollectiveOptions.
+  IssuedOperation(std::shared_ptr<ProgressQueue> queue, std::shared_ptr<const void> keep_alive,
+                  std::string_view call)
+      : queue_(std::move(queue)), keep_alive_(std::move(keep_alive)), call_(call) {}
+
+  void wait(std::optional<Deadline> deadline) final;
+  bool is_completed() const final { return is_completed_.load(std::memory_order_acquire); }
+  std::optional<Error> error() const final;
+  void on_completed(Work::Callback callback) final;
+  Deadline deadline_in(Duration timeout) const final;
+
+  // The first of its numbers.
+  uint64_t number() const { return number_; }
+  // How many numbers it has, one after the other.
+  virtual size_t num_numbers() const { return 1; }
+  // Kind of the operation with the first of its numbers.
+  virtual OpKind first_kind() const = 0;
+  // The owner of the memory it works on; null when it has ended.
+  const std::shared_ptr<const void>& keep_alive() const { return keep_alive_; }
+  // For an enqueued operation: orders what the caller enqueues on its streams next behind it.
+  virtual Status order_streams() const { return {}; }
+
+ private:
+  friend class ProgressQueue;
+  enum class Stage {
+    kPosted,
+    kMoving,    // the holder of the role has taken it out of the queue and moves it
+    kEnqueued,  // its engine ends it
+  };
+  struct Call {
+    std::shared_ptr<IssuedOperation> operation;
+    Work::Callback callback;
+  };
+
+  // It has ended, or order_streams() replaces waiting for its end.
+  bool need_not_wait() const {
+    return is_completed() || is_ordered_.load(std::memory_order_acquire);
+  }
+  bool have_callbacks_returned() const {
+    return num_callbacks_left_.load(std::memory_order_acquire) == 0;
+  }
+  // Whether wait() may return.
+  bool is_settled() const;
+  NamedCall named() const { return {call_, first_kind(), number_, num_numbers()}; }
+  std::string describe_on_group() const;
+  Error wait_timeout() const;
+
+  const std::shared_ptr<ProgressQueue> queue_;
+  std::shared_ptr<const void> keep_alive_;
+  const std::string_view call_;
+  uint64_t number_ = 0;  // from 1
+  Stage stage_ = Stage::kPosted;
+  std::list<Call> callbacks_;
+  std::atomic<bool> is_ordered_{false};
+  Status status_;  // written before is_completed_, read after it
+  std::atomic<size_t> num_callbacks_left_{0};
+  std::exception_ptr thrown_;  // by the first callback that threw; read when none is left
+  std::atomic<bool> is_completed_{false};
+};
+
+class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
+ public:
+  virtual ~ProgressQueue() = default;
+  ProgressQueue(const ProgressQueue&) = delete;
+  ProgressQueue& operator=(const ProgressQueue&) = delete;
+
+  // Numbers given so far.
+  uint64_t num_issued() const;
+  // Whether nothing is pending, no callback runs and no thread holds the role.
+  bool is_idle() const;
+  // Whether an operation has not ended.
+  bool has_pending() const;
+  // Whether the calling thread is one that close() waits for, or that uses what close() gives free:
+  // it runs code of the program from within this queue (a callback, a deleter, an engine).
+  bool is_on_this_thread() const;
+  // The same of any queue: what the thread waits for may wait for its end.
+  static bool is_any_on_this_thread();
+  // Whether a thread for which is_on_this_thread() is true waits for the end of another group.
+  bool awaits_other() const { return num_awaiting_other_.load(std::memory_order_seq_cst) > 0; }
+  // Marks the queues of the calling thread as long as it waits for the end of another group.
+  class AwaitsOther {
+   public:
+    AwaitsOther() noexcept;
+    ~AwaitsOther();
+    AwaitsOther(const AwaitsOther&) = delete;
+    AwaitsOther& operator=(const AwaitsOther&) = delete;
+  };
+  // New operations throw `reason` from now on.
+  void refuse(const Error& reason);
+  // Until the queue is idle (true) or the deadline has passed. Does not take the role: what is left
+  // has a thread, a waiting caller or an engine that ends it.
+  bool drain(Deadline deadline);
+  // Joins the threads. What drain() left ends with an error, but for what a waiting caller moves
+  // and what an engine has enqueued: these end later, and need the parts until the queue is idle.
+  // New operations throw from now on.
+  void close();
+
+ protected:
+  using Handle = std::shared_ptr<IssuedOperation>;
+  enum class MovedBy { kCaller, kThread };
+
+  // `log` gets what callbacks throw; null: dropped.
+  ProgressQueue(os::System& system, std::string thread_name,
+                std::shared_ptr<const ForkGuard> fork_guard, std::shared_ptr<LogSink> log)
+      : system_(system),
+        fork_guard_(std::move(fork_guard)),
+        log_(std::move(log)),
+        thread_(system, std::move(thread_name)),
+        callback_thread_(system, "cadre-callbacks") {}
+
+  // Marks a thread as long as it runs code of the queue that may call code of the program.
+  class OnThread {
+   public:
+    explicit OnThread(const ProgressQueue& queue) noexcept;
+    ~OnThread();
+    OnThread(const OnThread&) = delete;
+    OnThread& operator=(const OnThread&) = delete;
+
+   private:
+    friend class ProgressQueue;
+
+    const ProgressQueue& queue_;
+    const OnThread* const outer_;  // the enclosing one on this thread
+  };
+
+  // Gives the role back when the holder is done, also when an exception leaves what it runs, so
+  // that no later call waits for a role that nobody holds.
+  class HeldRole {
+   public:
+    // REQUIRES: the calling thread has taken the role.
+    explicit HeldRole(ProgressQueue& queue) : queue_(queue), on_thread_(queue) {}
+    ~HeldRole() { queue_.release_role(); }
+    HeldRole(const HeldRole&) = delete;
+    HeldRole& operator=(const HeldRole&) = delete;
+
+   private:
+    ProgressQueue& queue_;
+    const OnThread on_thread_;
+  };
+
+  // Numbers the operations in this order. Either all are posted, or it throws. kCaller: the calling
+  // thread waits for them.
+  void post(std::span<const Handle> operations, MovedBy moved_by);
+  // Gives a blocking call its numbers and the role, if no other operation needs them: the first of
+  // the numbers. Such a call ends by end_alone() or enqueue_alone().
+  std::optional<uint64_t> try_begin_alone(size_t num_numbers);
+
+  // REQUIRES of all that follow: the calling thread holds the role.
+  void end_alone() { has_ended_alone_ = true; }
+  void enqueue_alone(IssuedOperation& operation, uint64_t number, const Completion& completion);
+  // Whether advance() must return.
+  bool is_over(const IssuedOperation* until) const;
+  // The oldest posted operation, which close() leaves to the holder from now on; null if none is.
+  // It stays the oldest until it ends, moves or is enqueued.
+  Handle begin_oldest();
+  void start_moving(IssuedOperation& oldest);
+  // Ends the operation when the completion does.
+  void enqueue(IssuedOperation& oldest, const Completion& completion);
+  // Once for each operation; nothing if it has ended already.
+  void end(IssuedOperation& operation, Status status);
+  void end_all(const Error& error);
+
+ private:
+  friend class IssuedOperation;
+
+  // Moves operations until is_over(until).
+  virtual void advance(const IssuedOperation* until) = 0;
+  // Ends what is moving.
+  virtual void end_moving(const Error& error) = 0;
+  // Called under the lock when an operation was posted or the queue closes: a holder that sleeps in
+  // advance() must look at is_over() and begin_oldest() again.
+  virtual void wake_holder() = 0;
+
+  // Has `callback` called when the operation ends. False, and nothing is done, if it has ended.
+  bool register_callback(IssuedOperation& operation, Work::Callback& callback);
+  // False if no callback is due.
+  bool run_next_callback();
+  void run_callback_thread();
+  // In the thread that has ended operations, without a lock and without the role.
+  void run_callbacks_after_close();
+  void end_callback_thread();
+  void log_thrown(const IssuedOperation& operation, const std::exception_ptr& thrown) const;
+  void append(std::span<const Handle> operations);  // under the lock
+  void remove_oldest();                             // under the lock
+  void wait_for(const IssuedOperation& operation, std::optional<Deadline> deadline);
+  bool needs_progress() const { return !posted_.empty() || num_moving_ > 0; }  // under the lock
+  // False if another thread has the role or it is not needed.
+  bool try_advance(const IssuedOperation* until);
+  void release_role();
+  void run_thread();
+  void wake_waiting();  // under the lock
+
+  os::System& system_;
+  const std::shared_ptr<const ForkGuard> fork_guard_;  // shared with the group
+  const std::shared_ptr<LogSink> log_;                 // shared with the group
+
+  mutable std::mutex mutex_;
+  std::deque<Handle> posted_;
+  bool is_oldest_begun_ = false;
+  size_t num_moving_ = 0;
+  uint64_t num_issued_ = 0;
+  size_t num_pending_ = 0;
+  bool is_role_taken_ = false;
+  bool has_ended_alone_ = false;  // the holder's; counted when the role is given back
+  std::atomic<bool> is_stopping_ = false;
+  std::optional<Error> refusal_;
+  std::list<IssuedOperation::Call> calls_;  // callbacks of what has ended
+  size_t num_calling_ = 0;
+  mutable std::atomic<int> num_awaiting_other_{0};
+  size_t num_registered_ = 0;  // callbacks of what has not ended
+  bool is_callback_thread_ending_ = false;
+  std::vector<os::Waiter*> waiting_;
+  IdleThread thread_;
+  IdleThread callback_thread_;
+};
+
+}  // namespace cadre

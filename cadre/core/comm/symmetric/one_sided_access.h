@@ -1,0 +1,53 @@
+// Whether the symmetric memory of a group may be accessed from outside of operations: by pointers
+// to the pieces of peers, by views and by signals. The first failure of the group ends it.
+//
+// Threads: any. Blocking: end(), while pages that peers may write to are copied, and check() and
+// add() during that. Lifetime: shared by the group, its monitor and its buffers, which outlive
+// both. Errors: check() throws the first failure of the group.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/log.h"
+
+namespace cadre {
+
+class OneSidedAccess {
+ public:
+  // Memory of this rank that the peers of the group reach.
+  class Memory {
+   public:
+    virtual ~Memory() = default;
+    // After this call nothing that a peer writes shows in it. Called once at most.
+    virtual Status withdraw(std::string_view reason) = 0;
+  };
+
+  // `log` gets what end() cannot withdraw; shared with the group; null: dropped.
+  explicit OneSidedAccess(std::shared_ptr<LogSink> log) : log_(std::move(log)) {}
+
+  // Withdrawn at once if the group has failed.
+  void add(const std::shared_ptr<Memory>& memory);
+  // The group has failed: withdraws all memory before the failure is known to any call, so that the
+  // program, which may use its memory as private memory from then on, never sees a late write.
+  // Later calls do nothing.
+  void end(const Error& failure) noexcept;
+  void check() const;
+
+ private:
+  void log_failed(const Error& error) const noexcept;
+
+  const std::shared_ptr<LogSink> log_;
+  mutable std::mutex mutex_;
+  std::atomic<bool> has_ended_{false};
+  std::optional<Error> failure_;
+  std::vector<std::weak_ptr<Memory>> memory_;  // belongs to the buffers
+};
+
+}  // namespace cadre

@@ -1,0 +1,58 @@
+// Memory of which every rank of a group holds a piece that the others can use in place.
+//
+// Threads: allocate() from the holder of the progress role; buffers from any thread.
+// Blocking: allocate(), until the operation's deadline; wait_signal() of a buffer. Lifetime: a
+// buffer keeps the memory, also after the heap, the engine and the group are gone.
+// Errors: as Backend and HostMemory. After an error of allocate() peers may keep a hold on this
+// rank's piece, whose pages are not used again then.
+// A rank cuts its piece from its own slice, so that its pages lie where it first touches them; the
+// ranks exchange nothing but the places.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/types.h"
+#include "cadre/core/collective/backend.h"
+#include "cadre/core/fabric/fork_guard.h"
+#include "cadre/core/comm/messages/signal_waits.h"
+#include "cadre/core/comm/symmetric/one_sided_access.h"
+#include "cadre/core/comm/symmetric/symmetric_buffer.h"
+#include "cadre/core/memory/host_memory.h"
+#include "cadre/core/os/system.h"
+
+namespace cadre {
+
+class SymmetricHeap {
+ public:
+  struct Parts {
+    os::System& system;
+    Rank rank = 0;
+    int world_size = 1;
+    Backend* backend = nullptr;                   // null for a world of one
+    std::shared_ptr<HostMemory> memory;           // shared with the buffers; null: none is shared
+    std::vector<int> slots;                       // in the memory, by rank
+    std::shared_ptr<SignalWaits> waits;           // shared with the buffers, weakly
+    std::shared_ptr<const ForkGuard> fork_guard;  // shared with the group and the buffers
+    std::shared_ptr<OneSidedAccess> access;       // shared with the group and the buffers
+  };
+  // Waits for what the engine was given, and keeps the memory until the engine has ended it.
+  using Await = std::function<Status(const Completion&, std::shared_ptr<const void> memory)>;
+
+  explicit SymmetricHeap(Parts parts) : parts_(std::move(parts)) {}
+
+  // Collective: all ranks with the same size, which they compare when they enter the operation.
+  // Where no memory is shared it has the same interface over private memory.
+  Result<std::shared_ptr<SymmetricBuffer>> allocate(const OpContext& op, size_t num_bytes,
+                                                    const Await& await);
+
+ private:
+  Result<std::shared_ptr<SymmetricBuffer>> allocate_shared(const OpContext& op, size_t num_bytes,
+                                                           const Await& await);
+
+  const Parts parts_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,124 @@
+#include "cadre/core/fabric/bootstrap/callers.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cadre/core/base/format.h"
+
+namespace cadre {
+namespace {
+
+constexpr Duration kHandshakeTime = std::chrono::seconds(1);
+// Out of descriptors, most likely: the connection stays in the queue and would be reported again at
+// once.
+constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
+// How many connections one listener accepts before the handshakes are looked at again. Where an
+// accepted connection takes the place of another one, fewer, so that those have time for their
+// proof.
+constexpr size_t kMaxAcceptsPerTurn = 64;
+constexpr size_t kMaxReplacementsPerTurn = 8;
+// Descriptors that callers leave to the process once it had none.
+constexpr size_t kRoom = 16;
+
+}  // namespace
+
+Callers::Callers(os::System& system, const LinkIdentity& identity,
+                 std::vector<os::Listener*> listeners, size_t num_expected)
+    : system_(system),
+      identity_(identity),
+      listeners_(std::move(listeners)),
+      max_callers_(num_expected + kMaxStrangers) {}
+
+std::vector<Handshake> Callers::advance() {
+  std::vector<Handshake> done;
+  // Before others come, who could take the places of those that are about to be done.
+  step(done);
+  if (may_accept()) {
+    failure_.clear();
+    for (os::Listener* const listener : listeners_) accept(*listener);
+  }
+  step(done);
+  return done;
+}
+
+void Callers::stop_accepting() {
+  is_accepting_ = false;
+  std::erase_if(callers_, [](const Caller& caller) { return !caller.handshake.wants_answer(); });
+}
+
+void Callers::accept(os::Listener& listener) {
+  bool has_made_room = false;
+  for (size_t num_left = kMaxAcceptsPerTurn; num_left > 0; --num_left) {
+    auto accepted = listener.try_accept();
+    if (!accepted.ok()) {
+      failure_ = accepted.error().message();
+      if (has_made_room || !make_room()) {
+        accept_after_ = system_.now() + kAcceptPause;
+        return;
+      }
+      has_made_room = true;
+      num_left = std::min(num_left, kMaxReplacementsPerTurn);
+      continue;
+    }
+    has_made_room = false;
+    if (*accepted == nullptr) return;
+    if (callers_.size() == max_callers_ && drop_one()) {
+      num_left = std::min(num_left, kMaxReplacementsPerTurn);
+    }
+    callers_.push_back({Handshake::answer(system_, std::move(accepted).value(), identity_),
+                        system_.deadline_in(kHandshakeTime)});
+  }
+}
+
+// Descriptors are short, most likely. Callers take each other's from now on, and leave some to the
+// rest of the process, which opens a segment and connections meanwhile.
+bool Callers::make_room() {
+  const size_t num_dropped = std::min(kRoom, (callers_.size() + 1) / 2);
+  for (size_t i = 0; i < num_dropped; ++i) drop_one();
+  max_callers_ = std::max<size_t>(callers_.size(), 1);
+  return num_dropped > 0;
+}
+
+// The oldest, of those that have not even said hello if there are any. False if there is none.
+bool Callers::drop_one() {
+  auto dropped = std::find_if(callers_.begin(), callers_.end(), [](const Caller& caller) {
+    return !caller.handshake.wants_answer();
+  });
+  if (dropped == callers_.end()) dropped = callers_.begin();
+  if (dropped == callers_.end()) return false;
+  callers_.erase(dropped);
+  return true;
+}
+
+void Callers::step(std::vector<Handshake>& done) {
+  const TimePoint now = system_.now();
+  std::erase_if(callers_, [&](Caller& caller) {
+    if (!caller.handshake.step().ok()) return true;
+    if (!caller.handshake.is_done()) return caller.deadline.has_passed(now);
+    done.push_back(std::move(caller.handshake));
+    return true;
+  });
+}
+
+std::string Callers::accept_failure() const {
+  if (failure_.empty()) return "";
+  return format("; it could not accept connections: {} (raise ulimit -n if descriptors ran out)",
+                failure_);
+}
+
+void Callers::add_interests(std::vector<os::PollItem>& items) const {
+  if (may_accept()) {
+    for (os::Listener* const listener : listeners_) {
+      items.push_back({.target = listener, .want_read = true});
+    }
+  }
+  for (const Caller& caller : callers_) items.push_back(caller.handshake.interest());
+}
+
+Deadline Callers::next_deadline(Deadline deadline) const {
+  if (is_accepting_ && !may_accept()) deadline = deadline.earlier(Deadline(accept_after_));
+  // They came in the order of their deadlines.
+  return callers_.empty() ? deadline : deadline.earlier(callers_.front().deadline);
+}
+
+}  // namespace cadre

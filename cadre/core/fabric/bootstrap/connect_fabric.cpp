@@ -1,0 +1,271 @@
+#include "cadre/core/fabric/bootstrap/connect_fabric.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/fabric/bootstrap/attempt_counter.h"
+#include "cadre/core/fabric/bootstrap/bootstrap_exchange.h"
+#include "cadre/core/fabric/bootstrap/dial.h"
+#include "cadre/core/fabric/bootstrap/host_segment.h"
+#include "cadre/core/fabric/bootstrap/links.h"
+#include "cadre/core/fabric/bootstrap/listening.h"
+#include "cadre/core/fabric/bootstrap/sponsors.h"
+#include "cadre/core/fabric/bootstrap/watch.h"
+#include "cadre/core/os/host/descriptor_limit.h"
+#include "cadre/core/wire/layout.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::milliseconds;
+
+// A rank that ended may have said why, or its death may be about to be told.
+constexpr Duration kLossPatience = milliseconds(500);
+// At a deadline that passes for all ranks at once, those go first that know whom they waited for. A
+// rank that waits for others of the tree reports later, the later the more ranks are in between.
+constexpr Duration kReadyPatience = milliseconds(100);
+constexpr Duration kSponsorPatience = milliseconds(1000);
+constexpr Duration kPatiencePerLevel = milliseconds(50);
+
+std::string group_prefix_of(const Membership& membership, const FabricOptions& options) {
+  return format("cadre/{}/{}/", membership.round, options.id);
+}
+
+// A connection of an earlier attempt, which may come late, is of another group.
+std::string name_in_proofs(const FabricOptions& options, uint64_t attempt) {
+  return attempt == 0 ? options.id : format("{} (attempt {})", options.id, attempt + 1);
+}
+
+// A process that still is in an earlier connection of the same ranks, which may dial a port that
+// this one has been given since, is of another group.
+LinkIdentity identity_after(LinkIdentity identity, const Layout& layout) {
+  identity.group = format("{}#{:016x}", identity.group, layout.rank_address(0).probe);
+  return identity;
+}
+
+// Counts the cores of all ranks together: each rank alone may be bound to a core of its own.
+int num_cores_of(const Layout& layout, std::span<const int> ranks) {
+  std::vector<unsigned char> cores;
+  for (const int rank : ranks) {
+    const std::string& mask = layout.rank_address(rank).core_mask;
+    cores.resize(std::max(cores.size(), mask.size()));
+    for (size_t i = 0; i < mask.size(); ++i) cores[i] |= static_cast<unsigned char>(mask[i]);
+  }
+  int num_cores = 0;
+  for (const unsigned char byte : cores) num_cores += std::popcount(byte);
+  return num_cores;
+}
+
+class FabricBuilder {
+ public:
+  // Attempt 0 is the first.
+  FabricBuilder(os::System& system, const Membership& membership, const FabricOptions& options,
+                uint64_t attempt, Deadline deadline)
+      : system_(system),
+        membership_(membership),
+        options_(options),
+        deadline_(deadline),
+        identity_{membership.rank, membership.round, name_in_proofs(options, attempt),
+                  options.version, membership.job_token},
+        watch_(system, membership,
+               BootstrapExchange::prefix_of(group_prefix_of(membership, options), attempt)),
+        exchange_({system, membership, watch_, group_prefix_of(membership, options), attempt}) {}
+
+  Result<FabricConnections> build() {
+    const Status status = connect_all();
+    if (!status.ok()) return explain(status.error());
+    return FabricConnections{
+        .layout = layout_,
+        .identity = identity_after(identity_, *layout_),
+        .control = links_->take(),
+        .tcp_listeners = std::move(listening_.tcp),
+        .unix_listener = std::move(listening_.unix),
+        .host_memory = std::move(segment_.memory),
+        .obstacle = std::move(segment_.obstacle),
+        .is_crowded = static_cast<int>(neighbours().size()) > num_cores_of(*layout_, neighbours())};
+  }
+
+ private:
+  int rank() const { return membership_.rank; }
+  const std::vector<int>& neighbours() const { return layout_->ranks_of(layout_->host_of(rank())); }
+  Status connect_all();
+  Status lay_out();
+  Status learn_layout();
+  Status receive_layout(int sponsor);
+  Status connect_host();
+  Status finish_together();
+  Error explain(const Error& error);
+
+  os::System& system_;
+  const Membership& membership_;
+  const FabricOptions& options_;
+  const Deadline deadline_;
+  const LinkIdentity identity_;
+  BootstrapWatch watch_;
+  BootstrapExchange exchange_;
+  Listening listening_;
+  wire::Ticket ticket_;
+  std::vector<std::byte> layout_message_;
+  std::shared_ptr<const Layout> layout_;
+  HostSegment segment_;
+  std::optional<Links> links_;
+  Duration timeout_patience_{};  // before a deadline that passes just now is reported
+};
+
+Status FabricBuilder::connect_all() {
+  os::raise_descriptor_limit();
+  auto listening = start_listening(system_, membership_, {options_.listen_host, options_.version});
+  if (!listening.ok()) return listening.error();
+  listening_ = std::move(listening).value();
+  links_.emplace(
+      Links::Context{system_, identity_, watch_, listening_.all(), listening_.rank_address,
+                     membership_.store_host, membership_.world_size},
+      deadline_);
+  CADRE_RETURN_IF_ERROR(exchange_.publish(listening_.rank_address, deadline_));
+  CADRE_RETURN_IF_ERROR(rank() == 0 ? lay_out() : learn_layout());
+  watch_.know(layout_->rank_addresses);
+  const std::vector<int> sponsored = sponsored_by(*layout_, rank());
+  links_->greet_with(layout_message_, sponsored);
+  CADRE_RETURN_IF_ERROR(
+      links_->await(sponsored, [this](int peer) { return layout_->describe(peer); }));
+  if (leader_of(*layout_, rank()) != rank()) timeout_patience_ = kSponsorPatience;
+  auto segment = share_host_segment(system_, *links_, *layout_, rank(),
+                                    {options_.may_share_memory, options_.host_segment_bytes});
+  if (!segment.ok()) return segment.error();
+  segment_ = std::move(segment).value();
+  timeout_patience_ = {};
+  CADRE_RETURN_IF_ERROR(connect_host());
+  return finish_together();
+}
+
+Status FabricBuilder::lay_out() {
+  auto rank_addresses = exchange_.collect(deadline_);
+  if (!rank_addresses.ok()) return rank_addresses.error();
+  layout_ = std::make_shared<const Layout>(std::move(rank_addresses).value());
+  layout_message_ = wire::encode_layout(layout_->rank_addresses);
+  if (layout_message_.size() > wire::kLayoutPrefixBytes + wire::kMaxLayoutBytes) {
+    return Error(ErrorCode::kInvalidArgument,
+                 format("the layout of {} ranks has {} bytes, more than {}", layout_->num_ranks(),
+                        layout_message_.size(), wire::kMaxLayoutBytes));
+  }
+  std::vector<wire::Ticket> tickets;
+  for (int peer = 1; peer < layout_->num_ranks(); ++peer) {
+    const int sponsor = sponsor_of(*layout_, peer);
+    tickets.push_back({sponsor, layout_->rank_address(sponsor)});
+  }
+  return exchange_.hand_out(tickets, deadline_);
+}
+
+Status FabricBuilder::learn_layout() {
+  auto ticket = exchange_.await_ticket(deadline_);
+  if (!ticket.ok()) return ticket.error();
+  ticket_ = std::move(ticket).value();
+  links_->call(ticket_.sponsor, ticket_.rank_address);
+  CADRE_RETURN_IF_ERROR(links_->await(std::array{ticket_.sponsor}, [this](int peer) {
+    return describe_rank(ticket_.rank_address, peer);
+  }));
+  timeout_patience_ = kSponsorPatience;
+  CADRE_RETURN_IF_ERROR(receive_layout(ticket_.sponsor));
+  timeout_patience_ = {};
+  return {};
+}
+
+Status FabricBuilder::receive_layout(int sponsor) {
+  const std::string what =
+      format("waiting for the layout from {}", describe_rank(ticket_.rank_address, sponsor));
+  layout_message_.resize(wire::kLayoutPrefixBytes);
+  CADRE_RETURN_IF_ERROR(links_->receive({sponsor, what}, layout_message_));
+  const auto size = wire::decode_layout_prefix(layout_message_);
+  if (!size.ok()) return size.error().with_context(what).with_culprit(sponsor);
+  layout_message_.resize(wire::kLayoutPrefixBytes + *size);
+  const Bytes body = Bytes(layout_message_).subspan(wire::kLayoutPrefixBytes);
+  CADRE_RETURN_IF_ERROR(links_->receive({sponsor, what}, body));
+  auto rank_addresses = wire::decode_layout(body);
+  if (!rank_addresses.ok()) return rank_addresses.error().with_context(what).with_culprit(sponsor);
+  const bool is_ours = rank_addresses->size() == static_cast<size_t>(membership_.world_size) &&
+                       (*rank_addresses)[static_cast<size_t>(rank())] == listening_.rank_address;
+  auto layout = std::make_shared<const Layout>(std::move(rank_addresses).value());
+  if (!is_ours || sponsor_of(*layout, rank()) != sponsor) {
+    return Error(ErrorCode::kCorruption,
+                 format("{}: it is of another job, of {} ranks", what, layout->num_ranks()))
+        .with_culprit(sponsor);
+  }
+  layout_ = std::move(layout);
+  return {};
+}
+
+// The higher rank of each pair on this host calls. All are connected to the leader already.
+Status FabricBuilder::connect_host() {
+  std::vector<int> peers;
+  for (const int peer : neighbours()) {
+    const bool has_leader = peer == neighbours().front() || rank() == neighbours().front();
+    if (peer == rank() || has_leader) continue;
+    peers.push_back(peer);
+    if (peer < rank()) links_->call(peer, layout_->rank_address(peer));
+  }
+  return links_->await(peers, [this](int peer) { return layout_->describe(peer); });
+}
+
+// A rank that has all its connections, and below which all have, tells so upwards; when all have,
+// rank 0 lets all go. By then each rank has read its ticket, so the keys can go as well.
+Status FabricBuilder::finish_together() {
+  const std::vector<int> sponsored = sponsored_by(*layout_, rank());
+  timeout_patience_ = kReadyPatience + kPatiencePerLevel * height_of(*layout_, rank());
+  for (const int peer : sponsored) {
+    const std::string what = format("waiting until {} is connected", layout_->describe(peer));
+    const auto is_ready = links_->receive_byte({peer, what});
+    if (!is_ready.ok()) return is_ready.error();
+  }
+  timeout_patience_ = kSponsorPatience + kPatiencePerLevel * depth_of(*layout_, rank());
+  // This rank has all its connections. The next callers are ranks that have finished, which are to
+  // be answered by whoever takes the listeners over.
+  links_->stop_accepting();
+  if (rank() != 0) {
+    const std::string what = format("waiting until all ranks are connected, which {} tells",
+                                    layout_->describe(ticket_.sponsor));
+    CADRE_RETURN_IF_ERROR(links_->send_byte({ticket_.sponsor, what}, true));
+    CADRE_RETURN_IF_ERROR(exchange_.erase(deadline_));
+    const auto is_over = links_->receive_byte({ticket_.sponsor, what});
+    if (!is_over.ok()) return is_over.error();
+  }
+  for (const int peer : sponsored) {
+    const std::string what = format("telling {} that all are connected", layout_->describe(peer));
+    CADRE_RETURN_IF_ERROR(links_->send_byte({peer, what}, true));
+  }
+  return rank() == 0 ? exchange_.erase(deadline_) : Status();
+}
+
+// What others report comes first: of a rank that gave up, the end of its connection is all that
+// this rank would know. Reports its own error to all, unless it came from them.
+Error FabricBuilder::explain(const Error& error) {
+  const bool is_loss = error.code() == ErrorCode::kPeerLost;
+  const Duration patience = is_loss                               ? kLossPatience
+                            : error.code() == ErrorCode::kTimeout ? timeout_patience_
+                                                                  : Duration{};
+  if (patience > Duration{} && !watch_.was_told()) {
+    const Status trouble = watch_.await_report(patience);
+    if (!trouble.ok()) return trouble.error().with_reporter(rank());
+  }
+  const Error own = error.with_reporter(rank());
+  watch_.report(own);
+  return own;
+}
+
+}  // namespace
+
+Result<FabricConnections> connect_fabric(os::System& system, const Membership& membership,
+                                         const FabricOptions& options, Deadline deadline) {
+  const AttemptCounter attempts(*membership.store, group_prefix_of(membership, options));
+  const Result<uint64_t> attempt = attempts.read(deadline);
+  if (!attempt.ok()) return attempt.error();
+  auto connections = FabricBuilder(system, membership, options, *attempt, deadline).build();
+  if (!connections.ok()) attempts.leave(*attempt, system.deadline_in(BootstrapWatch::kStoreTime));
+  return connections;
+}
+
+}  // namespace cadre

@@ -1,0 +1,84 @@
+// The handshake of one connection between two ranks: the number of the rank that connects, the
+// purpose, and a proof of the job's token by each end, first by the rank that connects. It reads no
+// byte beyond its own messages. Where there is no token, and over unix sockets, the other end's
+// process must belong to this user or to root.
+//
+// Threads: one owner. Blocking: never; step() is called when the socket is ready.
+// Lifetime: owns its socket until take(). Errors: step() fails for a connection that must not be
+// used; what the other end said about it is in the message.
+// Format: docs/formats/control-messages.md.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/types.h"
+#include "cadre/core/os/host/secret.h"
+#include "cadre/core/os/system.h"
+#include "cadre/core/wire/control.h"
+
+namespace cadre {
+
+// What both ends must agree on before anything else.
+struct LinkIdentity {
+  Rank rank;  // rank of this end
+  uint64_t round = 0;
+  std::string group;
+  std::string version;
+  os::Secret job_token;
+};
+
+class Handshake {
+ public:
+  // The end that connected.
+  static Handshake call(os::System& system, std::unique_ptr<os::Socket> socket,
+                        const LinkIdentity& identity, Rank to, wire::LinkPurpose purpose);
+  // The end that accepted.
+  static Handshake answer(os::System& system, std::unique_ptr<os::Socket> socket,
+                          const LinkIdentity& identity);
+
+  // As far as the stream allows just now.
+  Status step();
+  bool is_done() const { return state_ == State::kDone && outgoing_.empty(); }
+  // At the end that answered: the caller was challenged and is about to prove itself.
+  bool wants_answer() const { return state_ == State::kWantAnswer; }
+  os::PollItem interest() const;
+
+  // The caller's hello; the end that answered has it when is_done().
+  const wire::Hello& hello() const { return hello_; }
+  // REQUIRES: is_done().
+  std::unique_ptr<os::Socket> take() { return std::move(socket_); }
+
+ private:
+  enum class State { kWantHello, kWantChallenge, kWantAnswer, kWantAcceptance, kDone };
+
+  Handshake(os::System& system, std::unique_ptr<os::Socket> socket, const LinkIdentity& identity,
+            State state);
+  Status flush();
+  // One whole message, never more; nullopt when bytes are missing.
+  Result<std::optional<wire::ControlMessage>> receive();
+  Status handle(const wire::ControlMessage& message);
+  Status handle_hello(const wire::Hello& hello);
+  Status handle_challenge(const wire::Challenge& challenge);
+  Status handle_answer(const wire::Answer& answer);
+  Status handle_acceptance(const wire::Acceptance& acceptance);
+  Status check_user();
+  void send(const wire::ControlMessage& message);
+  Error refuse(std::string reason);
+  // What `end` ("call" or "answer") proves: the token, for this purpose, pair, round and group.
+  Result<wire::Proof> proof_of(std::string_view end) const;
+
+  os::System* system_;  // never null; a pointer so that handshakes can be moved in a vector
+  std::unique_ptr<os::Socket> socket_;
+  LinkIdentity identity_;
+  State state_;
+  wire::Hello hello_;
+  wire::Nonce answer_nonce_{};
+  std::vector<std::byte> incoming_;
+  std::vector<std::byte> outgoing_;
+};
+
+}  // namespace cadre

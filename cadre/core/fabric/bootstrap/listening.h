@@ -1,0 +1,40 @@
+// The listeners of a rank while it connects and afterwards, on TCP and on a unix socket, and the
+// RankAddress by which the other ranks find them.
+//
+// Threads: one owner. Blocking: never. Lifetime: the listeners end with the object.
+// Errors: kInvalidArgument for an address that other hosts reach in a job without a token; those of
+// System::listen.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/os/system.h"
+#include "cadre/core/rendezvous/rendezvous.h"
+#include "cadre/core/wire/control.h"
+
+namespace cadre {
+
+struct ListeningOptions {
+  std::string listen_host;  // empty: where the membership says
+  std::string version;      // version of this library
+};
+
+struct Listening {
+  std::vector<std::unique_ptr<os::Listener>> tcp;  // one for each address of this host
+  std::unique_ptr<os::Listener> unix;
+  wire::RankAddress rank_address;
+
+  std::vector<os::Listener*> all() const;
+};
+
+// What every address says of this process; where it listens is not in it yet. Its probe is random
+// and never the zero of fresh memory.
+wire::RankAddress address_of_this_process(os::System& system);
+
+Result<Listening> start_listening(os::System& system, const Membership& membership,
+                                  const ListeningOptions& options);
+
+}  // namespace cadre

@@ -1,0 +1,100 @@
+// One control connection of a process: sends events as frames, receives messages, and counts both.
+//
+// Threads: the control plane's; ControlMeter is read from any. Blocking: never.
+// Lifetime: owns its socket. Errors: receive() reports the end of the stream, for whatever reason.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/os/socket.h"
+#include "cadre/core/wire/control.h"
+#include "cadre/core/wire/framing.h"
+
+namespace cadre {
+
+// Totals of a control plane. Frames and bytes of handshakes are not counted.
+struct ControlCounters {
+  uint64_t connections = 0;  // opened so far
+  uint64_t dials = 0;
+  uint64_t frames_sent = 0;
+  uint64_t bytes_sent = 0;
+  uint64_t heartbeats_sent = 0;  // among the frames
+  uint64_t sends = 0;            // calls of try_send
+  uint64_t frames_received = 0;
+  uint64_t bytes_received = 0;
+  uint64_t events = 0;  // new ones
+};
+
+// The same counters, updated concurrently.
+struct ControlMeter {
+  std::atomic<uint64_t> connections{0};
+  std::atomic<uint64_t> dials{0};
+  std::atomic<uint64_t> frames_sent{0};
+  std::atomic<uint64_t> bytes_sent{0};
+  std::atomic<uint64_t> heartbeats_sent{0};
+  std::atomic<uint64_t> sends{0};
+  std::atomic<uint64_t> frames_received{0};
+  std::atomic<uint64_t> bytes_received{0};
+  std::atomic<uint64_t> events{0};
+
+  ControlCounters read() const {
+    return {connections, dials,           frames_sent,    bytes_sent, heartbeats_sent,
+            sends,       frames_received, bytes_received, events};
+  }
+};
+
+class ControlLink {
+ public:
+  struct Setup {
+    uint64_t id = 0;  // unique among this process's connections, never reused
+    int peer = -1;
+    bool crosses_hosts = false;
+    bool is_healed = false;  // opened by the plane, not by the bootstrap
+    std::unique_ptr<os::Socket> socket;
+  };
+  ControlLink(Setup setup, ControlMeter& meter);
+
+  uint64_t id() const { return setup_.id; }
+  int peer() const { return setup_.peer; }
+  bool crosses_hosts() const { return setup_.crosses_hosts; }
+  // Nothing was received yet over a healed connection. The peer may have stopped listening before
+  // it was opened, so its end is no evidence of a loss.
+  bool is_unheard() const { return setup_.is_healed && !has_heard_; }
+
+  // Queues the event for the next flush(), which sends all in one batch. Status questions and
+  // answers are dropped if the peer does not read, because they would arrive too late.
+  void post(const wire::Event& event);
+  // Queues a receipt, which flush() sends after all queued events: a peer that has the receipt has
+  // received the events before it.
+  void post_receipt() { owes_receipt_ = true; }
+  // Sends a heartbeat, unless something was sent since the last call or is queued.
+  void beat();
+  void flush();
+  bool is_flushed() const { return pending_.empty() && !owes_receipt_ && outbox_.empty(); }
+  // Appends the messages that have arrived; an error once the stream has ended, with
+  // ErrorDetails::is_own_limit where this process has closed its end without knowing it.
+  Status receive(std::vector<wire::ControlMessage>& messages);
+
+  os::PollItem interest() const {
+    return {.target = setup_.socket.get(), .want_read = true, .want_write = !outbox_.empty()};
+  }
+
+  bool has_receipt = false;  // the peer has acknowledged this process's leave
+  Duration silent_for{0};
+
+ private:
+  Setup setup_;
+  ControlMeter& meter_;
+  wire::ControlSplitter splitter_;
+  std::vector<wire::Event> pending_;
+  bool owes_receipt_ = false;
+  wire::StreamBuffer outbox_;
+  bool has_heard_ = false;
+  bool has_sent_ = false;
+};
+
+}  // namespace cadre

@@ -1,0 +1,263 @@
+#include "cadre/core/fabric/fabric.h"
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/fabric/bootstrap/connect_fabric.h"
+#include "cadre/core/fabric/bootstrap/listening.h"
+#include "cadre/core/comm/groups/group_identity.h"
+#include "cadre/core/os/process_watcher.h"
+#include "cadre/core/os/shared_pages.h"
+
+namespace cadre {
+namespace {
+
+// The first page of the host's memory belongs to the bootstrap, the status page follows it.
+constexpr size_t kPageBytes = 4096;
+constexpr Duration kLeaveTime = std::chrono::seconds(1);
+
+// A key that GroupIdentity gives to no group.
+constexpr GroupKey kFabricKey = 1;
+
+// Tells the host's memory of ranks that died, so that what they held can be used again.
+class HolderWatch final : public GroupEvents {
+ public:
+  HolderWatch(std::shared_ptr<const Layout> layout, std::shared_ptr<HostMemory> memory, int rank)
+      : layout_(std::move(layout)), memory_(std::move(memory)), host_(layout_->host_of(rank)) {}
+
+  void on_rank_lost(const LossReport& loss) override {
+    if (layout_->host_of(loss.rank) == host_) memory_->forget_holder(layout_->slot_of(loss.rank));
+  }
+  void on_rank_left_group(const wire::GroupLeave&) override {}
+  void on_group_failed(const GroupFailure&) override {}
+  std::optional<wire::Activity> own_activity() override { return std::nullopt; }
+
+ private:
+  const std::shared_ptr<const Layout> layout_;  // shared with the fabric, as the memory is
+  const std::shared_ptr<HostMemory> memory_;
+  const int host_;
+};
+
+HostMemoryLayout memory_layout(const os::HostInfo& host, int num_slots) {
+  const size_t front = kPageBytes + StatusPage::bytes_for(num_slots);
+  HostMemoryLayout layout = {.num_slots = num_slots,
+                             .front_bytes = (front + kPageBytes - 1) / kPageBytes * kPageBytes};
+  layout.slice_bytes = HostMemory::default_slice_bytes(host, layout);
+  return layout;
+}
+
+}  // namespace
+
+Fabric::Fabric(Key, os::System& system, const Membership& membership,
+               const CommunicatorOptions& options)
+    : system_(system),
+      rank_(membership.rank),
+      fork_mark_(std::make_shared<const os::ForkMark>()),
+      flight_files_(options.flight_record_path) {}
+
+Result<std::shared_ptr<Fabric>> Fabric::connect(os::System& system, const Membership& membership,
+                                                const CommunicatorOptions& options,
+                                                Deadline deadline) {
+  auto fabric = std::make_shared<Fabric>(Key(), system, membership, options);
+  if (membership.world_size == 1) {
+    fabric->stand_alone();
+  } else {
+    CADRE_RETURN_IF_ERROR(fabric->connect_ranks(membership, options, deadline));
+  }
+  return fabric;
+}
+
+void Fabric::stand_alone() {
+  layout_ = std::make_shared<const Layout>(std::vector{address_of_this_process(system_)});
+  obstacle_ = "a world of one shares memory with nobody";
+  cells_ = std::make_unique<StatusCells>(page_, 0);
+}
+
+Status Fabric::connect_ranks(const Membership& membership, const CommunicatorOptions& options,
+                             Deadline deadline) {
+  const os::HostInfo host = system_.host();
+  const FabricOptions fabric_options{
+      .id = connection_name(membership.group, id_of(options)),
+      .listen_host = options.listen_host,
+      .version = CADRE_VERSION,
+      .may_share_memory = true,
+      .host_segment_bytes = [&host](int num_slots) {
+        return HostMemory::segment_bytes(memory_layout(host, num_slots));
+      }};
+  auto connected = connect_fabric(system_, membership, fabric_options, deadline);
+  if (!connected.ok()) return connected.error();
+  FabricConnections& connections = connected.value();
+  layout_ = connections.layout;
+  is_crowded_ = connections.is_crowded;
+  obstacle_ = connections.obstacle;
+  const int num_slots = static_cast<int>(layout_->ranks_of(layout_->host_of(rank_.value)).size());
+  int own_slot = 0;
+  if (connections.host_memory != nullptr) {
+    own_slot = layout_->slot_of(rank_.value);
+    auto memory = HostMemory::attach(connections.host_memory,
+                                     HostMemory::layout_of(connections.host_memory->bytes().size(),
+                                                           memory_layout(host, num_slots)),
+                                     own_slot);
+    if (!memory.ok()) return memory.error();
+    host_memory_ = std::move(memory).value();
+    page_ = StatusPage(connections.host_memory, kPageBytes, num_slots);
+    CADRE_RETURN_IF_ERROR(os::reserve_pages(
+        *connections.host_memory, kPageBytes + own_slot * sizeof(StatusSlot), sizeof(StatusSlot)));
+  }
+  cells_ = std::make_unique<StatusCells>(page_, own_slot);
+  start_plane(std::move(connections), membership, options);
+  return {};
+}
+
+void Fabric::start_plane(FabricConnections connections, const Membership& membership,
+                         const CommunicatorOptions& options) {
+  log_ = options.log;
+  links_ = std::make_shared<TcpLinks>(
+      system_, TcpLinksOptions{rank_.value, layout_->num_ranks(), is_crowded_},
+      [this](int peer, Deadline deadline) { return plane_->dial_data(peer, deadline); });
+  std::vector<std::unique_ptr<os::Pollable>> processes = watch_processes(options.log.get());
+  plane_ = std::make_unique<ControlPlane>(
+      system_,
+      ControlPlane::Setup{.layout = layout_,
+                          .rank = rank_.value,
+                          .identity = std::move(connections.identity),
+                          .control = std::move(connections.control),
+                          .tcp_listeners = std::move(connections.tcp_listeners),
+                          .unix_listener = std::move(connections.unix_listener),
+                          .processes = std::move(processes),
+                          .store_host = membership.store_host,
+                          .silence_limit = options.silence_limit,
+                          .log = options.log,
+                          .last_activities = [this](int rank) { return last_activities(rank); },
+                          .on_data_connection =
+                              [links = links_](int peer, std::unique_ptr<os::Socket> socket) {
+                                links->add(peer, std::move(socket));
+                              }});
+  if (host_memory_ != nullptr) {
+    plane_->attach(kFabricKey, std::make_shared<HolderWatch>(layout_, host_memory_, rank_.value));
+  }
+}
+
+Fabric::~Fabric() {
+  close(system_.deadline_in(kLeaveTime));
+}
+
+void Fabric::join_group() {
+  num_groups_.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Fabric::leave_group(Deadline deadline) {
+  if (num_groups_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    close(deadline.earlier(system_.deadline_in(kLeaveTime)));
+  }
+}
+
+// Drains what the groups have sent before the plane publishes its leave, because peers may wait for
+// it.
+void Fabric::close(Deadline deadline) {
+  if (std::exchange(is_closed_, true)) return;
+  if (links_ != nullptr) links_->drain(deadline);
+  if (plane_ != nullptr) plane_->close(deadline);
+  cells_.reset();
+  page_ = StatusPage();
+  if (host_memory_ != nullptr) withdraw_memory();
+  host_memory_.reset();
+}
+
+// Tensors of this process may outlive the fabric, as private memory, while a peer that is not done
+// with its groups still writes to them.
+void Fabric::withdraw_memory() {
+  const Status withdrawn = host_memory_->withdraw_all("this process has left the job");
+  if (withdrawn.ok() || log_ == nullptr) return;
+  log_->write(LogLevel::kError, "comm",
+              format("peers may still write into symmetric memory of this rank, do not use its "
+                     "content: {}",
+                     withdrawn.error().message()));
+}
+
+int Fabric::status_slot_of(int rank) const {
+  if (rank == rank_.value) return host_memory_ == nullptr ? 0 : layout_->slot_of(rank);
+  const bool is_readable =
+      host_memory_ != nullptr && layout_->host_of(rank) == layout_->host_of(rank_.value);
+  return is_readable ? layout_->slot_of(rank) : -1;
+}
+
+bool Fabric::share_memory(std::span<const int> ranks) const {
+  return host_memory_ != nullptr && std::ranges::all_of(ranks, [this](int rank) {
+           return layout_->host_of(rank) == layout_->host_of(rank_.value);
+         });
+}
+
+std::vector<int> Fabric::slots_of(std::span<const int> ranks) const {
+  std::vector<int> slots;
+  for (const int rank : ranks) slots.push_back(layout_->slot_of(rank));
+  return slots;
+}
+
+Result<std::vector<GroupPlaces>> Fabric::exchange_places(const GroupPlaces& own,
+                                                         const std::function<Status()>& check,
+                                                         Deadline deadline) {
+  StatusSlot& slot = page_.slot(layout_->slot_of(rank_.value));
+  slot.block = own.block;
+  slot.message_page = own.message_page;
+  system_.publish(slot.is_ready, 1);
+  std::vector<GroupPlaces> places;
+  for (const int rank : layout_->ranks_of(layout_->host_of(rank_.value))) {
+    StatusSlot& theirs = page_.slot(layout_->slot_of(rank));
+    while (theirs.is_ready.value.load(std::memory_order_acquire) == 0) {
+      CADRE_RETURN_IF_ERROR(check());
+      // wait_while() returns after System::kMaxNap at the latest.
+      if (!system_.wait_while(theirs.is_ready, 0, deadline) &&
+          theirs.is_ready.value.load(std::memory_order_acquire) == 0) {
+        return Error(
+                   ErrorCode::kTimeout,
+                   format("connected, but did not prepare its memory before the deadline: {}. Look "
+                          "at its log, or give more time",
+                          layout_->describe(rank)))
+            .with_culprit(rank);
+      }
+    }
+    places.push_back({theirs.block, theirs.message_page});
+  }
+  return places;
+}
+
+// Watches peers in the same PID namespace. Where that is forbidden (pidfd_open: ENOSYS, EPERM), a
+// peer's end shows as the end of its control connection, as between hosts.
+std::vector<std::unique_ptr<os::Pollable>> Fabric::watch_processes(LogSink* log) const {
+  std::vector<std::unique_ptr<os::Pollable>> processes(static_cast<size_t>(layout_->num_ranks()));
+  auto* watcher = dynamic_cast<os::ProcessWatcher*>(&system_);
+  const wire::RankAddress& own = layout_->rank_address(rank_.value);
+  if (watcher == nullptr || own.pid_namespace == 0) return processes;
+  for (const int rank : layout_->ranks_of(layout_->host_of(rank_.value))) {
+    const wire::RankAddress& rank_address = layout_->rank_address(rank);
+    if (rank_address.pid == own.pid || rank_address.pid_namespace != own.pid_namespace) continue;
+    auto& process = processes[static_cast<size_t>(rank)];
+    process = watcher->watch_process(rank_address.pid);
+    if (process == nullptr && log != nullptr) {
+      log->write(LogLevel::kInfo, "comm",
+                 format("cannot watch the process of rank={} pid={}: its end is noticed when its "
+                        "connection ends",
+                        rank, rank_address.pid));
+    }
+  }
+  return processes;
+}
+
+std::vector<GroupActivity> Fabric::last_activities(int rank) const {
+  const int slot = status_slot_of(rank);
+  if (slot < 0) return {};
+  const TimePoint now = system_.now();
+  std::vector<GroupActivity> activities;
+  for (const GroupCell& cell : page_.slot(slot).cells) {
+    const GroupKey group = cell.group.load(std::memory_order_acquire);
+    const wire::Activity activity = cell.read(now);
+    if (group == 0 || activity.state == wire::ActivityState::kNothingYet) continue;
+    activities.push_back({group, activity});
+  }
+  return activities;
+}
+
+}  // namespace cadre

@@ -1,0 +1,132 @@
+// The resources that all groups of a process share in one job and round: the layout of the ranks,
+// the control plane, the memory shared on its host, the status page and the data connections.
+//
+// Threads: all methods from any thread; one thread of its own, the control plane's. Blocking:
+// connect() and close(), until their deadlines. Lifetime: shared by the groups of the process; the
+// last one that goes closes it. Borrows the System. Errors: connect() as connect_fabric
+// (bootstrap). A group adds no thread, no connection and no mapping: it cuts what it needs from the
+// host's memory, and its bytes travel on the connections that are there
+// (docs/decisions/0011-fabric.md).
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/log.h"
+#include "cadre/core/base/types.h"
+#include "cadre/core/fabric/bootstrap/connect_fabric.h"
+#include "cadre/core/comm/communicator.h"
+#include "cadre/core/fabric/control_plane.h"
+#include "cadre/core/fabric/late_errors.h"
+#include "cadre/core/fabric/layout.h"
+#include "cadre/core/fabric/status_page.h"
+#include "cadre/core/comm/trace/flight_files.h"
+#include "cadre/core/memory/host_memory.h"
+#include "cadre/core/os/host/fork_mark.h"
+#include "cadre/core/os/system.h"
+#include "cadre/core/rendezvous/rendezvous.h"
+#include "cadre/core/transport/tcp/tcp_links.h"
+
+namespace cadre {
+
+// Where a rank meets the others of a group in the host's memory.
+struct GroupPlaces {
+  Place block;         // for the host engine
+  Place message_page;  // for messages
+};
+
+class Fabric {
+  struct Key {  // only connect() can make one
+    explicit Key() = default;
+  };
+
+ public:
+  // Collective over the membership. `options` are those of its first group.
+  static Result<std::shared_ptr<Fabric>> connect(os::System& system, const Membership& membership,
+                                                 const CommunicatorOptions& options,
+                                                 Deadline deadline);
+  Fabric(Key, os::System& system, const Membership& membership, const CommunicatorOptions& options);
+  ~Fabric();
+  Fabric(const Fabric&) = delete;
+  Fabric& operator=(const Fabric&) = delete;
+
+  os::System& system() const { return system_; }
+  Rank rank() const { return rank_; }
+  const Layout& layout() const { return *layout_; }
+  const std::shared_ptr<const Layout>& shared_layout() const { return layout_; }
+  // A random number that all ranks of this fabric know, and no other fabric has.
+  uint64_t connection_number() const { return layout_->rank_address(0).probe; }
+  const std::shared_ptr<const os::ForkMark>& fork_mark() const { return fork_mark_; }
+
+  FlightFiles& flight_files() { return flight_files_; }
+
+  // Null for a world of one.
+  ControlPlane* plane() const { return plane_.get(); }
+  // Null for a world of one.
+  TcpLinks* links() const { return links_.get(); }
+  const std::shared_ptr<TcpLinks>& shared_links() const { return links_; }
+  // Errors of groups that were found after their close().
+  const std::shared_ptr<LateErrors>& late_errors() const { return late_errors_; }
+  // Null where this rank shares no memory.
+  const std::shared_ptr<HostMemory>& host_memory() const { return host_memory_; }
+  // Why there is none.
+  const std::string& obstacle() const { return obstacle_; }
+  const StatusPage& status_page() const { return page_; }
+  StatusCells& status_cells() const { return *cells_; }
+  // In the page, of a rank of this host that shares memory; else -1.
+  int status_slot_of(int rank) const;
+  // Whether the ranks of this host outnumber the cores that they may run on, all of them together.
+  bool is_crowded() const { return is_crowded_; }
+  // Whether these ranks are of this host and share its memory.
+  bool share_memory(std::span<const int> ranks) const;
+
+  // Slots, in the host's memory, of the ranks of this host.
+  std::vector<int> slots_of(std::span<const int> ranks) const;
+  // In the group of all ranks, which has no parent to exchange them over: publishes the places of
+  // this rank and waits for those of the other ranks of its host, given in their order. `check`
+  // ends the wait. REQUIRES: host_memory().
+  Result<std::vector<GroupPlaces>> exchange_places(const GroupPlaces& own,
+                                                   const std::function<Status()>& check,
+                                                   Deadline deadline);
+
+  // A group starts and stops using the fabric. With the last group the fabric publishes that this
+  // process leaves, waits for receipts until the deadline, and closes all connections.
+  void join_group();
+  void leave_group(Deadline deadline);
+
+ private:
+  Status connect_ranks(const Membership& membership, const CommunicatorOptions& options,
+                       Deadline deadline);
+  void stand_alone();
+  void close(Deadline deadline);
+  void withdraw_memory();
+  void start_plane(FabricConnections connections, const Membership& membership,
+                   const CommunicatorOptions& options);
+  std::vector<std::unique_ptr<os::Pollable>> watch_processes(LogSink* log) const;
+  std::vector<GroupActivity> last_activities(int rank) const;
+
+  os::System& system_;
+  const Rank rank_;
+  const std::shared_ptr<const os::ForkMark> fork_mark_;  // shared with the groups and their Works
+  FlightFiles flight_files_;
+  std::shared_ptr<const Layout> layout_;     // shared with the plane and groups
+  std::shared_ptr<HostMemory> host_memory_;  // shared with pieces that outlive the fabric
+  const std::shared_ptr<LateErrors> late_errors_ = std::make_shared<LateErrors>();
+  std::string obstacle_;
+  std::shared_ptr<LogSink> log_;  // shared with the groups; null: dropped
+  bool is_crowded_ = false;
+  StatusPage page_;
+  std::unique_ptr<StatusCells> cells_;
+  std::shared_ptr<TcpLinks> links_;  // shared with what the plane calls
+  std::unique_ptr<ControlPlane> plane_;
+  std::atomic<int> num_groups_{0};
+  bool is_closed_ = false;  // set by the group that closes last, or by the destructor
+};
+
+}  // namespace cadre

@@ -1,0 +1,48 @@
+// Queue of errors of groups that this process has already closed. A later close() takes and throws
+// them.
+//
+// Threads: any. Blocking: never. Lifetime: shared by the fabric and its groups.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <optional>
+
+#include "cadre/core/base/error.h"
+
+namespace cadre {
+
+class LateErrors {
+ public:
+  void add(const Error& error) {
+    const std::lock_guard lock(mutex_);
+    errors_.push_back(error);
+  }
+  // The oldest error that was not taken yet.
+  std::optional<Error> take() {
+    const std::lock_guard lock(mutex_);
+    if (errors_.empty()) return std::nullopt;
+    Error error = errors_.front();
+    errors_.pop_front();
+    return error;
+  }
+
+  // A group of this process failed. After a failure ranks may leave their other groups at different
+  // points, so a mismatch there is no error of the program.
+  void note_failure() {
+    const std::lock_guard lock(mutex_);
+    ++num_failures_;
+  }
+  uint64_t num_failures() const {
+    const std::lock_guard lock(mutex_);
+    return num_failures_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::deque<Error> errors_;
+  uint64_t num_failures_ = 0;
+};
+
+}  // namespace cadre

@@ -1,0 +1,40 @@
+// Which ranks a job has, on which hosts they run and where each listens: the same value on all
+// ranks.
+//
+// Threads: a plain value. Blocking: never. Errors: none.
+// Hosts are numbered in the order of their lowest ranks. Ranks of one host have equal boot ids in
+// their addresses; whether they can share memory is found out separately.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cadre/core/wire/control.h"
+
+namespace cadre {
+
+struct Layout {
+  Layout() = default;
+  explicit Layout(std::vector<wire::RankAddress> address_by_rank);
+
+  int num_ranks() const { return static_cast<int>(rank_addresses.size()); }
+  int num_hosts() const { return static_cast<int>(ranks_of_host.size()); }
+  const wire::RankAddress& rank_address(int rank) const {
+    return rank_addresses[static_cast<size_t>(rank)];
+  }
+  int host_of(int rank) const { return host_of_rank[static_cast<size_t>(rank)]; }
+  const std::vector<int>& ranks_of(int host) const {
+    return ranks_of_host[static_cast<size_t>(host)];
+  }
+  // The place of a rank among the ranks of its host, from 0.
+  int slot_of(int rank) const { return slot_of_rank[static_cast<size_t>(rank)]; }
+  // "rank 3 (node1, pid 812)"
+  std::string describe(int rank) const;
+
+  std::vector<wire::RankAddress> rank_addresses;  // by rank
+  std::vector<int> host_of_rank;                  // by rank
+  std::vector<int> slot_of_rank;                  // by rank
+  std::vector<std::vector<int>> ranks_of_host;    // by host, ascending
+};
+
+}  // namespace cadre

@@ -1,0 +1,127 @@
+// Publishes what each rank of a host does in each of its groups, in cells of atomics. The cells are
+// in shared memory, if there is any, so that peers can read the last activity of a stopped or
+// killed process.
+//
+// Threads: a cell has one writer at a time; any thread of any mapping process reads.
+// Blocking: never. Lifetime: a StatusPage keeps its memory alive.
+// A reader may see fields of two activities mixed. That is acceptable, since the values only appear
+// in messages.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/types.h"
+#include "cadre/core/collective/op.h"
+#include "cadre/core/fabric/group_events.h"
+#include "cadre/core/memory/host_memory.h"
+#include "cadre/core/os/shared_memory.h"
+#include "cadre/core/os/wait_word.h"
+#include "cadre/core/wire/control.h"
+
+namespace cadre {
+
+// The last activity of one kind; collectives and messages have a cell each.
+struct ActivityCell {
+  std::atomic<uint32_t> state{0};  // wire::ActivityState
+  std::atomic<uint64_t> number{0};
+  std::atomic<uint64_t> call{0};  // with `shape`, the Fingerprint
+  std::atomic<uint64_t> shape{0};
+  std::atomic<int64_t> since_ns{0};
+  ProgressMirror progress;
+
+  void begin(uint64_t op_number, const Fingerprint& fingerprint, TimePoint now);
+  void end(bool well, TimePoint now);
+  // Back to "no operation yet".
+  void clear();
+  void copy(const ActivityCell& other);
+  bool is_running() const;
+  wire::Activity read(TimePoint now) const;
+};
+
+// The cells of a rank for one group.
+struct alignas(64) GroupCell {
+  std::atomic<GroupKey> group{0};
+  ActivityCell collective;
+  ActivityCell message;
+
+  // The activity that is shown to peers: one that runs before one that failed before one that
+  // succeeded; of two in the same state the later one.
+  wire::Activity read(TimePoint now) const;
+};
+
+struct StatusSlot {
+  static constexpr size_t kNumCells = 128;
+
+  // Set to 1 when `block` and `message_page` are final. They are the places of this rank's pieces
+  // for the group of all ranks, which has no parent group to exchange them over.
+  os::WaitWord is_ready;
+  Place block;
+  Place message_page;
+  std::array<GroupCell, kNumCells> cells;
+
+  // Null if the rank has no cell for the group.
+  const GroupCell* find(GroupKey group) const;
+};
+
+class StatusPage {
+ public:
+  static size_t bytes_for(int num_slots);
+
+  // A view of memory `offset` bytes into the segment, which was zeroed at creation. Each rank of
+  // the host makes its own view.
+  StatusPage(std::shared_ptr<os::SharedMemory> segment, size_t offset, int num_slots);
+  // Private, for a rank that shares no memory: one slot.
+  StatusPage();
+
+  int num_slots() const { return num_slots_; }
+  StatusSlot& slot(int index) const { return slots_[index]; }
+
+ private:
+  std::shared_ptr<os::SharedMemory> segment_;
+  std::shared_ptr<StatusSlot> own_;  // shared only so that a StatusPage stays a cheap value
+  StatusSlot* slots_;
+  int num_slots_;
+};
+
+// Allocates the cells of this process's slot to its groups.
+//
+// Threads: any. Blocking: never. A released cell keeps its content until it is reused, and the cell
+// that was released first is reused first. So peers that look for the cause of a failure can still
+// read the last activity of this rank in a group that it has closed.
+class StatusCells {
+ public:
+  StatusCells(StatusPage page, int own_slot);
+
+  // Allocates a cell to the group until the result is destroyed. If all are in use, the result is a
+  // private cell, which peers cannot read. running_besides() returns `name`.
+  std::shared_ptr<GroupCell> take(GroupKey group, const std::string& name);
+  // While the result lives, running_besides() reports `call`, in which this process waits outside
+  // of its groups.
+  std::shared_ptr<const std::string> show_wait(std::string call);
+  // What this process runs in another group, for example 'all_reduce #7 of group "tp"', or the call
+  // of show_wait() in which it waits; else what has failed in one, which is said: the program may
+  // have gone on since. Empty for nothing.
+  std::string running_besides(GroupKey group, TimePoint now) const;
+
+ private:
+  struct Table {
+    std::mutex mutex;
+    std::deque<size_t> free;
+    std::map<const GroupCell*, std::string> names;  // names of the groups with a cell
+    std::vector<std::weak_ptr<const std::string>> waits;
+  };
+  const StatusPage page_;
+  StatusSlot& slot_;
+  const std::shared_ptr<Table> table_ = std::make_shared<Table>();  // shared with the cells in use
+};
+
+}  // namespace cadre

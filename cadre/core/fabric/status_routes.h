@@ -1,0 +1,45 @@
+// By which connection a status question came first, so that its answers can return.
+//
+// Threads: one. Blocking: never. Errors: none.
+// The last 8 questions of each asking rank are remembered; a rank has fewer under way.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+
+#include "cadre/core/wire/control.h"
+
+namespace cadre {
+
+class StatusRoutes {
+ public:
+  static constexpr size_t kPerOrigin = 8;
+
+  // False when the question has come before, or is older than those that are remembered.
+  bool add(const wire::StatusQuestion& question, uint64_t link) {
+    Route& route = routes_[question.origin][question.number % kPerOrigin];
+    if (question.number <= route.number) return false;
+    route = {question.number, link};
+    return true;
+  }
+
+  // The connection by which the question came that this answers.
+  std::optional<uint64_t> way_back(const wire::StatusAnswer& answer) const {
+    const auto found = routes_.find(answer.origin);
+    if (found == routes_.end()) return std::nullopt;
+    const Route& route = found->second[answer.number % kPerOrigin];
+    if (route.number != answer.number) return std::nullopt;
+    return route.link;
+  }
+
+ private:
+  struct Route {
+    uint64_t number = 0;  // number of a question, from 1
+    uint64_t link = 0;
+  };
+  std::map<int, std::array<Route, kPerOrigin>> routes_;  // by origin
+};
+
+}  // namespace cadre

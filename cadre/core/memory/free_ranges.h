@@ -1,0 +1,33 @@
+// The free parts of a rank's slice: whole pages, neighbours joined.
+//
+// Threads: one at a time. Blocking: never. Lifetime: a plain value. Errors: none; no part that is
+// long enough is an empty optional.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <optional>
+
+#include "cadre/core/base/export.h"
+#include "cadre/core/memory/place.h"
+
+namespace cadre {
+
+class CADRE_EXPORT FreeRanges {
+ public:
+  explicit FreeRanges(size_t num_bytes);
+
+  // The first part that is long enough, so that low pages are used again and high ones stay unused.
+  std::optional<size_t> take(size_t num_bytes);
+  // REQUIRES: the range was taken.
+  void give(const ByteRange& range);
+
+  size_t num_bytes() const { return num_bytes_; }
+  size_t longest() const;
+
+ private:
+  std::map<size_t, size_t> sizes_;  // by begin
+  size_t num_bytes_;
+};
+
+}  // namespace cadre

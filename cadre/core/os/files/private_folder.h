@@ -1,0 +1,18 @@
+// A folder for files that are the user's alone.
+//
+// Threads: any. Blocking: for the time of the disk. Errors: kUnavailable with the path and the
+// system's reason.
+#pragma once
+
+#include <string>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+
+namespace cadre::os {
+
+// Creates the folder and those above it that are missing. The folder itself is open to its user
+// only (0700) if it is created here; an existing one keeps its mode.
+CADRE_EXPORT Status make_private_folder(const std::string& path);
+
+}  // namespace cadre::os

@@ -1,0 +1,33 @@
+#include "cadre/core/os/host/fork_mark.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <memory>
+
+#include "cadre/core/os/io/errno_error.h"
+
+namespace cadre::os {
+namespace {
+
+size_t page_bytes() {
+  return static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+}
+
+}  // namespace
+
+ForkMark::ForkMark() {
+  void* page =
+      ::mmap(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) throw errno_error(ErrorCode::kUnavailable, "map a page", errno);
+  // A kernel that refuses leaves the children as they were.
+  ::madvise(page, page_bytes(), MADV_WIPEONFORK);
+  word_ = std::construct_at(static_cast<std::atomic<uint32_t>*>(page), 1U);
+}
+
+ForkMark::~ForkMark() {
+  ::munmap(word_, page_bytes());
+}
+
+}  // namespace cadre::os

@@ -1,0 +1,17 @@
+// What the machine and the process say about themselves.
+//
+// Threads: any. Blocking: never. Errors: Error(kInternal) when /proc cannot be read.
+#pragma once
+
+#include "cadre/core/base/export.h"
+#include "cadre/core/os/system.h"
+
+namespace cadre::os {
+
+CADRE_EXPORT HostInfo read_host_info();
+// Cores this process may run on (its affinity mask), at least 1.
+int num_usable_cores();
+// Cores of the machine, at least 1.
+int num_online_cores();
+
+}  // namespace cadre::os

@@ -1,0 +1,64 @@
+#include "cadre/core/os/host/secret_variable.h"
+
+#include <string.h>
+
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <sstream>
+
+#include "cadre/core/os/files/file.h"
+#include "cadre/core/os/host/process_stat.h"
+
+namespace cadre::os {
+namespace {
+
+// Whether the kernel put this text there when the program was started: fields 50 and 51 of
+// /proc/self/stat, counted from the last ')', after which field 3 comes.
+bool is_in_first_environment(const char* text) {
+  const auto stat = read_file("/proc/self/stat", kMaxStatBytes);
+  if (!stat.ok()) return false;
+  std::istringstream fields(stat->substr(stat->rfind(')') + 1));
+  std::string skipped;
+  for (int field = 3; field < 50; ++field) fields >> skipped;
+  uintptr_t begin = 0;
+  uintptr_t end = 0;
+  fields >> begin >> end;
+  const auto at = reinterpret_cast<uintptr_t>(text);
+  return fields && at >= begin && at < end;
+}
+
+// The environment is the process's, so what was taken from it is, too.
+struct Taken {
+  std::mutex mutex;
+  std::map<std::string, Secret> secrets;  // guarded by mutex
+};
+
+Taken& taken() {
+  static Taken all;
+  return all;
+}
+
+}  // namespace
+
+std::optional<Secret> take_secret_variable(const std::string& name) {
+  Taken& all = taken();
+  const std::lock_guard lock(all.mutex);
+  char* value = std::getenv(name.c_str());
+  if (value == nullptr) return std::nullopt;
+  if (*value != '\0') {
+    all.secrets[name] = Secret(value);
+    // A text that the program put there itself may be a constant; it is replaced.
+    if (is_in_first_environment(value)) {
+      ::explicit_bzero(value, ::strlen(value));
+    } else {
+      ::setenv(name.c_str(), "", 1);
+    }
+  }
+  const auto found = all.secrets.find(name);
+  return found == all.secrets.end() ? std::nullopt : std::optional(found->second);
+}
+
+}  // namespace cadre::os

@@ -1,0 +1,54 @@
+// A flag that ends every wait of a group: raised by whoever finds a failure, read by every wait.
+//
+// Threads: all methods from any thread. Blocking: never.
+// Lifetime: outlives the transports, engines and registrations that were given it.
+// It has no event of its own, so that an idle group owns no descriptor: a thread that waits
+// registers the event that it polls, for as long as it waits.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <vector>
+
+#include "cadre/core/os/socket.h"
+
+namespace cadre::os {
+
+class Interrupt {
+ public:
+  // The event is notified by raise() while the registration lives. One that waits registers first
+  // and then looks at is_raised(): so it sees the flag, or the event is notified.
+  class Registration {
+   public:
+    Registration(const Interrupt& interrupt, Event& event) : interrupt_(interrupt), event_(event) {
+      const std::lock_guard lock(interrupt_.mutex_);
+      interrupt_.waiting_.push_back(&event_);
+    }
+    ~Registration() {
+      const std::lock_guard lock(interrupt_.mutex_);
+      interrupt_.waiting_.erase(std::ranges::find(interrupt_.waiting_, &event_));
+    }
+    Registration(const Registration&) = delete;
+    Registration& operator=(const Registration&) = delete;
+
+   private:
+    const Interrupt& interrupt_;
+    Event& event_;
+  };
+
+  // Ends present and future waits. Idempotent.
+  void raise() {
+    raised_.store(true, std::memory_order_release);
+    const std::lock_guard lock(mutex_);
+    for (Event* event : waiting_) event->notify();
+  }
+  bool is_raised() const { return raised_.load(std::memory_order_acquire); }
+
+ private:
+  std::atomic<bool> raised_{false};
+  mutable std::mutex mutex_;
+  mutable std::vector<Event*> waiting_;  // registered events; registering changes no answer
+};
+
+}  // namespace cadre::os

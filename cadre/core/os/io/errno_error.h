@@ -1,0 +1,15 @@
+// Turns errno into an Error with what was tried and the system's words for why it failed.
+//
+// Threads: any. Blocking: never.
+#pragma once
+
+#include <string_view>
+
+#include "cadre/core/base/error.h"
+
+namespace cadre::os {
+
+// "connect to tcp:127.0.0.1:1: Connection refused (errno 111)"
+Error errno_error(ErrorCode code, std::string_view what, int error_number);
+
+}  // namespace cadre::os

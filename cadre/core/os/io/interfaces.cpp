@@ -1,0 +1,110 @@
+#include "cadre/core/os/io/interfaces.h"
+
+#include <arpa/inet.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <functional>
+#include <memory>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/os/io/errno_error.h"
+#include "cadre/core/os/io/fd.h"
+
+namespace cadre::os {
+namespace {
+
+bool is_numeric(const std::string& host) {
+  in6_addr any{};
+  return ::inet_pton(AF_INET, host.c_str(), &any) == 1 ||
+         ::inet_pton(AF_INET6, host.c_str(), &any) == 1;
+}
+
+bool is_loopback(const SocketAddress& address) {
+  const std::string host = to_address(address).host;
+  return host == "::1" || host.starts_with("127.") || host.starts_with("::ffff:127.");
+}
+
+bool is_link_local(const SocketAddress& address) {
+  const std::string host = to_address(address).host;
+  return host.starts_with("fe80:") || host.starts_with("169.254.");
+}
+
+void visit_interfaces(const std::function<void(const ifaddrs&, const SocketAddress&)>& visit) {
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return;
+  const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
+  for (const ifaddrs* entry = list; entry != nullptr; entry = entry->ifa_next) {
+    if (entry->ifa_addr == nullptr || (entry->ifa_flags & IFF_UP) == 0) continue;
+    const int family = entry->ifa_addr->sa_family;
+    if (family != AF_INET && family != AF_INET6) continue;
+    SocketAddress address;
+    address.size = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+    std::memcpy(&address.storage, entry->ifa_addr, address.size);
+    visit(*entry, address);
+  }
+}
+
+void set_port(SocketAddress& address, uint16_t port) {
+  // Both families keep the port behind the family, in network order.
+  if (address.family() == AF_INET) {
+    reinterpret_cast<sockaddr_in*>(&address.storage)->sin_port = htons(port);
+  } else {
+    reinterpret_cast<sockaddr_in6*>(&address.storage)->sin6_port = htons(port);
+  }
+}
+
+std::string interface_of(const SocketAddress& local) {
+  const std::string host = to_address(local).host;
+  std::string name = "an unknown interface";
+  visit_interfaces([&](const ifaddrs& entry, const SocketAddress& address) {
+    if (to_address(address).host == host) name = entry.ifa_name;
+  });
+  return name;
+}
+
+}  // namespace
+
+Result<std::vector<SocketAddress>> listening_addresses(const Address& address) {
+  Result<std::vector<SocketAddress>> resolved = resolve(address);
+  if (!resolved.ok() || address.kind != Address::Kind::kTcp || is_numeric(address.host)) {
+    return resolved;
+  }
+  std::vector<SocketAddress> addresses = std::move(resolved).value();
+  const bool is_all_loopback = std::all_of(addresses.begin(), addresses.end(), is_loopback);
+  if (is_all_loopback && address.host != "localhost") {
+    visit_interfaces([&](const ifaddrs&, const SocketAddress& own) {
+      if (is_loopback(own) || is_link_local(own)) return;
+      addresses.push_back(own);
+      set_port(addresses.back(), address.port);
+    });
+  }
+  // /etc/hosts may name one address twice.
+  std::vector<SocketAddress> unique;
+  for (const SocketAddress& next : addresses) {
+    const auto is_same = [&](const SocketAddress& other) {
+      return to_address(other) == to_address(next);
+    };
+    if (std::none_of(unique.begin(), unique.end(), is_same)) unique.push_back(next);
+  }
+  return unique;
+}
+
+std::string describe_route_to(const SocketAddress& target) {
+  if (target.family() != AF_INET && target.family() != AF_INET6) return "on this host";
+  // Connecting a datagram socket asks the routing table and sends nothing.
+  const Fd fd(::socket(target.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd.is_open() || ::connect(fd.get(), target.get(), target.size) != 0) {
+    return "with no interface that leads there";
+  }
+  SocketAddress local;
+  local.size = sizeof(local.storage);
+  if (::getsockname(fd.get(), local.get(), &local.size) != 0) return "from an unknown address";
+  return cadre::format("from {} on {}", to_address(local).host, interface_of(local));
+}
+
+}  // namespace cadre::os

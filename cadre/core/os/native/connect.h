@@ -1,0 +1,22 @@
+// Opens sockets: listening ones, and connections with a deadline.
+//
+// Threads: any. Blocking: connect_socket until its Deadline; see socket_address.h for host names.
+// Errors: kUnavailable when refused or unreachable just now, kTimeout at the deadline, both with
+// the address, the own address, the interface and the errno; kInvalidArgument for an address that
+// cannot be.
+#pragma once
+
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/os/io/fd.h"
+#include "cadre/core/os/socket.h"
+
+namespace cadre::os {
+
+// One for each address of listening_addresses(), all with one port; at least one.
+Result<std::vector<Fd>> open_listeners(const Address& address);
+// Tries all addresses of a name, each with its share of the time.
+Result<Fd> connect_socket(const Address& address, Deadline deadline);
+
+}  // namespace cadre::os

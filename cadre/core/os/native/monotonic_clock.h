@@ -1,0 +1,17 @@
+// CLOCK_MONOTONIC: the time of the native System, common to all processes of a host.
+//
+// Threads: any. Blocking: sleep_until, until its Deadline.
+#pragma once
+
+#include <time.h>
+
+#include "cadre/core/base/deadline.h"
+
+namespace cadre::os {
+
+TimePoint monotonic_now();
+timespec to_timespec(Duration duration);
+// For the few places where the kernel offers nothing to wait on.
+void sleep_until(Deadline deadline);
+
+}  // namespace cadre::os

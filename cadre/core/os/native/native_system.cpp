@@ -1,0 +1,119 @@
+// The System of the real world: Linux's clock, threads, futexes, sockets and memfds.
+#include <sched.h>
+#include <sys/random.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "cadre/core/os/host/host_info.h"
+#include "cadre/core/os/io/errno_error.h"
+#include "cadre/core/os/native/connect.h"
+#include "cadre/core/os/native/futex.h"
+#include "cadre/core/os/native/monotonic_clock.h"
+#include "cadre/core/os/native/native_event.h"
+#include "cadre/core/os/native/native_socket.h"
+#include "cadre/core/os/native/native_thread.h"
+#include "cadre/core/os/native/native_waiter.h"
+#include "cadre/core/os/native/poll.h"
+#include "cadre/core/os/native/process_watch.h"
+#include "cadre/core/os/native/segment.h"
+#include "cadre/core/os/process_watcher.h"
+#include "cadre/core/os/system.h"
+
+namespace cadre::os {
+namespace {
+
+// About 20 us of pause instructions: longer than a hand-over between cores, shorter than a futex
+// round trip under load.
+constexpr int kSpinLimit = 2000;
+
+class NativeSystem final : public System, public ProcessWatcher {
+ public:
+  TimePoint now() override { return monotonic_now(); }
+  HostInfo host() override { return read_host_info(); }
+
+  std::unique_ptr<Thread> spawn(std::string name, std::function<void()> body) override {
+    return std::make_unique<NativeThread>(std::move(name), std::move(body));
+  }
+  std::unique_ptr<Waiter> make_waiter() override { return std::make_unique<NativeWaiter>(); }
+
+  int spin_limit() override { return spin_limit_; }
+  void yield() override { ::sched_yield(); }
+  bool wait_while(WaitWord& word, uint32_t old, Deadline deadline) override;
+  void publish(WaitWord& word, uint32_t value) override;
+  void wake(WaitWord& word) override;
+
+  bool poll(std::span<PollItem> items, Deadline deadline) override {
+    return poll_items(items, deadline);
+  }
+  Result<std::unique_ptr<Listener>> listen(const Address& address) override;
+  Result<std::unique_ptr<Socket>> connect(const Address& address, Deadline deadline) override;
+  std::unique_ptr<Event> make_event() override { return std::make_unique<NativeEvent>(); }
+  Result<std::unique_ptr<SharedMemory>> create_segment(size_t num_bytes) override {
+    return segments_.create(num_bytes);
+  }
+  void random_bytes(Bytes out) override;
+
+  uint64_t pid_namespace() override { return read_pid_namespace(); }
+  std::unique_ptr<Pollable> watch_process(int pid) override { return open_process_watch(pid); }
+
+ private:
+  // Spinning on the only core keeps the one that is waited for from running.
+  const int spin_limit_ = num_online_cores() > 1 ? kSpinLimit : 0;
+  SegmentTable segments_;
+};
+
+// No wake-up is lost: the sleeper counts itself, then looks at the value; the publisher stores the
+// value, then looks at the count. All four are sequentially consistent, so at least one of the two
+// sees the other's store; and the kernel compares the value once more before it lets one sleep.
+// A process killed in between leaves its count behind: that costs the others a system call in each
+// publish, and nothing else.
+bool NativeSystem::wait_while(WaitWord& word, uint32_t old, Deadline deadline) {
+  const TimePoint start = now();
+  if (word.value.load(std::memory_order_acquire) != old) return true;
+  if (deadline.has_passed(start)) return false;
+  word.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  if (word.value.load(std::memory_order_seq_cst) == old) {
+    futex_wait(word.value, old, std::min(deadline.remaining(start), kMaxNap));
+  }
+  word.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  return word.value.load(std::memory_order_acquire) != old || !deadline.has_passed(now());
+}
+
+void NativeSystem::publish(WaitWord& word, uint32_t value) {
+  word.value.store(value, std::memory_order_seq_cst);
+  if (word.sleepers.load(std::memory_order_seq_cst) != 0) futex_wake_all(word.value);
+}
+
+void NativeSystem::wake(WaitWord& word) {
+  futex_wake_all(word.value);
+}
+
+Result<std::unique_ptr<Listener>> NativeSystem::listen(const Address& address) {
+  auto fds = open_listeners(address);
+  if (!fds.ok()) return fds.error();
+  return std::unique_ptr<Listener>(std::make_unique<NativeListener>(*std::move(fds), segments_));
+}
+
+Result<std::unique_ptr<Socket>> NativeSystem::connect(const Address& address, Deadline deadline) {
+  auto fd = connect_socket(address, deadline);
+  if (!fd.ok()) return fd.error();
+  return std::unique_ptr<Socket>(std::make_unique<NativeSocket>(*std::move(fd), segments_));
+}
+
+void NativeSystem::random_bytes(Bytes out) {
+  while (!out.empty()) {
+    const ssize_t got = ::getrandom(out.data(), out.size(), 0);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw errno_error(ErrorCode::kInternal, "getrandom", errno);
+    out = out.subspan(static_cast<size_t>(got));
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<System> make_native_system() {
+  return std::make_unique<NativeSystem>();
+}
+
+}  // namespace cadre::os

@@ -1,0 +1,50 @@
+// Threads that nobody joins.
+#include "cadre/core/os/native/native_thread.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <future>
+
+#include "cadre/core/os/native/monotonic_clock.h"
+
+namespace cadre::os {
+namespace {
+
+// Ends the process in good order, in a detached thread's presence.
+[[noreturn]] void exit_while_a_thread_runs() {
+  std::promise<void> has_begun;
+  run_detached("late", [&has_begun] {
+    has_begun.set_value();
+    sleep_until(Deadline(monotonic_now() + std::chrono::milliseconds(50)));
+    static_cast<void>(::write(STDERR_FILENO, "the thread has ended", 20));
+  });
+  has_begun.get_future().wait();
+  std::exit(0);  // NOLINT(concurrency-mt-unsafe): static objects are destroyed, which is tested
+}
+
+TEST(DetachedThread, TheEndOfTheProcessWaitsForIt) {
+  EXPECT_EXIT(exit_while_a_thread_runs(), ::testing::ExitedWithCode(0), "the thread has ended");
+}
+
+// Destroyed after the object that waits for the threads.
+struct StartsThreadAtExit {
+  ~StartsThreadAtExit() {
+    run_detached("last", [] {});
+  }
+};
+
+[[noreturn]] void exit_and_start_a_thread() {
+  static const StartsThreadAtExit last;
+  run_detached("first", [] {});
+  std::exit(0);  // NOLINT(concurrency-mt-unsafe)
+}
+
+TEST(DetachedThread, MayBeStartedAtTheEndOfTheProcess) {
+  EXPECT_EXIT(exit_and_start_a_thread(), ::testing::ExitedWithCode(0), "");
+}
+
+}  // namespace
+}  // namespace cadre::os

@@ -1,0 +1,21 @@
+// poll(2) with deadlines.
+//
+// Threads: any. Blocking: until the Deadline.
+#pragma once
+
+#include <poll.h>
+
+#include <span>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/os/socket.h"
+
+namespace cadre::os {
+
+// The native System::poll: sets can_read and can_write; false at the deadline with none ready.
+bool poll_items(std::span<PollItem> items, Deadline deadline);
+
+// Until `fd` shows one of `events` or an error; false at the deadline.
+bool poll_one(int fd, short events, Deadline deadline);
+
+}  // namespace cadre::os

@@ -1,0 +1,17 @@
+// The end of another process as something to poll, whoever its parent is: see os/process_watcher.h.
+//
+// Threads: one owner at a time. Blocking: never. Lifetime: holds a descriptor; the process may have
+// ended and been reaped meanwhile. Errors: none.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "cadre/core/os/socket.h"
+
+namespace cadre::os {
+
+uint64_t read_pid_namespace();
+std::unique_ptr<Pollable> open_process_watch(int pid);
+
+}  // namespace cadre::os

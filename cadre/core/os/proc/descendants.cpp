@@ -1,0 +1,83 @@
+#include "cadre/core/os/proc/descendants.h"
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <filesystem>
+#include <system_error>
+
+#include "cadre/core/os/host/process_stat.h"
+#include "cadre/core/os/io/fd.h"
+
+namespace cadre::os {
+namespace {
+
+std::vector<ProcessStat> read_all_stats() {
+  std::vector<ProcessStat> stats;
+  std::error_code failure;
+  for (std::filesystem::directory_iterator entry("/proc", failure), end; !failure && entry != end;
+       entry.increment(failure)) {
+    const std::string name = entry->path().filename();
+    int pid = 0;
+    const auto parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
+    if (parsed.ec != std::errc() || parsed.ptr != name.data() + name.size()) continue;
+    if (auto stat = read_process_stat(pid)) stats.push_back(std::move(*stat));
+  }
+  return stats;
+}
+
+}  // namespace
+
+void become_subreaper() {
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0);
+}
+
+std::vector<Descendant> list_descendants() {
+  const std::vector<ProcessStat> stats = read_all_stats();
+  std::vector<int> parents{::getpid()};
+  std::vector<Descendant> found;
+  for (size_t next = 0; next < parents.size(); ++next) {
+    for (const ProcessStat& stat : stats) {
+      if (stat.parent_pid != parents[next]) continue;
+      parents.push_back(stat.pid);
+      if (!stat.has_ended) found.push_back({stat.pid, stat.start_time, stat.name});
+    }
+  }
+  return found;
+}
+
+void signal_processes(std::span<const Descendant> processes, int signal) {
+  for (const Descendant& process : processes) {
+    // The descriptor pins the process; only then is it sure that the number was not reused.
+    const Fd pinned(static_cast<int>(::syscall(SYS_pidfd_open, process.pid, 0)));
+    if (!pinned.is_open()) continue;
+    const auto stat = read_process_stat(process.pid);
+    if (!stat || stat->start_time != process.start_time) continue;
+    ::syscall(SYS_pidfd_send_signal, pinned.get(), signal, nullptr, 0);
+  }
+}
+
+bool may_signal(const Descendant& process) {
+  return ::kill(process.pid, 0) == 0 || errno != EPERM;
+}
+
+void reap_orphans(std::span<const int> spared) {
+  for (const ProcessStat& stat : read_all_stats()) {
+    if (!stat.has_ended || stat.parent_pid != ::getpid()) continue;
+    if (std::ranges::find(spared, stat.pid) != spared.end()) continue;
+    ::waitpid(stat.pid, nullptr, WNOHANG);
+  }
+}
+
+bool has_children() {
+  siginfo_t info{};
+  return ::waitid(P_ALL, 0, &info, WEXITED | WNOHANG | WNOWAIT) == 0;
+}
+
+}  // namespace cadre::os

@@ -1,0 +1,92 @@
+// A child process: started, watched, signalled and reaped.
+//
+// Threads: start() from the thread that outlives the child, because the kernel ties the
+// parent-death signal to the *thread* that forked; everything else from one thread.
+// Blocking: start() until the child has executed the program or failed to (milliseconds);
+// the destructor for at most a second.
+// Lifetime: the destructor kills the child's process group and reaps the child if it still runs and
+// this user may kill it.
+// Errors: kInvalidArgument when the program cannot be executed, with the system's reason;
+// kUnavailable when the machine has no process, memory or descriptor left.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/os/proc/exit_status.h"
+#include "cadre/core/os/proc/inherited.h"
+#include "cadre/core/os/proc/pipe.h"
+
+namespace cadre::os {
+
+struct ProcessOptions {
+  std::string executable;                // a path
+  std::vector<std::string> arguments;    // argv, the program's name first
+  std::vector<std::string> environment;  // "NAME=value"; nothing is inherited
+  // Standard error goes into the pipe of standard output, so that the order of what the child
+  // writes to both is kept; standard_error() has ended from the start.
+  bool joins_output = false;
+  // The signals that the child ignores; it handles all others by default.
+  std::vector<int> ignored_signals = {};
+  // The child gets these, for a parent that raised its own.
+  SoftLimits soft_limits = {};
+};
+
+// The child leads a process group of its own, reads from /dev/null, writes to pipes, inherits
+// no other descriptor, blocks no signal, and is killed when its parent dies.
+class Process {
+  struct Parts;  // so that only start() can make one
+
+ public:
+  static Result<std::unique_ptr<Process>> start(const ProcessOptions& options);
+  explicit Process(Parts parts);
+  ~Process();
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  int pid() const { return pid_; }
+  // Readable once the child has ended (a pidfd).
+  Pollable& exit_event() { return exit_event_; }
+  PipeReader& standard_output() { return standard_output_; }
+  PipeReader& standard_error() { return standard_error_; }
+
+  // Reaps the child if it has ended; the same answer from then on. A child that was reaped
+  // elsewhere has an unknown status (ExitStatus::is_known).
+  std::optional<ExitStatus> try_wait();
+  // The signal that stopped the child (SIGSTOP, SIGTSTP), while it is stopped.
+  std::optional<int> stop_signal() const;
+  // To the child alone. Nothing once the child was reaped.
+  void signal(int signal);
+  // To every process of the child's process group; nothing once the child was reaped, because its
+  // number may belong to someone else then.
+  void signal_group(int signal);
+
+ private:
+  struct Parts {
+    int pid = 0;
+    Fd exit_event;
+    Fd standard_output;
+    Fd standard_error;
+  };
+
+  class ExitEvent final : public Pollable {
+   public:
+    explicit ExitEvent(Fd fd) : fd_(std::move(fd)) {}
+    int poll_handle() const override { return fd_.get(); }
+
+   private:
+    Fd fd_;
+  };
+
+  const int pid_;
+  ExitEvent exit_event_;
+  PipeReader standard_output_;
+  PipeReader standard_error_;
+  std::optional<ExitStatus> status_;
+};
+
+}  // namespace cadre::os

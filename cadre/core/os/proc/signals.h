@@ -1,0 +1,45 @@
+// Signals as things to poll instead of interruptions (signalfd).
+//
+// Threads: make it before the process starts other threads, which then inherit the blocked mask;
+// use it from one thread. Blocking: never.
+// Lifetime: the destructor restores the mask, so a signal that was not taken then acts.
+// Errors: the constructor throws Error(kUnavailable) when no descriptor is left.
+#pragma once
+
+#include <signal.h>
+
+#include <optional>
+#include <span>
+#include <string>
+
+#include "cadre/core/base/export.h"
+#include "cadre/core/os/io/fd.h"
+#include "cadre/core/os/socket.h"
+
+namespace cadre::os {
+
+class SignalListener final : public Pollable {
+ public:
+  // Takes the signals of signals_to_take(signals).
+  explicit SignalListener(std::span<const int> signals);
+  ~SignalListener() override;
+
+  // The next signal that arrived; nullopt if there is none.
+  std::optional<int> try_next();
+
+  int poll_handle() const override { return fd_.get(); }
+
+ private:
+  sigset_t previous_mask_;
+  Fd fd_;
+};
+
+// All of `signals`, but SIGHUP and SIGTSTP only if this process does not ignore them: what nohup
+// started is to outlive the hangup, and a shell without job control cannot continue what Ctrl-Z
+// stopped, yet a signal that is blocked is queued although it is ignored.
+CADRE_EXPORT sigset_t signals_to_take(std::span<const int> signals);
+
+// "SIGTERM"; "signal 63" for one without a name.
+std::string signal_name(int signal);
+
+}  // namespace cadre::os

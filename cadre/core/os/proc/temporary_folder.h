@@ -1,0 +1,32 @@
+// A folder of this process that goes with its owner.
+//
+// Threads: one owner. Blocking: for the time of the file system.
+// Lifetime: the destructor removes the folder and what is in it; a removal that fails is ignored.
+// Errors: make() gives kUnavailable with the path and the system's reason.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+
+namespace cadre::os {
+
+class CADRE_EXPORT TemporaryFolder {
+ public:
+  // In `parent`, readable by this user only; named `prefix` and six random letters.
+  static Result<std::unique_ptr<TemporaryFolder>> make(const std::string& parent,
+                                                       const std::string& prefix);
+  explicit TemporaryFolder(std::string path) : path_(std::move(path)) {}
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+
+ private:
+  const std::string path_;
+};
+
+}  // namespace cadre::os

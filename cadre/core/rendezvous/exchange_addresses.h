@@ -1,0 +1,58 @@
+// The ranks exchange their addresses through a store: each rank writes an entry under its number
+// and reads those of all others, so a number that two processes use, and different world sizes, are
+// detected here and reported by name. A rank with another world size than rank 0 detects that as
+// soon as both have written; rank 0 detects it when its whole world has, or when the wait gets
+// long.
+//
+// Threads: one. Blocking: until all ranks have written, or the Deadline. Lifetime: borrows its
+// arguments for the call. Errors: kTimeout names the missing ranks; kInvalidArgument for entries
+// that contradict each other.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/log.h"
+#include "cadre/core/base/types.h"
+#include "cadre/core/os/system.h"
+#include "cadre/core/store/store.h"
+
+namespace cadre {
+
+// How this rank's packets reach the store, by numeric addresses; empty where no network is used.
+struct StoreView {
+  std::string local_host;
+  std::string store_host;
+
+  friend bool operator==(const StoreView&, const StoreView&) = default;
+};
+
+struct ExchangeOptions {
+  Rank rank;
+  int world_size = 1;
+  uint64_t round = 0;
+  StoreView view;
+  // After this time the lowest rank that is present logs, once, that it waits.
+  Duration warn_after = kStoreWarnTime;
+  LogSink* log = nullptr;  // null: no log
+};
+
+// The views of all ranks, by rank.
+Result<std::vector<StoreView>> exchange_addresses(os::System& system, Store& store,
+                                                  const ExchangeOptions& options,
+                                                  Deadline deadline);
+
+// The addresses at which the other ranks can connect to the rank: the one from which it reaches the
+// store. For a rank on the store's own host, which reaches it over loopback, they are the addresses
+// at which the other hosts reach the store, perhaps several. Loopback alone if all ranks are on one
+// host.
+CADRE_EXPORT Result<std::vector<std::string>> choose_listen_hosts(
+    const std::vector<StoreView>& views, Rank rank);
+
+CADRE_EXPORT bool is_loopback_host(std::string_view host);
+
+}  // namespace cadre

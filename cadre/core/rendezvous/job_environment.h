@@ -1,0 +1,76 @@
+// The environment variables by which a launcher tells a process its place in the job, read once.
+//
+// Threads: plain values. Blocking: never.
+// Errors: kInvalidArgument naming the variable, its value and what it should be.
+// Source: torchrun's contract (torch/distributed/elastic), so that its programs run unchanged.
+//
+//   RANK, WORLD_SIZE               this process's number and how many there are; both or neither
+//   LOCAL_RANK, LOCAL_WORLD_SIZE   the same among the processes of this host; optional
+//   Without the first two, those of mpirun and srun, if they started several processes:
+//   OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE         Open MPI
+//   PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS          MPICH and its descendants
+//   SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID             srun; salloc and sbatch set no
+//                                                                 number of tasks of a step
+//   MASTER_ADDR, MASTER_PORT       where the job's store is; needed from two processes on
+//   TORCHELASTIC_RESTART_COUNT     how often the launcher restarted the job; absent: 0
+//   TORCHELASTIC_RUN_ID            the job's name in messages; optional
+//   TORCHELASTIC_USE_AGENT_STORE   "True": the launcher hosts the store; else rank 0 does
+//   CADRE_JOB_TOKEN                the job's secret; needed as soon as two hosts take part
+//   CADRE_LOG                      what is logged: debug, info, warning (default), error, off
+//   CADRE_FLIGHT_RECORDS           a folder for the flight records, which is created; absent:
+//   memory
+//                                  only
+//   CADRE_STORE_PROTOCOL           "native" or "c10d"; absent: c10d when a launcher hosts the store
+//                                  and gave no token (torchrun), else native
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/log.h"
+#include "cadre/core/base/types.h"
+#include "cadre/core/os/host/secret.h"
+#include "cadre/core/store/tcp_store.h"
+
+namespace cadre {
+
+struct JobEnvironment {
+  bool is_launched = false;  // false: nobody launched us, and all else has its default
+  Rank rank = 0;
+  int world_size = 1;
+  std::optional<Rank> local_rank;
+  std::optional<int> local_world_size;
+  std::string master_addr;
+  uint16_t master_port = 0;
+  int restart_count = 0;
+  std::string run_id;
+  bool uses_agent_store = false;
+  os::Secret job_token;
+  StoreProtocol store_protocol = StoreProtocol::kNative;
+  LogLevel log_level = LogLevel::kWarning;  // also of a process that nobody launched
+  std::string flight_folder;                // likewise
+};
+
+// The value of a variable, nullopt when it is not set. An empty value counts as not set.
+using VariableLookup = std::function<std::optional<std::string>(std::string_view name)>;
+
+// `job_token` is the value of CADRE_JOB_TOKEN, which is not looked up; empty: none.
+CADRE_EXPORT Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up,
+                                                          const os::Secret& job_token);
+
+// Reads this process's environment. To be called in main, before other threads change the
+// environment. Takes CADRE_JOB_TOKEN out of it: processes that this one starts do not inherit the
+// token; later calls still find it (os/host/secret_variable.h).
+CADRE_EXPORT Result<JobEnvironment> read_job_environment();
+
+// What CADRE_LOG says; an empty text counts as not set.
+CADRE_EXPORT Result<LogLevel> parse_log_level(std::string_view text);
+// "debug", "info", "warning", "error", "off": as CADRE_LOG has it.
+CADRE_EXPORT std::string_view log_level_name(LogLevel level);
+
+}  // namespace cadre

@@ -1,0 +1,223 @@
+#include "cadre/core/rendezvous/job_environment.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <map>
+#include <optional>
+#include <vector>
+
+namespace cadre {
+namespace {
+
+using Variables = std::map<std::string, std::string, std::less<>>;
+
+Result<JobEnvironment> parse(const Variables& variables) {
+  const auto look_up = [&](std::string_view name) -> std::optional<std::string> {
+    const auto found = variables.find(name);
+    return found == variables.end() ? std::nullopt : std::optional(found->second);
+  };
+  return parse_job_environment(look_up, look_up("CADRE_JOB_TOKEN").value_or(""));
+}
+
+Variables launched() {
+  return {{"RANK", "1"},
+          {"WORLD_SIZE", "4"},
+          {"LOCAL_RANK", "1"},
+          {"LOCAL_WORLD_SIZE", "2"},
+          {"MASTER_ADDR", "127.0.0.1"},
+          {"MASTER_PORT", "29500"}};
+}
+
+TEST(JobEnvironment, WithoutALauncherIsAWorldOfOne) {
+  const auto environment = parse({{"MASTER_PORT", "no port"}, {"LOCAL_RANK", "7"}});
+  ASSERT_TRUE(environment.ok());
+  EXPECT_FALSE(environment->is_launched);
+  EXPECT_EQ(environment->rank, 0);
+  EXPECT_EQ(environment->world_size, 1);
+}
+
+TEST(JobEnvironment, ReadsWhatALauncherSays) {
+  Variables variables = launched();
+  variables["TORCHELASTIC_RESTART_COUNT"] = "2";
+  variables["TORCHELASTIC_RUN_ID"] = "job-7";
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  variables["CADRE_JOB_TOKEN"] = "secret";
+  const auto environment = parse(variables);
+  ASSERT_TRUE(environment.ok()) << environment.error().message();
+  EXPECT_TRUE(environment->is_launched);
+  EXPECT_EQ(environment->rank, 1);
+  EXPECT_EQ(environment->world_size, 4);
+  EXPECT_EQ(environment->local_rank, std::optional(Rank(1)));
+  EXPECT_EQ(environment->local_world_size, std::optional(2));
+  EXPECT_EQ(environment->master_addr, "127.0.0.1");
+  EXPECT_EQ(environment->master_port, 29500);
+  EXPECT_EQ(environment->restart_count, 2);
+  EXPECT_EQ(environment->run_id, "job-7");
+  EXPECT_TRUE(environment->uses_agent_store);
+  EXPECT_EQ(environment->job_token, "secret");
+  EXPECT_EQ(environment->store_protocol, StoreProtocol::kNative);
+}
+
+struct Starter {
+  Variables variables;  // environment of process 2 of 3
+  std::optional<int> local_world_size;
+};
+
+const std::vector<Starter> kStarters = {
+    {{{"OMPI_COMM_WORLD_RANK", "2"},
+      {"OMPI_COMM_WORLD_SIZE", "3"},
+      {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+      {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}},
+     2},
+    {{{"PMI_RANK", "2"}, {"PMI_SIZE", "3"}, {"MPI_LOCALRANKID", "1"}, {"MPI_LOCALNRANKS", "2"}}, 2},
+    {{{"SLURM_PROCID", "2"},
+      {"SLURM_STEP_NUM_TASKS", "3"},
+      {"SLURM_LOCALID", "1"},
+      {"SLURM_NTASKS", "3"}},
+     std::nullopt}};
+
+TEST(JobEnvironment, ReadsWhatMpirunAndSrunSay) {
+  for (const Starter& starter : kStarters) {
+    Variables variables = starter.variables;
+    variables["MASTER_ADDR"] = "node0";
+    variables["MASTER_PORT"] = "29500";
+    const auto environment = parse(variables);
+    ASSERT_TRUE(environment.ok()) << environment.error().message();
+    EXPECT_TRUE(environment->is_launched);
+    EXPECT_EQ(environment->rank, 2);
+    EXPECT_EQ(environment->world_size, 3);
+    EXPECT_EQ(environment->local_rank, std::optional(Rank(1)));
+    EXPECT_EQ(environment->local_world_size, starter.local_world_size);
+    variables["RANK"] = "0";
+    variables["WORLD_SIZE"] = "1";
+    EXPECT_EQ(parse(variables)->world_size, 1) << "RANK and WORLD_SIZE take precedence";
+  }
+}
+
+// Otherwise each of the processes would train alone.
+TEST(JobEnvironment, UnderMpirunWithoutAnAddressIsAnErrorWithBothRemedies) {
+  for (const Starter& starter : kStarters) {
+    const auto environment = parse(starter.variables);
+    ASSERT_FALSE(environment.ok());
+    const std::string message = environment.error().message();
+    EXPECT_TRUE(message.starts_with("environment: MASTER_ADDR is not set, but ")) << message;
+    EXPECT_NE(message.find("SIZE is 3: ") == std::string::npos,
+              message.find("TASKS is 3: ") == std::string::npos);
+    EXPECT_TRUE(message.ends_with("set RANK=0 WORLD_SIZE=1")) << message;
+  }
+}
+
+TEST(JobEnvironment, OneProcessOfMpirunAndAnAllocationOfSlurmAreAWorldOfOne) {
+  for (const Variables& variables :
+       {Variables{{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "1"}},
+        Variables{{"PMI_RANK", "0"}, {"PMI_SIZE", "1"}},
+        Variables{{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "0"}}}) {
+    const auto environment = parse(variables);
+    ASSERT_TRUE(environment.ok()) << environment.error().message();
+    EXPECT_FALSE(environment->is_launched);
+    EXPECT_EQ(environment->world_size, 1);
+  }
+}
+
+TEST(JobEnvironment, UnderTorchrunSpeaksC10d) {
+  Variables variables = launched();
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  EXPECT_EQ(parse(variables)->store_protocol, StoreProtocol::kC10d);
+  variables["CADRE_STORE_PROTOCOL"] = "native";
+  EXPECT_EQ(parse(variables)->store_protocol, StoreProtocol::kNative);
+}
+
+TEST(JobEnvironment, LogsAtTheLevelThatIsNamedLaunchedOrNot) {
+  const std::map<std::string, LogLevel> levels = {
+      {"debug", LogLevel::kDebug}, {"info", LogLevel::kInfo}, {"warning", LogLevel::kWarning},
+      {"error", LogLevel::kError}, {"off", LogLevel::kOff},   {"", LogLevel::kWarning}};
+  for (const auto& [text, level] : levels) {
+    EXPECT_EQ(parse({{"CADRE_LOG", text}})->log_level, level) << text;
+    Variables variables = launched();
+    variables["CADRE_LOG"] = text;
+    EXPECT_EQ(parse(variables)->log_level, level) << text;
+  }
+  EXPECT_EQ(parse({})->log_level, LogLevel::kWarning);
+  EXPECT_NE(parse({{"CADRE_LOG", "INFO"}}).error().message().find("CADRE_LOG is \"INFO\""),
+            std::string::npos);
+}
+
+TEST(JobEnvironment, AWorldOfOneNeedsNoMaster) {
+  const auto environment = parse({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
+  ASSERT_TRUE(environment.ok());
+  EXPECT_TRUE(environment->is_launched);
+}
+
+// Each change makes the environment impossible; the message must name the variable and its value.
+struct Wrong {
+  const char* variable;
+  const char* value;  // null: removed
+};
+
+class WrongEnvironment : public ::testing::TestWithParam<Wrong> {};
+
+void PrintTo(const Wrong& wrong, std::ostream* out) {
+  *out << wrong.variable;
+}
+
+TEST_P(WrongEnvironment, IsRefusedByName) {
+  const auto [variable, value] = GetParam();
+  Variables variables = launched();
+  if (value) {
+    variables[variable] = value;
+  } else {
+    variables.erase(variable);
+  }
+  const auto environment = parse(variables);
+  ASSERT_FALSE(environment.ok());
+  EXPECT_EQ(environment.error().code(), ErrorCode::kInvalidArgument);
+  const std::string& message = environment.error().message();
+  EXPECT_NE(message.find(variable), std::string::npos) << message;
+  EXPECT_NE(message.find(value ? value : ""), std::string::npos) << message;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, WrongEnvironment,
+    ::testing::Values(Wrong{"RANK", nullptr}, Wrong{"RANK", ""}, Wrong{"RANK", "4"},
+                      Wrong{"RANK", "-1"}, Wrong{"RANK", "1x"}, Wrong{"RANK", "99999999999"},
+                      Wrong{"WORLD_SIZE", nullptr}, Wrong{"WORLD_SIZE", "0"},
+                      Wrong{"WORLD_SIZE", "two"}, Wrong{"LOCAL_RANK", "2"},
+                      Wrong{"LOCAL_WORLD_SIZE", "5"}, Wrong{"MASTER_ADDR", nullptr},
+                      Wrong{"MASTER_PORT", nullptr}, Wrong{"MASTER_PORT", "0"},
+                      Wrong{"MASTER_PORT", "65536"}, Wrong{"TORCHELASTIC_RESTART_COUNT", "-3"},
+                      Wrong{"TORCHELASTIC_USE_AGENT_STORE", "maybe"},
+                      Wrong{"CADRE_STORE_PROTOCOL", "etcd"}, Wrong{"CADRE_LOG", "loud"}));
+
+TEST(JobEnvironment, AnEmptyVariableIsSaidToBeEmpty) {
+  const auto message = [](const Variables& variables) {
+    return parse(variables).error().message();
+  };
+  EXPECT_EQ(message({{"WORLD_SIZE", "2"}, {"RANK", ""}}),
+            "environment: WORLD_SIZE is set but RANK is empty; give both a value, or start the "
+            "program with cadre run");
+  EXPECT_EQ(message({{"RANK", "0"}}),
+            "environment: RANK is set but WORLD_SIZE is not set; give both a value, or start the "
+            "program with cadre run");
+  Variables variables = launched();
+  variables["MASTER_PORT"] = "";
+  EXPECT_NE(message(variables).find("MASTER_PORT is empty, but WORLD_SIZE is 4"),
+            std::string::npos);
+}
+
+// The token that a launcher gave, read by this process alone.
+TEST(JobEnvironment, ProcessesThatThisOneStartsDoNotInheritTheToken) {
+  Variables variables = launched();
+  variables["CADRE_JOB_TOKEN"] = "secret";
+  for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
+  for (int call = 0; call < 2; ++call) {  // a later call finds it all the same
+    const auto environment = read_job_environment();
+    ASSERT_TRUE(environment.ok()) << environment.error().message();
+    EXPECT_EQ(environment->job_token, "secret");
+    EXPECT_EQ(std::system("test -z \"$CADRE_JOB_TOKEN\""), 0);
+  }
+  for (const auto& variable : variables) ::unsetenv(variable.first.c_str());
+}
+
+}  // namespace
+}  // namespace cadre

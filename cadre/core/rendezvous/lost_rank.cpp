@@ -1,0 +1,42 @@
+#include "cadre/core/rendezvous/lost_rank.h"
+
+#include <charconv>
+#include <utility>
+
+#include "cadre/core/base/format.h"
+
+namespace cadre {
+namespace {
+
+// Takes a number and the blank behind it off the text.
+bool take_number(std::string_view& text, int& number) {
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const auto length = static_cast<size_t>(end - text.data());
+  if (code != std::errc() || length == text.size() || text[length] != ' ') return false;
+  text.remove_prefix(length + 1);
+  return true;
+}
+
+}  // namespace
+
+std::string write_lost_rank(const LostRank& lost) {
+  return format("{} {} {}\n", lost.rank, lost.pid, lost.host);
+}
+
+std::vector<LostRank> read_lost_ranks(std::string_view text) {
+  std::vector<LostRank> all;
+  while (!text.empty()) {
+    const size_t end = text.find('\n');
+    std::string_view line = text.substr(0, end);
+    text = end == std::string_view::npos ? std::string_view() : text.substr(end + 1);
+    int rank = 0;
+    LostRank lost;
+    if (!take_number(line, rank) || !take_number(line, lost.pid) || rank < 0) continue;
+    lost.rank = rank;
+    lost.host = line;
+    all.push_back(std::move(lost));
+  }
+  return all;
+}
+
+}  // namespace cadre

@@ -1,0 +1,70 @@
+// Who is in the job, which rank am I, which round is this.
+//
+// Threads: join() from one thread. Blocking: until all ranks are known or the Deadline.
+// Lifetime: a Membership shares its Store. Errors: kTimeout names what is missing;
+// kInvalidArgument names the variable or address that is wrong.
+// Source: torchelastic's rendezvous; the environment is torchrun's.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/types.h"
+#include "cadre/core/os/host/secret.h"
+#include "cadre/core/os/system.h"
+#include "cadre/core/store/store.h"
+
+namespace cadre {
+
+struct Membership {
+  Rank rank = 0;
+  int world_size = 1;
+  uint64_t round = 0;            // part of every key, so rounds never mix
+  std::shared_ptr<Store> store;  // shared by the groups of a job; null for a world of one
+  os::Secret job_token;          // secret of the job: ranks prove it to each other
+  // world_size of the rendezvous, or of rejoin(), if the ranks are those of that group; a group of
+  // fewer ranks may keep it. 0: unknown, or other ranks.
+  int job_size = 0;
+  // Numeric addresses of this host at which the other ranks reach it; empty: loopback.
+  std::vector<std::string> listen_hosts;
+  std::string store_host;  // the store's host as this rank sees it; empty where unknown
+  // Tells the others if this process dies; shared by the copies of a Membership.
+  std::shared_ptr<StoreWill> will;
+  // The group that left the wills: this one, or the one that it was split off from.
+  std::string will_group = {};
+  // A name that only the group of these ranks has: in the keys by which its survivors rejoin.
+  std::string group = "world";
+};
+
+// kInvalidArgument for a rank that is not in a world of the size.
+Status check_place(Rank rank, int world_size);
+
+class CADRE_EXPORT Rendezvous {
+ public:
+  virtual ~Rendezvous() = default;
+  virtual Result<Membership> join(Deadline deadline) = 0;
+};
+
+// join() and rejoin() for programs: they take a time and throw cadre::Error.
+CADRE_EXPORT Membership join_within(os::System& system, Rendezvous& rendezvous, Duration timeout);
+CADRE_EXPORT Membership rejoin_within(os::System& system, const Membership& previous,
+                                      std::span<const Rank> lost, Duration timeout);
+
+// The survivors of `previous` agree on a new Membership with a later round in which the ranks keep
+// their order. `lost` are the ranks this survivor knows to be gone; it waits for all others until
+// the deadline and then goes on without them. A rank that dies meanwhile costs a round: the result
+// has only ranks that were there when all had agreed. A rank that comes after the decision gets
+// kAborted. All survivors pass a membership of the same group: groups of a job rejoin side by side.
+// A rank may still die before Communicator::connect() has ended, which then fails on all ranks:
+// call rejoin() again with the membership that it was given, or use rejoin_group()
+// (comm/groups/rejoin_group.h), which does so.
+CADRE_EXPORT Result<Membership> rejoin(os::System& system, const Membership& previous,
+                                       std::span<const Rank> lost, Deadline deadline);
+
+}  // namespace cadre

@@ -1,0 +1,53 @@
+// A rendezvous of ranks that know their number and the address of the store: "tcp://host:port".
+//
+// Rank 0 hosts the store in its own process if no process listens at the address; the Membership
+// then owns the server. Listening addresses follow from the routes to it (exchange_addresses.h):
+// no name of a host is resolved but the one in the address. With port 0, which the others could not
+// know, only a world of one may join.
+//
+// Threads, blocking, lifetime and errors: rendezvous.h; the System and the log outlive the
+// Membership. Source: torch/distributed/rendezvous.py, "tcp://".
+#pragma once
+
+#include <chrono>
+#include <string_view>
+
+#include "cadre/core/base/log.h"
+#include "cadre/core/os/host/secret.h"
+#include "cadre/core/rendezvous/rendezvous.h"
+#include "cadre/core/store/tcp_store.h"
+
+namespace cadre {
+
+struct TcpRendezvousOptions {
+  os::Address address;
+  Rank rank = 0;
+  int world_size = 1;
+  os::Secret job_token;
+  StoreProtocol protocol = StoreProtocol::kNative;
+  bool may_host_store = true;  // false: a launcher hosts it, and rank 0 is a client as well
+  uint64_t round = 0;          // unlike that of any earlier Membership in the same store
+  // How soon what listens there must greet, and after which time a wait is told in the log, once.
+  Duration greeting_timeout = std::chrono::seconds(5);
+  Duration warn_after = kStoreWarnTime;
+  LogSink* log = nullptr;  // for waits, and for a store that is hosted here; null: dropped
+};
+
+// "tcp://host:port".
+CADRE_EXPORT Result<os::Address> parse_tcp_url(std::string_view url);
+
+class CADRE_EXPORT TcpRendezvous final : public Rendezvous {
+ public:
+  TcpRendezvous(os::System& system, TcpRendezvousOptions options)
+      : system_(system), options_(std::move(options)) {}
+
+  Result<Membership> join(Deadline deadline) override;
+
+ private:
+  Result<std::shared_ptr<Store>> open_store(Deadline deadline, StoreRoute& route);
+
+  os::System& system_;
+  TcpRendezvousOptions options_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,65 @@
+// The pipeline schedules by their names, each made by a pure function.
+//
+// Threads: pure functions. Blocking: never. Lifetime: values.
+// Errors: kInvalidArgument with the numbers, for what a schedule cannot do.
+// Source: GPipe (Huang et al., arXiv 1811.06965), 1F1B (PipeDream, 1806.03377, as Megatron-LM
+// flushes it), interleaved 1F1B (2104.04473), breadth-first (2211.05953), zero bubble ZB-H1 and
+// ZB-V (2401.10241), DualPipe (2412.19437) in the form for V placement. Where PyTorch 2.13 has the
+// schedule, the order of every rank equals PyTorch's (tests/parity/schedules_test.py).
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+#include "cadre/core/schedule/schedule.h"
+
+namespace cadre {
+
+enum class PipelineScheduleKind {
+  kGPipe,
+  k1F1B,
+  kInterleaved1F1B,
+  kLoopedBfs,
+  kZbH1,
+  kInterleavedZeroBubble,
+  kZbV,
+  kDualPipeV,
+};
+
+struct PipelineScheduleInfo {
+  PipelineScheduleKind kind;
+  std::string_view name;          // "interleaved-1f1b"
+  std::string_view pytorch_name;  // what get_schedule_class() takes; empty: PyTorch has none
+  std::string_view summary;
+  StagePlacement placement;
+  int min_stages_per_rank;
+  int max_stages_per_rank;
+  int usual_stages_per_rank;
+};
+
+// All of them, simple ones first.
+CADRE_EXPORT std::span<const PipelineScheduleInfo> pipeline_schedules();
+
+CADRE_EXPORT const PipelineScheduleInfo& info_of(PipelineScheduleKind kind);
+
+// By either name. Case, '-' and '_' do not matter. nullptr: there is none.
+CADRE_EXPORT const PipelineScheduleInfo* find_pipeline_schedule(std::string_view name);
+
+struct PipelineScheduleOptions {
+  PipelineScheduleKind kind = PipelineScheduleKind::k1F1B;
+  int num_ranks = 1;
+  int num_microbatches = 1;
+  std::optional<int> stages_per_rank = {};  // absent: usual_stages_per_rank
+};
+
+// More actions than this are refused, because they would be a typing error.
+inline constexpr int64_t kMaxPipelineComputations = int64_t{1} << 24;
+
+// The compute-only form.
+CADRE_EXPORT Result<PipelineSchedule> make_pipeline_schedule(
+    const PipelineScheduleOptions& options);
+
+}  // namespace cadre

@@ -1,0 +1,61 @@
+#include "cadre/core/schedule/partition.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "cadre/core/base/format.h"
+
+namespace cadre {
+
+// Dynamic programming over stages: best[i] is the smallest possible largest cost of the stages so
+// far when these hold the first i layers. It does not fall with i, and the cost of the last stage
+// falls as it begins later, so the best begin is next to where the two meet: O(stages * layers *
+// log(layers)).
+Result<std::vector<size_t>> split_layers(std::span<const double> layer_costs, int num_stages) {
+  const size_t num_layers = layer_costs.size();
+  if (num_stages < 1 || num_layers < static_cast<size_t>(num_stages)) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("{} layers for {} stages; each stage holds at least one layer",
+                               num_layers, num_stages));
+  }
+  std::vector<double> sums{0};  // sums[i]: cost of the first i layers
+  for (const double cost : layer_costs) {
+    if (!std::isfinite(cost) || cost < 0) {
+      return Error(ErrorCode::kInvalidArgument,
+                   cadre::format("layer {} has the cost {}; costs are finite and not negative",
+                                 sums.size() - 1, cost));
+    }
+    sums.push_back(sums.back() + cost);
+  }
+  const auto stages = static_cast<size_t>(num_stages);
+  std::vector<double> best(sums);  // initially for one stage
+  // begin_of[s][i]: where stage s begins when stages 0 to s hold the first i layers.
+  std::vector<std::vector<size_t>> begin_of(stages, std::vector<size_t>(num_layers + 1, 0));
+  for (size_t stage = 1; stage < stages; ++stage) {
+    std::vector<double> next(num_layers + 1, 0);
+    for (size_t end = stage + 1; end <= num_layers; ++end) {
+      size_t low = stage;  // the first begin at which the stages before it cost as much
+      size_t high = end - 1;
+      while (low < high) {
+        const size_t middle = (low + high) / 2;
+        if (best[middle] < sums[end] - sums[middle]) {
+          low = middle + 1;
+        } else {
+          high = middle;
+        }
+      }
+      const auto cost_at = [&](size_t begin) {
+        return std::max(best[begin], sums[end] - sums[begin]);
+      };
+      const bool earlier_is_better = low > stage && cost_at(low - 1) < cost_at(low);
+      begin_of[stage][end] = earlier_is_better ? low - 1 : low;
+      next[end] = cost_at(begin_of[stage][end]);
+    }
+    best = std::move(next);
+  }
+  std::vector<size_t> begins(stages + 1, num_layers);
+  for (size_t stage = stages; stage-- > 0;) begins[stage] = begin_of[stage][begins[stage + 1]];
+  return begins;
+}
+
+}  // namespace cadre

@@ -1,0 +1,111 @@
+#include "cadre/core/schedule/timeline_text.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/format.h"
+
+namespace cadre {
+namespace {
+
+constexpr std::string_view kIdleCell = ".";
+constexpr std::string_view kBusyCell = "|";
+
+using TextRow = std::vector<std::string>;
+
+std::vector<double> begin_times(const PipelineTimeline& timeline) {
+  std::vector<double> times;
+  for (const auto& actions : timeline.ranks) {
+    for (const TimedAction& action : actions) times.push_back(action.begin_ms);
+  }
+  std::ranges::sort(times);
+  const auto rest = std::ranges::unique(times);
+  times.erase(rest.begin(), rest.end());
+  return times;
+}
+
+// The cells of one rank at the given times.
+TextRow cells_of(const std::vector<TimedAction>& actions, const std::vector<double>& times) {
+  TextRow cells;
+  size_t next = 0;
+  for (const double time : times) {
+    std::string cell;
+    for (; next < actions.size() && actions[next].begin_ms <= time; ++next) {
+      cell += (cell.empty() ? "" : " ") + to_text(actions[next].action);
+    }
+    if (cell.empty()) {
+      // A receive that goes on is the rank's waiting.
+      const bool is_busy =
+          next > 0 && actions[next - 1].end_ms > time && !is_message(actions[next - 1].action.kind);
+      cell = is_busy ? kBusyCell : kIdleCell;
+    }
+    cells.push_back(std::move(cell));
+  }
+  return cells;
+}
+
+// Columns of cells side by side, as wide as their widest one, the first aligned to the right.
+std::string aligned(const std::vector<TextRow>& columns) {
+  std::vector<size_t> widths;
+  for (const TextRow& column : columns) {
+    widths.push_back(std::ranges::max_element(column, {}, &std::string::size)->size());
+  }
+  std::string text;
+  for (size_t line = 0; line < columns.front().size(); ++line) {
+    for (size_t i = 0; i < columns.size(); ++i) {
+      const std::string& cell = columns[i][line];
+      const std::string blanks(widths[i] - cell.size(), ' ');
+      text += i == 0 ? blanks + cell : "  " + cell + (i + 1 < columns.size() ? blanks : "");
+    }
+    text += '\n';
+  }
+  return text;
+}
+
+std::string percent(double share) {
+  return cadre::format("{:.1f} %", share * 100);
+}
+
+}  // namespace
+
+std::string milliseconds_text(double ms) {
+  return cadre::format("{}", std::round(ms * 1e3) / 1e3);
+}
+
+std::string timeline_table(const PipelineTimeline& timeline) {
+  const std::vector<double> times = begin_times(timeline);
+  std::vector<TextRow> columns{{"ms"}};
+  for (const double time : times) columns[0].push_back(milliseconds_text(time));
+  for (size_t rank = 0; rank < timeline.ranks.size(); ++rank) {
+    columns.push_back({cadre::format("rank {}", rank)});
+    std::ranges::move(cells_of(timeline.ranks[rank], times), std::back_inserter(columns.back()));
+  }
+  return aligned(columns);
+}
+
+std::string timeline_summary(const PipelineSchedule& schedule, const PipelineTimeline& timeline) {
+  const double busiest = timeline.busy_ms.empty() ? 0 : *std::ranges::max_element(timeline.busy_ms);
+  std::vector<TextRow> columns{{"rank"}, {"stages"}, {"busy ms"}, {"bubble"}, {"live activations"}};
+  double idle_share = 0;
+  for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+    std::string stages;
+    for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+      if (schedule.rank_of_stage[stage] != rank) continue;
+      stages += cadre::format("{}{}", stages.empty() ? "" : " ", stage);
+    }
+    idle_share += timeline.bubble_share(rank) / schedule.num_ranks();
+    columns[0].push_back(cadre::format("{}", rank));
+    columns[1].push_back(stages);
+    columns[2].push_back(milliseconds_text(timeline.busy_ms[rank]));
+    columns[3].push_back(percent(timeline.bubble_share(rank)));
+    columns[4].push_back(cadre::format("{}", timeline.peak_live_activations[rank]));
+  }
+  return cadre::format("step {} ms; busiest rank {} ms; bubble {} on average\n\n",
+                       milliseconds_text(timeline.makespan_ms), milliseconds_text(busiest),
+                       percent(idle_share)) +
+         aligned(columns);
+}
+
+}  // namespace cadre

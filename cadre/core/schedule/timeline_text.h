@@ -1,0 +1,25 @@
+// The timeline of a pipeline schedule as text for a terminal.
+//
+// Threads: pure functions. Blocking: never. Errors: none.
+#pragma once
+
+#include <string>
+
+#include "cadre/core/base/export.h"
+#include "cadre/core/schedule/schedule.h"
+#include "cadre/core/schedule/simulate.h"
+
+namespace cadre {
+
+// A line for each time at which an action begins, a column for each rank: the actions that begin,
+// "|" while one goes on, "." while the rank waits or has ended.
+CADRE_EXPORT std::string timeline_table(const PipelineTimeline& timeline);
+
+// The length of the step, and of each rank its stages, busy time, bubble and live activations.
+CADRE_EXPORT std::string timeline_summary(const PipelineSchedule& schedule,
+                                          const PipelineTimeline& timeline);
+
+// To the microsecond, without zeros at the end: "1.5".
+CADRE_EXPORT std::string milliseconds_text(double ms);
+
+}  // namespace cadre

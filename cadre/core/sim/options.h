@@ -1,0 +1,109 @@
+// What a simulation is told: the hosts, the network's manners and the faults to come.
+//
+// Threads: plain values.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+
+namespace cadre::sim {
+
+// What can go other than a program would like. The simulation counts each as often as it was felt,
+// so that a test can show that it was there.
+enum class FaultKind {
+  kDelay,         // a packet arrived after many times the usual latency
+  kReorder,       // a packet overtook one of another connection that was sent earlier
+  kSlowLink,      // a packet crossed a slow link
+  kShortIo,       // a send or a receive moved fewer bytes than it could have
+  kSpuriousWake,  // a wait on a word returned early for no reason
+  kCut,           // a connection that was open at both ends was reset
+  kKill,          // a rank was killed
+  kPartition,     // a packet was held back by a partition
+  kHeal,          // the end of a partition let a packet go on
+  kStop,          // a rank was stopped, as by SIGSTOP
+  kContinue,      // a stopped rank went on, as by SIGCONT
+};
+inline constexpr int kNumFaultKinds = 11;
+std::string_view to_string(FaultKind kind);
+
+class FaultCounts {
+ public:
+  void add(FaultKind kind) { ++counts_[static_cast<size_t>(kind)]; }
+  int64_t of(FaultKind kind) const { return counts_[static_cast<size_t>(kind)]; }
+
+ private:
+  std::array<int64_t, kNumFaultKinds> counts_{};
+};
+
+// When a fault strikes: at a point in virtual time, or when a rank comes to its n-th scheduling
+// point (n = 1, 2, ...: each call of its System counts one).
+struct When {
+  std::optional<TimePoint> time;
+  int rank = 0;
+  int64_t point = 0;
+
+  static When at_time(Duration since_start) { return {.time = TimePoint{} + since_start}; }
+  static When at_point(int rank, int64_t point) { return {{}, rank, point}; }
+};
+
+struct Fault {
+  FaultKind kind = FaultKind::kKill;  // kCut, kKill, kPartition, kHeal, kStop or kContinue
+  When when;
+  // kKill, kStop and kContinue: the rank is `a`. kCut: all connections between ranks a and b.
+  // kPartition and kHeal: the link between hosts a and b.
+  int a = 0;
+  int b = 0;
+  // For kPartition and kStop: after this time kHeal or kContinue follows by itself.
+  std::optional<Duration> duration;
+
+  static Fault kill(int rank, When when) { return {FaultKind::kKill, when, rank, 0, {}}; }
+  static Fault stop(int rank, When when) { return {FaultKind::kStop, when, rank, 0, {}}; }
+  static Fault cut(int rank, int other, When when) {
+    return {FaultKind::kCut, when, rank, other, {}};
+  }
+  static Fault partition(int host, int other, When when) {
+    return {FaultKind::kPartition, when, host, other, {}};
+  }
+  static Fault heal(int host, int other, When when) {
+    return {FaultKind::kHeal, when, host, other, {}};
+  }
+  Fault lasting(Duration time) const {
+    Fault copy = *this;
+    copy.duration = time;
+    return copy;
+  }
+};
+
+struct SimOptions {
+  // Ranks are numbered host by host: {2, 2} puts ranks 0 and 1 on host 0.
+  std::vector<int> ranks_per_host;
+  std::vector<Fault> faults;
+
+  // One way between two ranks; within a host a tenth of it.
+  Duration min_latency = std::chrono::microseconds(5);
+  Duration max_latency = std::chrono::microseconds(100);
+  double delay_probability = 1.0 / 32;     // that a packet takes 50 times as long
+  double slow_link_probability = 1.0 / 8;  // that two hosts have 1 MB/s and 10 times the latency
+  double short_io_probability = 1.0 / 4;   // that a send or receive moves a random part
+  double spurious_wake_probability = 1.0 / 16;
+  size_t stream_capacity = 64 << 10;  // bytes under way or unread, per direction
+
+  // The longest sleep of wait_while. The default is the System's contract; longer, and a wake-up
+  // that is lost becomes a timeout that a test can see.
+  Duration max_nap = std::chrono::milliseconds(20);
+  // A simulation that takes more points is ended and reported as running for ever.
+  int64_t max_points = 2'000'000;
+  // Whether SimResult has the history and its hash, which a large job has no use and no memory for.
+  bool keeps_history = true;
+  // Real time in which a running thread must call its System, slow sanitizers included; one that
+  // does not holds up the world and cannot be unwound, so the process ends with its name.
+  std::chrono::seconds stall_limit{30};
+};
+
+}  // namespace cadre::sim

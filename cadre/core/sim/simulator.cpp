@@ -1,0 +1,166 @@
+#include "cadre/core/sim/simulator.h"
+
+#include <numeric>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/sim/simulated_system.h"
+
+namespace cadre::sim {
+namespace {
+
+std::string describe(const Fault& fault) {
+  switch (fault.kind) {
+    case FaultKind::kKill:
+    case FaultKind::kStop:
+    case FaultKind::kContinue:
+      return cadre::format("{} rank {}", to_string(fault.kind), fault.a);
+    case FaultKind::kCut:
+      return cadre::format("cut ranks {} and {}", fault.a, fault.b);
+    default:
+      return cadre::format("{} hosts {} and {}", to_string(fault.kind), fault.a, fault.b);
+  }
+}
+
+// Whether the fault is that of one process, not of a link.
+bool is_of_rank(const Fault& fault) {
+  return fault.kind == FaultKind::kKill || fault.kind == FaultKind::kStop ||
+         fault.kind == FaultKind::kContinue;
+}
+
+void check_fault(const Fault& fault, int num_ranks, int num_hosts) {
+  const bool is_of_hosts = fault.kind == FaultKind::kPartition || fault.kind == FaultKind::kHeal;
+  const bool is_planned = is_of_hosts || is_of_rank(fault) || fault.kind == FaultKind::kCut;
+  const int bound = is_of_hosts ? num_hosts : num_ranks;
+  const bool may_last = fault.kind == FaultKind::kPartition || fault.kind == FaultKind::kStop;
+  const bool fits = (may_last || !fault.duration) && fault.a >= 0 && fault.a < bound &&
+                    fault.b >= 0 && fault.b < bound;
+  if (is_planned && fits) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              cadre::format("fault \"{}\" cannot be planned with {} ranks on {} hosts",
+                            describe(fault), num_ranks, num_hosts));
+}
+
+}  // namespace
+
+Simulator::Simulator(uint64_t seed, SimOptions options) {
+  const std::vector<int>& per_host = options.ranks_per_host;
+  const int num_ranks = std::accumulate(per_host.begin(), per_host.end(), 0);
+  if (num_ranks < 1) {
+    throw Error(ErrorCode::kInvalidArgument, "a simulation needs at least one rank on one host");
+  }
+  for (const Fault& fault : options.faults) {
+    check_fault(fault, num_ranks, static_cast<int>(per_host.size()));
+  }
+  world_ = std::make_unique<World>(seed, std::move(options), num_ranks);
+  for (int rank = 0; rank < num_ranks; ++rank) {
+    systems_.push_back(std::make_unique<SimulatedSystem>(*world_, rank));
+  }
+}
+
+Simulator::~Simulator() = default;
+
+os::System& Simulator::system(int rank) {
+  return *systems_[static_cast<size_t>(rank)];
+}
+
+SimResult Simulator::run(const std::function<void(os::System& system, int rank)>& rank_main) {
+  SimResult result;
+  result.ranks.resize(systems_.size());
+  for (int rank = 0; rank < num_ranks(); ++rank) {
+    RankEnd& end = result.ranks[static_cast<size_t>(rank)];
+    world_->scheduler.add_thread(rank, "main", [&, rank] { run_rank(rank, rank_main, end); });
+  }
+  plan_faults();
+  world_->scheduler.run();
+  result.faults = world_->counts;
+  result.history = world_->scheduler.history().lines();
+  result.history_hash = world_->scheduler.history().hash();
+  result.failure = world_->scheduler.failure();
+  result.strikes = strikes_;
+  return result;
+}
+
+void Simulator::run_rank(int rank, const std::function<void(os::System&, int)>& rank_main,
+                         RankEnd& end) {
+  Scheduler& scheduler = world_->scheduler;
+  try {
+    rank_main(system(rank), rank);
+  } catch (const Killed&) {
+    end.kind = RankEnd::Kind::kKilled;
+  } catch (const Error& error) {
+    end.kind = RankEnd::Kind::kThrew;
+    end.failure = cadre::format("{}: {}", to_string(error.code()), error.message());
+  } catch (const std::exception& error) {
+    end.kind = RankEnd::Kind::kThrew;
+    end.failure = cadre::format("exception: {}", error.what());
+  }
+  if (scheduler.is_killed(rank)) {
+    end.kind = scheduler.is_stopped(rank) ? RankEnd::Kind::kStopped : RankEnd::Kind::kKilled;
+    end.failure.clear();
+  }
+  end.at = scheduler.now();
+  end.num_points = scheduler.num_points(rank);
+  // The process ends here, and with it the threads and sockets that it left.
+  scheduler.kill(rank);
+  world_->network.end_rank(rank);
+}
+
+void Simulator::kill(int rank) {
+  strike(Fault::kill(rank, {}));
+}
+
+void Simulator::plan_faults() {
+  for (const Fault& fault : world_->options.faults) {
+    if (fault.when.time) {
+      world_->scheduler.at(*fault.when.time, [this, &fault] { strike(fault); });
+    }
+  }
+  world_->scheduler.on_point([this](int rank, int64_t point) {
+    for (const Fault& fault : world_->options.faults) {
+      if (!fault.when.time && fault.when.rank == rank && fault.when.point == point) strike(fault);
+    }
+  });
+}
+
+void Simulator::strike(const Fault& fault) {
+  Scheduler& scheduler = world_->scheduler;
+  // A rank that has ended is killed already, and cannot be struck again.
+  if (is_of_rank(fault) && scheduler.is_killed(fault.a)) return;
+  scheduler.history().add(scheduler.now(), "fault", describe(fault));
+  strikes_.push_back({fault.kind, scheduler.now()});
+  switch (fault.kind) {
+    case FaultKind::kKill:
+      scheduler.kill(fault.a);
+      world_->network.end_rank(fault.a);
+      world_->counts.add(FaultKind::kKill);
+      break;
+    case FaultKind::kStop:
+      scheduler.stop(fault.a);
+      world_->counts.add(FaultKind::kStop);
+      break;
+    case FaultKind::kContinue:
+      if (scheduler.is_stopped(fault.a)) world_->counts.add(FaultKind::kContinue);
+      scheduler.resume(fault.a);
+      break;
+    case FaultKind::kCut:
+      world_->network.cut(fault.a, fault.b);
+      break;
+    case FaultKind::kPartition:
+      world_->network.partition(fault.a, fault.b);
+      break;
+    default:
+      world_->network.heal(fault.a, fault.b);
+      break;
+  }
+  if (fault.duration) plan_end(fault);
+}
+
+void Simulator::plan_end(const Fault& fault) {
+  Fault end = fault;
+  end.kind = fault.kind == FaultKind::kPartition ? FaultKind::kHeal : FaultKind::kContinue;
+  end.duration.reset();
+  Scheduler& scheduler = world_->scheduler;
+  scheduler.at(scheduler.now() + *fault.duration, [this, end] { strike(end); });
+}
+
+}  // namespace cadre::sim

@@ -1,0 +1,23 @@
+// The argument checks and the timeout error of all stores.
+//
+// Threads: pure functions. Blocking: never. Errors: kInvalidArgument, kTimeout.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/wire/store/store_message.h"
+
+namespace cadre {
+
+// The limits of store.h.
+Status check_store_request(const wire::StoreRequest& request);
+Status check_store_entry(std::string_view key, std::string_view value);
+
+// kTimeout of a request that waited for `missing`: all of its keys where it is not known which of
+// them are set. A request that waits for no key has had no answer.
+Error store_timeout(const wire::StoreRequest& request, std::span<const std::string> missing);
+
+}  // namespace cadre

@@ -1,0 +1,78 @@
+// A Store in one file on a file system that all ranks see: for jobs without a network, or before
+// it.
+//
+// Threads: any. Blocking: every call, until its Deadline; what is not there yet is looked for again
+// after naps of 1 to 20 ms. Lifetime: the System outlives it; no call may be in progress when it is
+// destroyed. Errors: as in store.h, kUnavailable from the file system, kCorruption for a damaged
+// file; never kPeerLost: a file does not show that a process has died.
+// A process killed at any point leaves neither a lock nor half a value behind. The last of
+// `num_ranks` to leave removes the file, and the first of a later job empties what a killed one
+// left; with 0 ranks it stays. The file keeps every change and so grows up to `max_bytes`.
+// Whoever may write the file is trusted; it is made for its owner alone.
+// Source: c10d::FileStore; the format is another (docs/formats/store-file.md).
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cadre/core/os/file_system.h"
+#include "cadre/core/os/system.h"
+#include "cadre/core/store/store.h"
+
+namespace cadre {
+
+namespace store {
+class Journal;
+class KeyTable;
+}  // namespace store
+
+struct FileStoreOptions {
+  std::string path;  // its folder must exist
+  int num_ranks = 0;
+  size_t max_bytes = size_t{1} << 30;
+  os::FileSystem* files = nullptr;  // null: that of the operating system; outlives the store
+};
+
+namespace wire {
+enum class StoreVerb : uint8_t;
+}  // namespace wire
+
+class CADRE_EXPORT FileStore final : public Store {
+ public:
+  static Result<std::unique_ptr<FileStore>> open(os::System& system,
+                                                 const FileStoreOptions& options,
+                                                 Deadline deadline);
+  // Use open().
+  FileStore(os::System& system, const FileStoreOptions& options,
+            std::unique_ptr<store::Journal> journal);
+  ~FileStore() override;
+
+  Result<std::shared_ptr<Store>> clone(Deadline deadline) override;
+
+ private:
+  static Result<std::unique_ptr<FileStore>> open_as(os::System& system,
+                                                    const FileStoreOptions& options, bool joins,
+                                                    Deadline deadline);
+  Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override;
+  // The answer from a table that is up to date; nullopt when what is waited for is not there.
+  using Look = std::function<std::optional<wire::StoreResponse>(store::KeyTable&)>;
+  // Answers with the file locked and the table up to date, and records what that changed. `called`
+  // is the verb of the user's call.
+  Result<wire::StoreResponse> change(const wire::StoreRequest& request, wire::StoreVerb called,
+                                     Deadline deadline);
+  // Naps until `look` answers, or kTimeout of the request.
+  Result<wire::StoreResponse> look_until(const wire::StoreRequest& request, Deadline deadline,
+                                         const Look& look);
+  Result<wire::StoreResponse> pop(const wire::StoreRequest& request, Deadline deadline);
+  Result<wire::StoreResponse> arrive(const wire::StoreRequest& request, Deadline deadline);
+
+  os::System& system_;
+  const FileStoreOptions options_;
+  std::mutex mutex_;
+  std::unique_ptr<store::Journal> journal_;  // guarded by mutex_
+};
+
+}  // namespace cadre

@@ -1,0 +1,56 @@
+// A Store in the memory of one process: for ranks that are threads, and for a world of one.
+//
+// Threads: any. Blocking: the verbs that wait, until their Deadline; they park on os::Waiters,
+// so it also runs in the simulator. Lifetime: the System outlives it; no call may be in progress
+// when it is destroyed. Errors: as in store.h; never kPeerLost.
+// Source: c10d::HashStore.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "cadre/core/os/system.h"
+#include "cadre/core/store/key_table.h"
+#include "cadre/core/store/store.h"
+
+namespace cadre {
+
+class CADRE_EXPORT HashStore final : public Store {
+  struct State;
+
+ public:
+  explicit HashStore(os::System& system);
+  // Use clone().
+  HashStore(os::System& system, std::shared_ptr<State> state);
+
+  Result<std::shared_ptr<Store>> clone(Deadline deadline) override;
+
+ private:
+  // What a store and its clones share.
+  struct State {
+    std::mutex mutex;
+    store::KeyTable table;
+    store::KeyTable::Ticket next_ticket = 0;
+    std::unordered_map<store::KeyTable::Ticket, os::Waiter*> waiters;
+  };
+
+  Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override;
+  // These return with `lock` held.
+  Status await_keys(const wire::StoreRequest& request, Deadline deadline,
+                    std::unique_lock<std::mutex>& lock);
+  Result<wire::StoreResponse> pop(const wire::StoreRequest& request, Deadline deadline,
+                                  std::unique_lock<std::mutex>& lock);
+  Result<wire::StoreResponse> arrive(const wire::StoreRequest& request, Deadline deadline,
+                                     std::unique_lock<std::mutex>& lock);
+  // Parks until the ticket is ready or the deadline; with `lock` held before and after. True when
+  // unparked. The ticket of a caller that leaves by an exception is cancelled.
+  bool park(store::KeyTable::Ticket ticket, Deadline deadline, std::unique_lock<std::mutex>& lock);
+  // Unparks whose keys have appeared. REQUIRES: the lock held.
+  void wake_ready();
+
+  os::System& system_;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,161 @@
+// Who may reach which keys of a store server: clients of c10d's protocol, which cannot prove the
+// job's token, and other users of the machine.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/format.h"
+#include "cadre/testing/core/tcp_store_test.h"
+#include "cadre/testing/core/other_user.h"
+#include "cadre/core/wire/framing.h"
+#include "cadre/core/wire/store/c10d_message.h"
+#include "cadre/core/wire/store/store_message.h"
+
+namespace cadre {
+namespace {
+
+using testing::kOtherUser;
+using testing::obstacle_to_other_user;
+using testing::talk_as_other_user;
+using wire::C10dRequest;
+using wire::C10dVerb;
+
+class StoreAccessTest : public TcpStoreTest {
+ protected:
+  std::unique_ptr<TcpStore> connect_by_c10d(const TcpStoreServer& server) {
+    return TcpStore::connect(
+               *system_, {.address = server.address(), .protocol = StoreProtocol::kC10d}, soon())
+        .value_or_throw();
+  }
+  size_t num_log_lines() { return static_cast<size_t>(std::ranges::count(log_.text(), '\n')); }
+};
+
+// validate, the requests, and a ping that tells when they were carried out.
+std::string c10d_stream(const std::vector<C10dRequest>& requests) {
+  std::string stream;
+  const auto append = [&stream](const C10dRequest& request) {
+    stream += wire::as_text(wire::encode(request));
+  };
+  append({.verb = C10dVerb::kValidate, .number = wire::kC10dMagic});
+  for (const C10dRequest& request : requests) append(request);
+  append({.verb = C10dVerb::kPing, .number = 7});
+  return stream;
+}
+
+std::string native_greeting() {
+  wire::StreamBuffer greeting;
+  greeting.append(wire::as_bytes(wire::kStoreMagic));
+  wire::append_frame(greeting, wire::encode(wire::StoreHello{.build = "99.9"}));
+  return std::string(wire::as_text(greeting.view()));
+}
+
+TEST_F(StoreAccessTest, AC10dClientNeitherSeesNorChangesTheKeysOfNativeClients) {
+  auto server = start();
+  const auto native = connect(*server).value_or_throw();
+  const auto c10d = connect_by_c10d(*server);
+  // c10d's client puts a slash before each key.
+  const std::string key = "/cadre/1/rejoin/decision";
+  const std::string same_key = "cadre/1/rejoin/decision";
+  const std::vector<std::string> same_keys = {same_key};
+  ASSERT_TRUE(native->set(key, "0,1", soon()).ok());
+  ASSERT_TRUE(native->queue_push("/work", "item", soon()).ok());
+  EXPECT_FALSE(c10d->check(same_keys, soon()).value());
+  EXPECT_EQ(c10d->num_keys(soon()).value(), 0);
+  EXPECT_EQ(c10d->list_keys(soon()).value(), std::vector<std::string>());
+  EXPECT_FALSE(c10d->erase(same_key, soon()).value());
+  EXPECT_EQ(c10d->compare_set(same_key, "", "1", soon()).value(), "1");
+  EXPECT_EQ(c10d->queue_length("work", soon()).value(), 0);
+  EXPECT_EQ(c10d->try_queue_pop("work", soon()).value(), std::nullopt);
+  EXPECT_TRUE(c10d->append(same_key, ",2", soon()).ok());
+  EXPECT_EQ(c10d->multi_get(same_keys, soon()).value(), std::vector<std::string>{"1,2"});
+  EXPECT_EQ(native->get(key, soon()).value(), "0,1");
+  EXPECT_EQ(native->queue_pop("/work", soon()).value(), "item");
+  EXPECT_EQ(native->list_keys(soon()).value(), std::vector<std::string>{key});
+}
+
+TEST_F(StoreAccessTest, WhatAC10dClientSetsWithoutASlashReachesNoNativeClient) {
+  auto server = start();
+  const auto native = connect(*server).value_or_throw();
+  const std::vector<std::string> trouble = {"cadre/0/world/trouble"};
+  // An unknown verb ends the connection once all before it was carried out.
+  std::string stream =
+      c10d_stream({{.verb = C10dVerb::kSet, .keys = trouble, .values = {"2made up"}},
+                   {.verb = C10dVerb::kBarrier, .number = 1, .keys = {"met"}}});
+  stream.push_back('\xc8');
+  EXPECT_EQ(say(*server, stream), std::string("\0\x07\0\0\0", 5));
+  EXPECT_FALSE(native->check(trouble, soon()).value());
+  EXPECT_EQ(native->num_keys(soon()).value(), 0);
+}
+
+TEST_F(StoreAccessTest, AWaitOfOneProtocolIsNotEndedByTheOther) {
+  auto server = start();
+  const auto native = connect(*server).value_or_throw();
+  const auto c10d = connect_by_c10d(*server);
+  std::string got_by_native;
+  std::string got_by_c10d;
+  auto native_wait =
+      system_->spawn("native", [&] { got_by_native = native->get("/k", soon()).value_or_throw(); });
+  auto c10d_wait =
+      system_->spawn("c10d", [&] { got_by_c10d = c10d->get("k", soon()).value_or_throw(); });
+  EXPECT_TRUE(c10d->set("k", "of c10d", soon()).ok());
+  EXPECT_TRUE(native->set("/k", "of native", soon()).ok());
+  native_wait->join();
+  c10d_wait->join();
+  EXPECT_EQ(got_by_native, "of native");
+  EXPECT_EQ(got_by_c10d, "of c10d");
+}
+
+TEST_F(StoreAccessTest, C10dClientsHaveALimitOfBytesOfTheirOwn) {
+  auto server = start({.max_c10d_bytes = 1000});
+  const auto native = connect(*server).value_or_throw();
+  const auto c10d = connect_by_c10d(*server);
+  ASSERT_TRUE(c10d->set("a", std::string(600, 'x'), soon()).ok());
+  EXPECT_EQ(c10d->set("b", std::string(600, 'x'), soon()).error().code(), ErrorCode::kPeerLost);
+  EXPECT_NE(log_.text().find("store is full: key \"/b\""), std::string::npos) << log_.text();
+  EXPECT_TRUE(native->set("c", std::string(5000, 'x'), soon()).ok());
+  EXPECT_TRUE(c10d->erase("a", soon()).value());
+  EXPECT_TRUE(c10d->set("b", std::string(600, 'x'), soon()).ok());
+  EXPECT_LE(TcpStoreServerOptions().max_c10d_bytes, TcpStoreServerOptions().max_bytes / 4);
+}
+
+TEST_F(StoreAccessTest, AnotherUserCannotSpeakC10dsProtocol) {
+  if (!obstacle_to_other_user().empty()) GTEST_SKIP() << obstacle_to_other_user();
+  auto server = start();
+  for (const os::Address& address : {server->address()}) {
+    EXPECT_EQ(talk_as_other_user(address, c10d_stream({{.verb = C10dVerb::kListKeys}})), "");
+  }
+  EXPECT_NE(log_.text().find(format("user {}", kOtherUser)), std::string::npos) << log_.text();
+  EXPECT_EQ(num_log_lines(), 1u) << log_.text();
+  EXPECT_EQ(connect_by_c10d(*server)->num_keys(soon()).value(), 0);
+}
+
+TEST_F(StoreAccessTest, WithoutATokenAnotherUserCannotSpeakTheNativeProtocolEither) {
+  if (!obstacle_to_other_user().empty()) GTEST_SKIP() << obstacle_to_other_user();
+  const os::Address unix_address{os::Address::Kind::kUnix,
+                                 format("cadre-access-test-{}", system_->host().pid), 0};
+  for (const os::Address& address :
+       {os::Address{os::Address::Kind::kTcp, "127.0.0.1", 0},
+        os::Address{os::Address::Kind::kTcp, "::1", 0}, unix_address}) {
+    CollectingLog log;
+    const auto server =
+        TcpStoreServer::start(*system_, {.address = address, .log = &log}).value_or_throw();
+    EXPECT_EQ(talk_as_other_user(server->address(), native_greeting()), "")
+        << server->address().to_string();
+    EXPECT_NE(log.text().find(format("user {}", kOtherUser)), std::string::npos) << log.text();
+    EXPECT_NE(log.text().find("CADRE_JOB_TOKEN"), std::string::npos) << log.text();
+    EXPECT_TRUE(TcpStore::connect(*system_, {.address = server->address()}, soon()).ok());
+  }
+}
+
+// With a token it is the token that decides.
+TEST_F(StoreAccessTest, WithATokenAnotherUserIsAskedForIt) {
+  if (!obstacle_to_other_user().empty()) GTEST_SKIP() << obstacle_to_other_user();
+  auto server = start();
+  EXPECT_NE(talk_as_other_user(server->address(), native_greeting()), "");
+  EXPECT_NE(log_.text().find("cadre 99.9"), std::string::npos) << log_.text();
+}
+
+}  // namespace
+}  // namespace cadre

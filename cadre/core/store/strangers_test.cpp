@@ -1,0 +1,131 @@
+// Connections that have not proved the token: they do not keep a rank of the job out, whatever
+// their number is and however few descriptors the server has.
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/os/io/fd.h"
+#include "cadre/testing/core/tcp_store_test.h"
+#include "cadre/testing/core/ranks.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::require;
+
+// Longer than the tests wait: nobody is dropped for its age.
+constexpr Duration kNeverLate = seconds(600);
+constexpr int kNumStrangers = 100;
+
+// A pipe of which one process tells others something.
+class Whistle {
+ public:
+  Whistle() {
+    std::array<int, 2> ends{};
+    require(::pipe2(ends.data(), O_CLOEXEC) == 0, "pipe2");
+    reader_ = os::Fd(ends[0]);
+    writer_ = os::Fd(ends[1]);
+  }
+  void blow() const { require(::write(writer_.get(), "x", 1) == 1, "write"); }
+  void await() const {
+    char nothing = 0;
+    require(::read(reader_.get(), &nothing, 1) == 1, "read");
+  }
+
+ private:
+  os::Fd reader_;
+  os::Fd writer_;
+};
+
+void serve_with_few_descriptors(testing::RankContext& context, const Whistle& is_over) {
+  const rlimit few{.rlim_cur = 40, .rlim_max = 40};
+  require(::setrlimit(RLIMIT_NOFILE, &few) == 0, "setrlimit");
+  const auto server = TcpStoreServer::start(context.system, {.address = context.rendezvous_address,
+                                                             .token = "secret",
+                                                             .greeting_timeout = kNeverLate})
+                          .value_or_throw();
+  is_over.await();
+}
+
+TEST(Strangers, OutOfDescriptorsTheServerDropsThemAndNotItsRanks) {
+  const Whistle has_strangers;
+  const Whistle is_over;
+  const Whistle may_go;
+  const auto result = testing::run_ranks_as_processes(3, [&](testing::RankContext& context) {
+    os::System& system = context.system;
+    if (context.rank == 0) return serve_with_few_descriptors(context, is_over);
+    const Deadline limit = system.deadline_in(seconds(8));
+    const TcpStoreOptions options{.address = context.rendezvous_address, .token = "secret"};
+    if (context.rank == 1) {
+      const auto first = TcpStore::connect(system, options, limit).value_or_throw();
+      std::vector<std::unique_ptr<os::Socket>> strangers;
+      for (int i = 0; i < kNumStrangers; ++i) {
+        auto socket = system.connect(options.address, limit);
+        if (socket.ok()) strangers.push_back(std::move(socket).value());
+      }
+      has_strangers.blow();
+      may_go.await();
+      require(first->set("n", "1", limit).ok(), "a client that has proved itself is kept");
+      is_over.blow();
+      return;
+    }
+    has_strangers.await();
+    std::vector<std::unique_ptr<TcpStore>> stores;
+    for (int i = 0; i < 5; ++i) {
+      auto store = TcpStore::connect(system, options, limit);
+      if (store.ok()) stores.push_back(std::move(store).value());
+    }
+    may_go.blow();
+    require(stores.size() == 5, "every rank gets in");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+class StrangersTest : public TcpStoreTest {};
+
+TEST_F(StrangersTest, OverTheirLimitTheOldestIsDropped) {
+  const auto server = start({.max_strangers = 3, .greeting_timeout = kNeverLate});
+  std::vector<std::unique_ptr<os::Socket>> strangers;
+  for (int i = 0; i < 5; ++i) {
+    strangers.push_back(system_->connect(server->address(), soon()).value_or_throw());
+  }
+  const auto store = connect(*server).value_or_throw();
+  EXPECT_TRUE(store->set("k", "v", soon()).ok());
+  std::array<std::byte, 1> buffer{};
+  for (size_t i = 0; i < 3; ++i) {  // the client was one more
+    os::PollItem item{.target = strangers[i].get(), .want_read = true};
+    EXPECT_TRUE(system_->poll(std::span(&item, 1), soon()));
+    EXPECT_FALSE(strangers[i]->try_recv(buffer).ok()) << i;
+  }
+  for (size_t i = 3; i < 5; ++i) EXPECT_TRUE(strangers[i]->try_recv(buffer).ok()) << i;
+  EXPECT_NE(log_.text().find("have not proved themselves"), std::string::npos) << log_.text();
+}
+
+// Whichever of its descriptors is missing.
+TEST(Strangers, AServerWithoutADescriptorIsAnErrorOfItsStart) {
+  const auto result = testing::run_ranks_as_processes(1, [](testing::RankContext& context) {
+    const rlimit few{.rlim_cur = 64, .rlim_max = 64};
+    require(::setrlimit(RLIMIT_NOFILE, &few) == 0, "setrlimit");
+    std::vector<os::Fd> taken;
+    for (os::Fd fd(::dup(0)); fd.is_open(); fd = os::Fd(::dup(0))) taken.push_back(std::move(fd));
+    for (size_t num_free = 0; num_free < 6; ++num_free) {
+      const auto server = TcpStoreServer::start(context.system, {.token = "secret"});
+      context.output += server.ok() ? "+" : "-";
+      taken.pop_back();
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_EQ(result.ranks[0].output, "----++");  // listener, stop event, spare, epoll
+}
+
+}  // namespace
+}  // namespace cadre

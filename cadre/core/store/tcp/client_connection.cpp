@@ -1,0 +1,129 @@
+#include "cadre/core/store/tcp/client_connection.h"
+
+#include <algorithm>
+#include <array>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/store/tcp/c10d_session.h"
+#include "cadre/core/store/tcp/native_session.h"
+#include "cadre/core/wire/byte_codec.h"
+
+namespace cadre::store {
+namespace {
+
+constexpr size_t kReadBytes = 64 << 10;
+// One client that sends without end lets the others have their turn after so much.
+constexpr size_t kMaxReadBytesPerTurn = 1 << 20;
+// A client that does not read its answers is not listened to until it does.
+constexpr size_t kMaxUnsentBytes = 64 << 20;
+constexpr std::byte kC10dValidate{0};
+
+}  // namespace
+
+bool is_loopback(const os::Address& address) {
+  if (address.kind == os::Address::Kind::kUnix) return true;
+  const std::string_view host = address.host;
+  return host == "localhost" || host == "::1" || host.starts_with("127.") ||
+         host.starts_with("::ffff:127.");
+}
+
+ClientConnection::ClientConnection(const ServerContext& context, uint32_t number,
+                                   std::unique_ptr<os::Socket> socket, Deadline greeting_deadline)
+    : context_(context),
+      tickets_(number),
+      socket_(std::move(socket)),
+      greeting_deadline_(greeting_deadline) {
+  // Clients read their answers at once, or are stopped or gone.
+  socket_->limit_silence(context.silence_limit);
+}
+
+os::PollItem ClientConnection::interest() const {
+  return {.target = socket_.get(),
+          .want_read = out_.size() < kMaxUnsentBytes,
+          .want_write = !out_.empty()};
+}
+
+Status ClientConnection::on_ready(const os::PollItem& item) {
+  if (item.can_write) {
+    CADRE_RETURN_IF_ERROR(flush());
+    CADRE_RETURN_IF_ERROR(serve());
+  }
+  if (item.can_read) CADRE_RETURN_IF_ERROR(receive());
+  return flush();
+}
+
+Status ClientConnection::receive() {
+  std::array<std::byte, kReadBytes> buffer;
+  for (size_t total = 0; total < kMaxReadBytesPerTurn;) {
+    const Result<size_t> received = socket_->try_recv(buffer);
+    if (!received.ok()) return received.error();
+    if (*received == 0) break;
+    total += *received;
+    in_.append(ConstBytes(buffer).first(*received));
+    if (const Status served = serve(); !served.ok()) {
+      // The last answer may say why: let it go out if the socket takes it.
+      (void)flush();
+      return served;
+    }
+  }
+  return {};
+}
+
+Status ClientConnection::serve() {
+  if (!session_) CADRE_RETURN_IF_ERROR(choose_protocol());
+  while (session_ && out_.size() < kMaxUnsentBytes) {
+    const Result<bool> stepped = session_->step(in_, out_);
+    if (!stepped.ok()) return stepped.error();
+    if (!*stepped) break;
+  }
+  return {};
+}
+
+Status ClientConnection::choose_protocol() {
+  const std::string_view start = wire::as_text(in_.view());
+  if (start.empty()) return {};
+  if (in_.view()[0] == kC10dValidate) {
+    if (!context_.serve_c10d || !is_loopback(socket_->peer_address())) {
+      return Error(ErrorCode::kInvalidArgument, context_.serve_c10d
+                                                    ? "c10d's protocol is served on loopback only"
+                                                    : "c10d's protocol is switched off");
+    }
+    CADRE_RETURN_IF_ERROR(socket_->check_peer_user());
+    session_ = std::make_unique<C10dSession>(context_.c10d_table, tickets_);
+    return {};
+  }
+  const std::string_view magic = wire::kStoreMagic;
+  const size_t common = std::min(start.size(), magic.size());
+  if (start.substr(0, common) != magic.substr(0, common)) {
+    return Error(ErrorCode::kCorruption, "its first bytes are of no protocol known here");
+  }
+  if (common < magic.size()) return {};
+  // Without a token only its user tells a rank from a stranger.
+  if (const Status own = context_.token.empty() ? socket_->check_peer_user() : Status();
+      !own.ok()) {
+    return Error(own.error().code(),
+                 format("{}; give every rank of the job one CADRE_JOB_TOKEN to let others in",
+                        own.error().message()));
+  }
+  in_.consume(magic.size());
+  wire::Nonce nonce;
+  context_.system.random_bytes(nonce);
+  session_ = std::make_unique<NativeSession>(context_.table, tickets_, context_.token, nonce);
+  return {};
+}
+
+void ClientConnection::on_ticket(KeyTable::Ticket ticket) {
+  if (session_) session_->on_ready(ticket, out_);
+}
+
+Status ClientConnection::flush() {
+  while (!out_.empty()) {
+    const Result<size_t> sent = socket_->try_send(out_.view());
+    if (!sent.ok()) return sent.error();
+    if (*sent == 0) break;
+    out_.consume(*sent);
+  }
+  return {};
+}
+
+}  // namespace cadre::store

@@ -1,0 +1,79 @@
+// A Store that lives in a server process: native (a TcpStoreServer) or c10d's TCPStore.
+//
+// Threads: any. Each call has a connection of its own while it runs, so a blocking wait of one
+// thread delays nobody; idle connections are kept for the next calls.
+// Blocking: every call, until its Deadline. Lifetime: the System outlives it; no call may be in
+// progress when it is destroyed.
+// Errors: as in store.h, and kInvalidArgument from connect() when the server runs another build,
+// has another token, or is no store at all. Over c10d's protocol keys get c10d's prefix "/", so
+// that they are the keys of Python's TCPStore; torch's own server takes values of at most 8 MiB.
+// Source: c10d::TCPStore.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/log.h"
+#include "cadre/core/os/host/secret.h"
+#include "cadre/core/os/system.h"
+#include "cadre/core/store/store.h"
+
+namespace cadre {
+
+namespace store {
+class ServerConnection;
+}  // namespace store
+
+enum class StoreProtocol { kNative, kC10d };
+
+struct TcpStoreOptions {
+  os::Address address;
+  os::Secret token;  // the job's secret; native protocol only
+  StoreProtocol protocol = StoreProtocol::kNative;
+  // connect() only: how soon what listens must greet, or else is tried again, and after which time
+  // a wait is told in the log, once; null: dropped. The log outlives the store.
+  Duration greeting_timeout = std::chrono::seconds(5);
+  Duration warn_after = kStoreWarnTime;
+  LogSink* log = nullptr;
+};
+
+// The two ends of a client's first connection: numeric, whatever name the server was found by.
+struct StoreRoute {
+  os::Address local;
+  os::Address server;
+};
+
+class CADRE_EXPORT TcpStore final : public Store {
+ public:
+  // Tries again until the deadline while nobody listens, because the server may start later, or
+  // while the name does not resolve.
+  static Result<std::unique_ptr<TcpStore>> connect(os::System& system,
+                                                   const TcpStoreOptions& options,
+                                                   Deadline deadline);
+  // Use connect().
+  TcpStore(os::System& system, const TcpStoreOptions& options,
+           std::unique_ptr<store::ServerConnection> first, const StoreRoute& route);
+  ~TcpStore() override;
+
+  Result<std::unique_ptr<StoreWill>> leave_will(std::string_view key, std::string_view value,
+                                                Deadline deadline) override;
+  Result<std::shared_ptr<Store>> clone(Deadline deadline) override;
+
+  const StoreRoute& route() const { return route_; }
+
+ private:
+  // Over a connection that no other call uses meanwhile.
+  Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override;
+  Result<std::unique_ptr<store::ServerConnection>> take_connection(Deadline deadline);
+
+  os::System& system_;
+  const TcpStoreOptions options_;
+  const StoreRoute route_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<store::ServerConnection>> idle_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,172 @@
+// The rings of a transport through shared memory: made by a first send, given back at the end, and
+// what is said when they cannot be made.
+#include "cadre/core/transport/shm/shm_transport.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "cadre/testing/core/host_memories.h"
+
+namespace cadre {
+namespace {
+
+constexpr size_t kSmallestRing = 4096;
+constexpr size_t kSliceBytes = 1 << 20;
+// A page and one for the header of each piece.
+constexpr size_t kForPage = 2 * 4096;
+constexpr size_t kForRing = 4096 + 2 * 4096;
+
+// Two ranks, in memory of which each can commit `num_free` bytes.
+class TwoTransports {
+ public:
+  explicit TwoTransports(size_t num_free = 1 << 20)
+      : memories_(testing::make_host_memories(
+            *system_, {.num_slots = 2, .slice_bytes = kSliceBytes}, {num_free, num_free})) {
+    std::array<Piece, 2> pages;
+    std::vector<Place> places;
+    for (size_t rank = 0; rank < 2; ++rank) {
+      pages[rank] = ShmTransport::cut_page(*memories_[rank], slots_).value_or_throw();
+      places.push_back(pages[rank].place());
+    }
+    for (size_t rank = 0; rank < 2; ++rank) {
+      setups_[rank] = {memories_[rank], static_cast<int>(rank), true, kSmallestRing, slots_,
+                       places,          std::move(pages[rank])};
+    }
+  }
+
+  ShmTransportSetup& setup(size_t rank) { return setups_[rank]; }
+  void start(size_t rank) {
+    transports_[rank] =
+        std::make_unique<ShmTransport>(*system_, interrupt_, std::move(setups_[rank]));
+  }
+  void stop(size_t rank) { transports_[rank].reset(); }
+  Channel& channel(size_t rank) { return transports_[rank]->channel(static_cast<int>(1 - rank)); }
+  Result<size_t> send_a_byte(size_t rank) {
+    const std::array<std::byte, 1> byte{};
+    return channel(rank).try_send(byte);
+  }
+  Result<size_t> receive(size_t rank) {
+    std::array<std::byte, 16> bytes;
+    return channel(rank).try_recv(bytes);
+  }
+  // The rank treats the other one as lost.
+  void forget_peer_of(size_t rank) { memories_[rank]->forget_holder(static_cast<int>(1 - rank)); }
+  // Bytes from the beginning of the slice that pieces take.
+  size_t first_free(size_t rank) {
+    return memories_[rank]->allocate({.num_bytes = 1}).value_or_throw().place().offset;
+  }
+
+ private:
+  std::unique_ptr<os::System> system_ = os::make_native_system();
+  os::Interrupt interrupt_;
+  std::vector<int> slots_ = {0, 1};
+  std::vector<std::shared_ptr<HostMemory>> memories_;
+  std::array<ShmTransportSetup, 2> setups_;
+  std::array<std::unique_ptr<ShmTransport>, 2> transports_;
+};
+
+TEST(ShmTransportRingTest, TheDefaultSizeOfARingFallsWithTheNumberOfRanks) {
+  EXPECT_EQ(ShmTransport::default_ring_bytes(2), size_t{512 << 10});
+  EXPECT_EQ(ShmTransport::default_ring_bytes(16), size_t{512 << 10});
+  EXPECT_EQ(ShmTransport::default_ring_bytes(17), size_t{256 << 10});
+  EXPECT_EQ(ShmTransport::default_ring_bytes(64), size_t{128 << 10});
+  EXPECT_EQ(ShmTransport::default_ring_bytes(HostMemory::kMaxSlots), size_t{64 << 10});
+}
+
+TEST(ShmTransportRingTest, ARingHasTheDefaultSizeForItsRanks) {
+  TwoTransports two;
+  two.setup(0).ring_bytes = 0;
+  two.start(0);
+  const std::vector<std::byte> bytes(1 << 20);
+  EXPECT_EQ(*two.channel(0).try_send(bytes), size_t{512 << 10});
+}
+
+TEST(ShmTransportRingTest, NoMemoryForItsPageIsRefusedAtOnce) {
+  EXPECT_THROW(TwoTransports(kForPage - 1), Error);
+}
+
+TEST(ShmTransportRingTest, AFirstSendMakesTheRingThatItWrites) {
+  TwoTransports poor(kForPage + kForRing - 1);
+  poor.start(0);
+  const auto refused = poor.send_a_byte(0);
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().code(), ErrorCode::kUnavailable);
+  TwoTransports two(kForPage + kForRing);
+  two.start(0);
+  EXPECT_EQ(*two.channel(0).try_send({}), 0u);
+  EXPECT_EQ(*two.send_a_byte(0), 1u);
+  EXPECT_EQ(*two.send_a_byte(0), 1u);  // in the same ring
+  two.start(1);
+  EXPECT_EQ(*two.receive(1), 2u);
+  EXPECT_EQ(*two.receive(0), 0u) << "from a ring that is not there";
+}
+
+// The writer may go first: what it sent stays until the reader has gone, too.
+TEST(ShmTransportRingTest, ARingIsGivenBackWhenBothEndsHaveGone) {
+  TwoTransports two;
+  two.start(0);
+  two.start(1);
+  ASSERT_EQ(*two.send_a_byte(0), 1u);
+  EXPECT_EQ(two.first_free(0), size_t{3 * 4096});
+  two.stop(0);
+  EXPECT_EQ(two.first_free(0), size_t{3 * 4096});
+  EXPECT_EQ(*two.receive(1), 1u);
+  EXPECT_EQ(two.receive(1).error().code(), ErrorCode::kPeerLost);
+  two.stop(1);
+  EXPECT_EQ(two.first_free(0), 0u);
+  EXPECT_EQ(two.first_free(1), 0u);
+}
+
+// The connections of rank 1 were cut, but it is alive and reads rings that rank 0 may reuse.
+TEST(ShmTransportRingTest, ARankThatItsPeerTakesForLostGetsNoBytes) {
+  TwoTransports two;
+  two.start(0);
+  two.start(1);
+  ASSERT_EQ(*two.send_a_byte(0), 1u);
+  two.forget_peer_of(0);
+  EXPECT_EQ(two.receive(1).error().code(), ErrorCode::kAborted);
+}
+
+// No rank would release it.
+TEST(ShmTransportRingTest, ARankThatHasLeftGetsNoRing) {
+  TwoTransports two;
+  two.start(0);
+  two.start(1);
+  two.stop(1);
+  EXPECT_EQ(two.send_a_byte(0).error().code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(two.receive(0).error().code(), ErrorCode::kPeerLost);
+  EXPECT_EQ(two.first_free(0), 4096u);
+  two.stop(0);
+  EXPECT_EQ(two.first_free(0), 0u);
+}
+
+TEST(ShmTransportRingTest, ARingThatItsReaderNeverSawIsGivenBack) {
+  TwoTransports two;
+  two.start(0);
+  two.start(1);
+  ASSERT_EQ(*two.send_a_byte(0), 1u);
+  two.stop(1);
+  two.stop(0);
+  EXPECT_EQ(two.first_free(0), 0u);
+}
+
+TEST(ShmTransportRingTest, PlacesOutsideOfASliceAreRefused) {
+  TwoTransports outside;
+  outside.setup(0).pages[1].offset = kSliceBytes;
+  EXPECT_THROW(outside.start(0), Error);
+  TwoTransports two;
+  two.start(1);
+  // Rank 0's page holds, behind its doorbell, the places of its rings.
+  std::byte* const page = two.setup(0).page.bytes().data();
+  const Place wild{.piece = 1, .offset = kSliceBytes - 4096};
+  std::memcpy(page + kCacheLine + sizeof(Place), &wild, sizeof(wild));
+  EXPECT_EQ(two.receive(1).error().code(), ErrorCode::kCorruption);
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,217 @@
+// The receiving half of a link: bytes of its connections into streams.
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <string_view>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/transport/tcp/peer_link.h"
+
+namespace cadre {
+namespace {
+
+using wire::LinkFrame;
+
+constexpr size_t kCreditBytes = LinkFrame::kWindowBytes / 4;
+// Limit on streams that the peer has opened and this process has not. All members of a group create
+// it together, so no peer gets that far ahead.
+constexpr size_t kMaxStreams = 64 << 10;
+
+Error violation(int peer, StreamId id, std::string_view what) {
+  return Error(ErrorCode::kCorruption,
+               cadre::format("data connection to process rank {}, stream {} of group {:#x}: {}; "
+                             "check that all ranks run the same build",
+                             peer, id.purpose, id.group, what));
+}
+
+}  // namespace
+
+Result<size_t> PeerLink::try_recv(Stream& stream, Bytes buffer) {
+  if (buffer.empty()) return size_t{0};
+  const std::lock_guard lock(mutex_);
+  if (const size_t taken = take_unread(stream, buffer); taken > 0) return taken;
+  stream.num_expected = buffer.size();
+  for (size_t i = 0; !stream.has_peer_closed && i < connections_.size(); ++i) {
+    const auto connection = connections_[i];  // it may leave the list
+    const auto received = receive_from(*connection, stream, buffer);
+    if (!received.ok()) {
+      end(*connection, received.error());
+    } else if (*received > 0) {
+      return received;
+    }
+  }
+  // An end that was found just now may have had bytes before it.
+  if (const size_t taken = take_unread(stream, buffer); taken > 0) return taken;
+  if (stream.has_peer_closed) return error_of_closed(stream);
+  if (recv_error_) return *recv_error_;
+  return size_t{0};
+}
+
+size_t PeerLink::take_unread(Stream& stream, Bytes buffer) {
+  const size_t size = std::min(buffer.size(), stream.unread.size());
+  if (size == 0) return 0;
+  std::memcpy(buffer.data(), stream.unread.view().data(), size);
+  stream.unread.consume(size);
+  count_received(stream, size);
+  return size;
+}
+
+// Bytes of other streams that stand before those of this one are put where they belong.
+Result<size_t> PeerLink::receive_from(Connection& connection, Stream& stream, Bytes buffer) {
+  while (connection.head.get() != &stream) {
+    const auto received = receive_any(connection, &stream);
+    if (!received.ok()) return received;
+    if (const size_t taken = take_unread(stream, buffer); taken > 0) return taken;
+    if (*received == 0 || stream.has_peer_closed) return size_t{0};
+  }
+  return take_head(connection, buffer);
+}
+
+Result<size_t> PeerLink::take_head(Connection& connection, Bytes buffer) {
+  const std::shared_ptr<Stream> stream = connection.head;
+  const ConstBytes buffered = connection.reader.take_buffered(buffer.size());
+  size_t num_received = buffered.size();
+  if (num_received > 0) {
+    std::memcpy(buffer.data(), buffered.data(), num_received);
+  } else {
+    const auto received = connection.reader.read_payload(buffer);
+    if (!received.ok() || *received == 0) return received;
+    num_received = *received;
+  }
+  count_received(*stream, num_received);
+  if (connection.reader.num_left() == 0) {
+    CADRE_RETURN_IF_ERROR(handle_frames(connection, stream.get()));
+  }
+  return num_received;
+}
+
+// One read, whatever stream it is of. 0 when nothing is there just now.
+Result<size_t> PeerLink::receive_any(Connection& connection, const Stream* receiver) {
+  // What was left for its receiver, which has not come.
+  if (connection.reader.has_buffered()) {
+    const size_t num_left = connection.reader.num_left();
+    CADRE_RETURN_IF_ERROR(handle_frames(connection, nullptr));
+    return num_left;
+  }
+  size_t num_received = 0;
+  if (connection.head == nullptr) {
+    const auto received = connection.reader.read_ahead(
+        receiver != nullptr ? receiver->num_expected : LinkFrame::kMaxPayloadBytes);
+    if (!received.ok()) return received;
+    num_received = *received;
+  } else {
+    wire::StreamBuffer& unread = connection.head->unread;
+    const size_t room = connection.reader.num_left();
+    const auto received = connection.reader.read_payload(unread.extend(room));
+    num_received = received.ok() ? *received : 0;
+    unread.drop_last(room - num_received);
+    if (!received.ok()) return received;
+    if (connection.head->is_closed_here) unread = {};
+    if (num_received > 0 && connection.head->spot) connection.head->spot->notify();
+  }
+  if (num_received > 0) CADRE_RETURN_IF_ERROR(handle_frames(connection, receiver));
+  return num_received;
+}
+
+// What was read ahead: the rest of a frame, then whole frames, then the beginning of one. Without
+// memory for a stream its payload has no place, and what follows could not be told from it.
+Status PeerLink::handle_frames(Connection& connection, const Stream* receiver) try {
+  while (true) {
+    if (connection.head != nullptr) {
+      Stream& stream = *connection.head;
+      if (&stream == receiver && stream.unread.empty() && connection.reader.has_buffered()) {
+        return {};
+      }
+      const ConstBytes payload = connection.reader.take_buffered(connection.reader.num_left());
+      if (!payload.empty() && !stream.is_closed_here) stream.unread.append(payload);
+      if (!payload.empty() && stream.spot) stream.spot->notify();
+      if (connection.reader.num_left() > 0) return {};
+      connection.head.reset();
+    }
+    const auto frame = connection.reader.next();
+    if (!frame.ok()) return frame.error();
+    if (!*frame) return {};
+    CADRE_RETURN_IF_ERROR(handle(connection, **frame));
+  }
+} catch (const std::bad_alloc&) {
+  return Error(ErrorCode::kUnavailable, "out of memory");
+}
+
+Status PeerLink::handle(Connection& connection, const LinkFrame& frame) {
+  const bool is_first = !std::exchange(connection.has_received, true);
+  if (is_first && sending_ == nullptr && connection.end == ConnectionEnd::kAccepted) {
+    const auto found =
+        std::ranges::find(connections_, &connection, &std::shared_ptr<Connection>::get);
+    send_on(*found);
+    notify_all();
+  }
+  if (frame.kind == LinkFrame::Kind::kOpen) return {};
+  connection.is_peers = true;
+  switch (frame.kind) {
+    case LinkFrame::Kind::kData:
+      return handle_data(connection, frame);
+    case LinkFrame::Kind::kCredit:
+      return handle_credit(frame);
+    case LinkFrame::Kind::kProbe:
+      if (closed_.contains({frame.group, frame.purpose})) {
+        send_frame(LinkFrame::Kind::kClose, {frame.group, frame.purpose}, 0);
+      }
+      return {};
+    default:
+      return handle_close({frame.group, frame.purpose});
+  }
+}
+
+Status PeerLink::handle_data(Connection& connection, const LinkFrame& frame) {
+  const StreamId id{frame.group, frame.purpose};
+  const auto found = streams_.find(id);
+  const bool is_new = found == streams_.end();
+  if (is_new && streams_.size() >= kMaxStreams) return violation(peer_, id, "too many streams");
+  connection.head = is_new ? find_or_add(id) : found->second;
+  Stream& stream = *connection.head;
+  if (is_new && closed_.contains(id)) {
+    stream.is_closed_here = true;
+    send_frame(LinkFrame::Kind::kClose, id, 0);
+  }
+  if (stream.is_closed_here) return {};
+  stream.num_unread += frame.length;
+  if (stream.num_unread + stream.num_to_credit > LinkFrame::kWindowBytes) {
+    return violation(peer_, id, "the peer has sent beyond its window");
+  }
+  return {};
+}
+
+Status PeerLink::handle_credit(const LinkFrame& frame) {
+  const auto found = streams_.find({frame.group, frame.purpose});
+  if (found == streams_.end()) return {};  // closed here
+  Stream& stream = *found->second;
+  if (frame.length > LinkFrame::kWindowBytes - stream.window) {
+    return violation(peer_, stream.id, "the peer gives credit for bytes that were not sent");
+  }
+  stream.window += frame.length;
+  if (stream.spot) stream.spot->notify();
+  return {};
+}
+
+Status PeerLink::handle_close(StreamId id) {
+  const auto found = streams_.find(id);
+  const bool is_known = found != streams_.end();
+  if (is_known ? found->second->is_closed_here : closed_.contains(id)) {
+    if (is_known) streams_.erase(found);
+    return {};
+  }
+  if (!is_known && streams_.size() >= kMaxStreams) return violation(peer_, id, "too many streams");
+  Stream& stream = *find_or_add(id);
+  stream.has_peer_closed = true;
+  if (stream.spot) stream.spot->notify();
+  return {};
+}
+
+void PeerLink::count_received(Stream& stream, size_t num_bytes) {
+  stream.num_unread -= num_bytes;
+  stream.num_to_credit += num_bytes;
+  if (stream.num_to_credit < kCreditBytes || stream.has_peer_closed) return;
+  send_frame(LinkFrame::Kind::kCredit, stream.id, std::exchange(stream.num_to_credit, 0));
+}
+
+}  // namespace cadre

@@ -1,0 +1,94 @@
+// The Transport of one group over the TcpLinks of its process.
+//
+// Threads, blocking, errors: as TcpLinks says. Private to tcp/.
+// Lifetime: shares the TcpLinks; the Interrupt outlives it.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cadre/core/os/interrupt.h"
+#include "cadre/core/transport/tcp/peer_link.h"
+#include "cadre/core/transport/tcp/tcp_links.h"
+#include "cadre/core/transport/tcp/wait_spot.h"
+#include "cadre/core/transport/transport.h"
+
+namespace cadre {
+
+struct StreamTransportOptions {
+  StreamId id;
+  std::vector<int> members;
+  Rank rank;
+};
+
+class StreamTransport final : public Transport {
+ public:
+  StreamTransport(std::shared_ptr<TcpLinks> links, StreamTransportOptions options,
+                  os::Interrupt& interrupt);
+  ~StreamTransport() override;
+
+  Rank rank() const override { return options_.rank; }
+  int world_size() const override { return static_cast<int>(options_.members.size()); }
+  Channel& channel(Rank peer) override { return stream_channel(peer); }
+  Status wait(std::span<const ChannelInterest> interests, Deadline deadline) override;
+  void wake() override;
+
+ private:
+  class StreamChannel final : public Channel {
+   public:
+    StreamChannel(StreamTransport& owner, Rank peer);
+
+    Result<size_t> try_send(ConstBytes data) override { return try_send_parts({{}, data}); }
+    Result<size_t> try_send_parts(const Parts& parts) override;
+    Result<size_t> try_recv(Bytes buffer) override;
+    PeerLink& link() const { return link_; }
+    PeerLink::Stream& stream() const { return *stream_; }
+
+   private:
+    Error named(const Error& error) const;
+
+    const Rank rank_;
+    const Rank peer_;
+    PeerLink& link_;
+    const std::shared_ptr<PeerLink::Stream> stream_;  // shared with the link
+  };
+
+  // What a thread that sleeps has registered, so that it is woken.
+  struct Sleep {
+    Sleep(StreamTransport& owner, os::EventPool::Lease event)
+        : lease(std::move(event)),
+          registration(owner.interrupt_, lease.event()),
+          stay(owner.spot_, lease.event()) {}
+
+    const os::EventPool::Lease lease;
+    const os::Interrupt::Registration registration;
+    const WaitSpot::Stay stay;
+  };
+
+  StreamChannel& stream_channel(Rank peer);
+  bool take_wake_up();
+  // The best of what the links say of the interests; the items to poll.
+  PeerLink::Look prepare(std::span<const ChannelInterest> interests, os::Event* event);
+  // Whether there can be progress now; nothing when nothing has happened until the deadline.
+  std::optional<bool> poll(Deadline deadline);
+  // Opens at most one connection. Whether it was tried; `look_at` becomes the time to try at, if
+  // that is later.
+  Result<bool> dial_missing(std::span<const ChannelInterest> interests, Deadline deadline,
+                            Deadline& look_at);
+  Status dial(const ChannelInterest& interest, Duration patience, Deadline deadline);
+
+  const std::shared_ptr<TcpLinks> links_;  // shared by all groups of the process
+  const StreamTransportOptions options_;
+  os::Interrupt& interrupt_;
+  WaitSpot spot_;
+  std::atomic<bool> is_woken_{false};                     // until wait() has seen it
+  std::vector<std::unique_ptr<StreamChannel>> channels_;  // by rank, made when they are needed
+  int num_looks_ = 0;                                     // polls before one sleeps
+  // Kept between waits for their memory: an item for each Polled, then the event.
+  std::vector<PeerLink::Polled> polled_;
+  std::vector<os::PollItem> items_;
+};
+
+}  // namespace cadre

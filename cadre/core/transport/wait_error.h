@@ -1,0 +1,18 @@
+// The errors of Transport::wait, worded alike by every transport.
+//
+// Threads: any. Blocking: never.
+#pragma once
+
+#include <span>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/transport/transport.h"
+
+namespace cadre {
+
+// kTimeout: "rank 0: no progress before the deadline while waiting to send to rank 1, ...".
+Error timeout_error(Rank rank, std::span<const ChannelInterest> interests);
+// kAborted: the group's Interrupt was raised during the wait.
+Error interrupted_error(Rank rank, std::span<const ChannelInterest> interests);
+
+}  // namespace cadre

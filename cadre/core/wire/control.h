@@ -1,0 +1,242 @@
+// The messages by which ranks identify each other: addresses in the store, the handshake of every
+// connection, and the events on control connections.
+//
+// Threads: plain values; a ControlSplitter has one owner. Blocking: never.
+// Errors: kCorruption for bytes that are not such a message; nothing from outside is trusted.
+// Format: docs/formats/control-messages.md.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/fingerprint.h"
+#include "cadre/core/base/types.h"
+
+namespace cadre::wire {
+
+inline constexpr size_t kMaxControlFrameBytes = 16 << 10;
+inline constexpr size_t kControlPrefixBytes = sizeof(uint32_t);  // the length before a frame
+inline constexpr size_t kMaxControlTextBytes = 4 << 10;
+inline constexpr size_t kMaxPhaseBytes = 64;  // limit of Activity::phase
+inline constexpr size_t kMaxElsewhereBytes = 160;
+inline constexpr size_t kMaxLastActivities = 32;  // in the report of a loss
+inline constexpr size_t kMaxEventsInBatch = 4096;
+
+// Version of the messages by which two ranks open a connection. A build that did not send it yet
+// has the link's purpose at this offset, whose values are all below 4, so it is refused too.
+inline constexpr uint8_t kHandshakeVersion = 6;
+
+using Nonce = std::array<std::byte, 32>;
+using Proof = std::array<std::byte, 32>;  // HMAC-SHA256 keyed by the job's token
+
+// The identity and addresses of a rank; published in the store under a key of the round.
+struct RankAddress {
+  std::string version;  // library version; all ranks must have the same
+  std::string host;
+  std::string boot_id;
+  int32_t pid = 0;
+  std::string tcp_address;
+  std::string unix_address;
+  uint64_t probe = 0;          // a random number that proves a mapping of this rank's segment
+  std::string core_mask;       // cores it may run on, as in os::HostInfo
+  uint64_t pid_namespace = 0;  // in which `pid` counts; 0: unknown
+
+  friend bool operator==(const RankAddress&, const RankAddress&) = default;
+};
+
+enum class LinkPurpose : uint8_t { kControl, kData };
+inline constexpr int kNumLinkPurposes = 2;
+
+// First message of a connection, from the rank that connects; begins with kHandshakeVersion.
+struct Hello {
+  LinkPurpose purpose = LinkPurpose::kControl;
+  int32_t from = 0;
+  int32_t to = 0;
+  uint64_t round = 0;
+  std::string group;
+  std::string version;
+  Nonce nonce{};
+
+  friend bool operator==(const Hello&, const Hello&) = default;
+};
+
+// What the rank that accepts asks to be proved the token for. Nothing in it depends on the token:
+// the caller may be a stranger.
+struct Challenge {
+  Nonce nonce{};
+
+  friend bool operator==(const Challenge&, const Challenge&) = default;
+};
+
+// The proof of the rank that connected.
+struct Answer {
+  Proof proof{};
+
+  friend bool operator==(const Answer&, const Answer&) = default;
+};
+
+// Why a connection was refused; the connection ends after it.
+struct Refusal {
+  std::string reason;
+
+  friend bool operator==(const Refusal&, const Refusal&) = default;
+};
+
+enum class ActivityState : uint8_t { kNothingYet, kRunning, kDone, kFailed };
+inline constexpr int kNumActivityStates = 4;
+
+// What a rank is doing, or did last.
+struct Activity {
+  ActivityState state = ActivityState::kNothingYet;
+  uint64_t number = 0;
+  Fingerprint fingerprint = {};  // its kind tells collectives from send and recv, which count apart
+  int32_t waiting_for = -1;
+  int64_t age_ns = 0;  // since it began (running) or ended
+  std::string phase;
+  // What a rank that is idle in the group of the question runs in another group, such as
+  // 'all_reduce #7 of group "tp"'. At most kMaxElsewhereBytes are sent.
+  std::string elsewhere = {};
+
+  friend bool operator==(const Activity&, const Activity&) = default;
+};
+
+// The sender's group failed; `culprit` is the rank at fault, `reporter` the one that found the
+// first failure, each -1 where unknown.
+struct AbortNotice {
+  ErrorCode code = ErrorCode::kAborted;
+  int32_t culprit = -1;
+  int32_t reporter = -1;
+  std::string cause;        // the sentence that explains it, the same on all ranks
+  std::string message;      // the first failure, as its rank throws it but for the remedy
+  std::string remedy = {};  // remedy for the cause; empty: that of the code
+
+  friend bool operator==(const AbortNotice&, const AbortNotice&) = default;
+};
+
+// The proof of the rank that accepted, after the other's: the end of the handshake.
+struct Acceptance {
+  Proof proof{};
+
+  friend bool operator==(const Acceptance&, const Acceptance&) = default;
+};
+
+// What showed that a rank is lost.
+enum class SignOfLoss : uint8_t { kConnectionEnded, kProcessEnded, kSilence, kUnreachable };
+inline constexpr int kNumSignsOfLoss = 4;
+
+// What a rank does in a group, or did last.
+struct GroupActivity {
+  uint64_t group = 0;
+  Activity activity;
+
+  friend bool operator==(const GroupActivity&, const GroupActivity&) = default;
+};
+
+// A rank of the fabric is lost.
+struct LossReport {
+  int32_t rank = -1;
+  int32_t reporter = -1;  // the rank that detected the loss
+  SignOfLoss sign = SignOfLoss::kConnectionEnded;
+  std::vector<GroupActivity> last;  // what it did last, as far as the reporter could read
+
+  friend bool operator==(const LossReport&, const LossReport&) = default;
+};
+
+// A rank left the fabric in good order.
+struct FabricLeave {
+  int32_t rank = -1;
+
+  friend bool operator==(const FabricLeave&, const FabricLeave&) = default;
+};
+
+// A rank left a group in good order.
+struct GroupLeave {
+  uint64_t group = 0;
+  int32_t rank = -1;
+  uint64_t num_collectives = 0;
+  Fingerprint last = {};  // the collective of that number; zero when there was none
+
+  friend bool operator==(const GroupLeave&, const GroupLeave&) = default;
+};
+
+// The first failure of a group, published by `origin`; the ranks in it are those of the fabric.
+struct GroupFailure {
+  uint64_t group = 0;
+  int32_t origin = -1;
+  AbortNotice notice;
+
+  friend bool operator==(const GroupFailure&, const GroupFailure&) = default;
+};
+
+// A status question of `origin` to all members of a group.
+struct StatusQuestion {
+  int32_t origin = -1;
+  uint64_t number = 0;  // counts the questions of the origin
+  uint64_t group = 0;
+
+  friend bool operator==(const StatusQuestion&, const StatusQuestion&) = default;
+};
+
+// What `rank` does in the group of a question.
+struct StatusAnswer {
+  int32_t origin = -1;  // asking rank; with `number`, names the question
+  uint64_t number = 0;
+  int32_t rank = -1;
+  Activity activity;
+
+  friend bool operator==(const StatusAnswer&, const StatusAnswer&) = default;
+};
+
+// Events, which ranks forward to each other.
+using Event =
+    std::variant<LossReport, FabricLeave, GroupLeave, GroupFailure, StatusQuestion, StatusAnswer>;
+
+struct EventBatch {
+  std::vector<Event> events;
+
+  friend bool operator==(const EventBatch&, const EventBatch&) = default;
+};
+
+// The sender is alive and has no event to send.
+struct Heartbeat {
+  friend bool operator==(const Heartbeat&, const Heartbeat&) = default;
+};
+
+// Acknowledges a FabricLeave to the rank that leaves.
+struct LeaveReceipt {
+  friend bool operator==(const LeaveReceipt&, const LeaveReceipt&) = default;
+};
+
+using ControlMessage = std::variant<Hello, Challenge, Answer, Refusal, AbortNotice, Acceptance,
+                                    EventBatch, Heartbeat, LeaveReceipt>;
+
+std::string encode_rank_address(const RankAddress& rank_address);
+Result<RankAddress> decode_rank_address(std::string_view text);
+
+// With its frame: a 32-bit length, the type, the fields. Over-long texts are cut.
+// REQUIRES: of an EventBatch, that it fits a frame; encode_events() sees to that.
+std::vector<std::byte> encode_control(const ControlMessage& message);
+// As many frames of EventBatches as are needed.
+std::vector<std::byte> encode_events(std::span<const Event> events);
+// Without its frame's length.
+Result<ControlMessage> decode_control(ConstBytes body);
+
+// Cuts a stream into messages.
+class ControlSplitter {
+ public:
+  void append(ConstBytes received);
+  // The next whole message; nullopt when more bytes are needed. After an error the stream is lost.
+  Result<std::optional<ControlMessage>> next();
+
+ private:
+  std::vector<std::byte> buffer_;
+};
+
+}  // namespace cadre::wire

@@ -1,0 +1,61 @@
+#include "cadre/core/wire/framing.h"
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/wire/byte_codec.h"
+
+namespace cadre::wire {
+
+void StreamBuffer::append(ConstBytes bytes) {
+  move_to_front();
+  data_.insert(data_.end(), bytes.begin(), bytes.end());
+}
+
+Bytes StreamBuffer::extend(size_t num_bytes) {
+  move_to_front();
+  data_.resize(data_.size() + num_bytes);
+  return Bytes(data_).last(num_bytes);
+}
+
+void StreamBuffer::drop_last(size_t num_bytes) {
+  data_.resize(data_.size() - num_bytes);
+  if (empty()) consume(0);
+}
+
+// Only once half is consumed: that keeps the cost per byte constant.
+void StreamBuffer::move_to_front() {
+  if (begin_ <= data_.size() / 2) return;
+  data_.erase(data_.begin(), data_.begin() + static_cast<ptrdiff_t>(begin_));
+  begin_ = 0;
+}
+
+void StreamBuffer::consume(size_t num_bytes) {
+  begin_ += num_bytes;
+  if (begin_ < data_.size()) return;
+  begin_ = 0;
+  data_.clear();
+  // One large value must not hold its memory for the life of a connection, of which a server has
+  // thousands.
+  constexpr size_t kKeptBytes = 4 << 10;
+  if (data_.capacity() > kKeptBytes) data_ = {};
+}
+
+void append_frame(StreamBuffer& out, ConstBytes payload) {
+  ByteWriter header;
+  header.integer(static_cast<uint32_t>(payload.size()));
+  out.append(header.bytes());
+  out.append(payload);
+}
+
+Result<std::optional<ConstBytes>> peek_frame(const StreamBuffer& buffer, size_t max_payload_bytes) {
+  ByteReader reader(buffer.view());
+  const auto length = reader.integer<uint32_t>();
+  if (!reader.ok()) return std::optional<ConstBytes>();
+  if (length > max_payload_bytes) {
+    return Error(ErrorCode::kCorruption,
+                 format("frame of {} bytes is over the limit of {}", length, max_payload_bytes));
+  }
+  if (length > reader.remaining()) return std::optional<ConstBytes>();
+  return std::optional(buffer.view().subspan(kFrameHeaderBytes, length));
+}
+
+}  // namespace cadre::wire

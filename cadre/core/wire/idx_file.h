@@ -1,0 +1,37 @@
+// The idx format of the MNIST files: an array of bytes with its shape, plain or compressed by gzip.
+//
+// Threads: plain values. Blocking: never. Lifetime: an array owns its bytes.
+// Errors: kCorruption with what is wrong and what was expected, for every byte sequence that is not
+// such a file; kInvalidArgument for an element type other than bytes. What the file claims is
+// checked against its size before anything is allocated for it.
+// Source: yann.lecun.com/exdb/mnist; RFC 1952 (docs/formats/idx.md).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/types.h"
+
+namespace cadre {
+
+struct IdxArray {
+  std::vector<int64_t> shape;     // slowest axis first
+  std::vector<uint8_t> elements;  // row-major
+
+  friend bool operator==(const IdxArray&, const IdxArray&) = default;
+};
+
+// Larger arrays are refused; MNIST's largest has 47 MB.
+inline constexpr uint64_t kMaxIdxBytes = uint64_t{1} << 31;
+inline constexpr size_t kMaxIdxAxes = 8;
+
+// The whole file. Bytes that start as gzip does (1f 8b) are decompressed while they are read; the
+// contents of several gzip members follow each other.
+CADRE_EXPORT Result<IdxArray> parse_idx(ConstBytes file);
+
+// Uncompressed. REQUIRES: shape and elements that parse_idx would give.
+CADRE_EXPORT std::vector<std::byte> encode_idx(const IdxArray& array);
+
+}  // namespace cadre

@@ -1,0 +1,67 @@
+// The header of a safetensors file: names, dtypes, shapes and places of its tensors.
+//
+// Threads: plain values. Blocking: never. Lifetime: a header owns its texts.
+// Errors: kCorruption with what is wrong and what was expected, for every byte sequence that is not
+// a valid header; parsing allocates at most a small multiple of the header's size.
+// Source: github.com/huggingface/safetensors, format 1 (docs/formats/safetensors.md).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/types.h"
+
+namespace cadre::wire {
+
+// The dtypes of whole bytes, by the format's own names: "F32", "BF16", "I64", ...
+struct SafetensorsEntry {
+  std::string name;
+  std::string dtype;
+  std::vector<int64_t> shape;
+  uint64_t begin = 0;  // bytes from the start of the data, which follows the header
+  uint64_t end = 0;
+
+  friend bool operator==(const SafetensorsEntry&, const SafetensorsEntry&) = default;
+};
+
+struct SafetensorsHeader {
+  std::vector<SafetensorsEntry> tensors;  // by `begin`: they cover the data without a hole
+  std::map<std::string, std::string> metadata;
+  uint64_t data_offset = 0;  // bytes from the start of the file to the data; set by parsing
+
+  friend bool operator==(const SafetensorsHeader&, const SafetensorsHeader&) = default;
+};
+
+// Longer headers are refused before anything is allocated for them: the format's own bound.
+inline constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
+inline constexpr size_t kSafetensorsLengthBytes = 8;
+// The key of the metadata, which therefore cannot be the name of a tensor.
+inline constexpr std::string_view kSafetensorsMetadataKey = "__metadata__";
+
+// Bytes of one element; 0 for a dtype that this library does not know.
+CADRE_EXPORT size_t safetensors_dtype_bytes(std::string_view dtype);
+
+// The header of a file with these tensors, whose `begin` and `end` it sets, in the format's own
+// order: by descending size of an element, so that every tensor is aligned, then by name. REQUIRES:
+// dtypes that this library knows, and names in UTF-8 other than kSafetensorsMetadataKey.
+CADRE_EXPORT SafetensorsHeader lay_out_safetensors(std::vector<SafetensorsEntry> tensors,
+                                                   std::map<std::string, std::string> metadata);
+
+// What the length word at the beginning of a file says; 0 for fewer bytes than it has.
+CADRE_EXPORT uint64_t safetensors_header_bytes(ConstBytes prefix);
+
+// Reads the header of a file of `file_bytes` bytes whose first bytes are `prefix` (at least the
+// length word and the header; the whole file will do).
+CADRE_EXPORT Result<SafetensorsHeader> parse_safetensors_header(ConstBytes prefix,
+                                                                uint64_t file_bytes);
+
+// The length word and the JSON, padded by spaces so that the data starts at a multiple of 8.
+// REQUIRES: entries that parse_safetensors_header would accept, over a file of header and data.
+CADRE_EXPORT std::string encode_safetensors_header(const SafetensorsHeader& header);
+
+}  // namespace cadre::wire

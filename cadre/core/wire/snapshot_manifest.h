@@ -1,0 +1,81 @@
+// The manifest of a sharded snapshot: which file holds which part of which tensor.
+//
+// Threads: plain values. Blocking: never. Lifetime: a manifest owns its texts.
+// Errors: kCorruption with what is wrong for a text that is not a valid manifest, kInvalidArgument
+// for one of another version. An accepted manifest names files of its own folder only, and the
+// pieces of each tensor cover it exactly, without overlap. Format:
+// docs/formats/sharded-snapshot.md.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+
+namespace cadre {
+
+inline constexpr int64_t kSnapshotManifestVersion = 1;
+inline constexpr std::string_view kSnapshotManifestName = "manifest.json";
+// A longer text is refused before it is parsed.
+inline constexpr size_t kMaxSnapshotManifestBytes = size_t{256} << 20;
+
+struct ManifestFile {
+  std::string name;
+  uint64_t bytes = 0;
+
+  friend bool operator==(const ManifestFile&, const ManifestFile&) = default;
+};
+
+// Along each dimension of the tensor sizes[dim] elements from offsets[dim] on, in a file that has
+// at most one piece of the tensor, under the tensor's name.
+struct ManifestPiece {
+  size_t file = 0;  // index of SnapshotManifest::files
+  std::vector<int64_t> offsets;
+  std::vector<int64_t> sizes;
+
+  friend bool operator==(const ManifestPiece&, const ManifestPiece&) = default;
+};
+
+struct ManifestTensor {
+  std::string name;   // name of the parameter or buffer
+  std::string state;  // name of the parameter's optimizer state; empty: the tensor itself
+  // One value for the whole parameter, such as the number of steps; else shaped as the parameter.
+  bool is_scalar = false;
+  std::string dtype;  // as in safetensors: "F32"
+  std::vector<int64_t> shape;
+  std::vector<ManifestPiece> pieces;
+
+  friend bool operator==(const ManifestTensor&, const ManifestTensor&) = default;
+};
+
+struct SnapshotManifest {
+  int64_t step = 0;
+  int64_t world_size = 1;
+  // Describe the run that wrote it, for people: loading depends on neither.
+  std::string strategy;
+  std::string mesh;
+  std::vector<ManifestFile> files;
+  std::vector<ManifestTensor> tensors;
+  std::string extra = "{}";  // a JSON object of the program that saved
+
+  friend bool operator==(const SnapshotManifest&, const SnapshotManifest&) = default;
+};
+
+// The name under which files hold it: "fc.weight", and as torch.distributed.checkpoint flattens an
+// optimizer's state, "state.fc.weight.exp_avg".
+CADRE_EXPORT std::string name_in_files(const ManifestTensor& tensor);
+
+// kCorruption that says what is wrong unless the pieces lie within the shape, do not overlap and
+// leave nothing out. A tensor without elements has exactly one piece, without elements.
+CADRE_EXPORT Status check_pieces(std::span<const int64_t> shape,
+                                 std::span<const ManifestPiece> pieces);
+
+CADRE_EXPORT Result<SnapshotManifest> parse_snapshot_manifest(std::string_view text);
+// kInvalidArgument for a text that JSON cannot hold (no UTF-8), or an `extra` that is no object.
+CADRE_EXPORT Result<std::string> encode_snapshot_manifest(const SnapshotManifest& manifest);
+
+}  // namespace cadre

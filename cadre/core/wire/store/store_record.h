@@ -1,0 +1,52 @@
+// The records of a file store: what happened to its keys, in order (docs/formats/store-file.md).
+//
+// Threads: plain values. Blocking: never. Errors: kCorruption for bytes that no file store wrote.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/types.h"
+
+namespace cadre::wire {
+
+// The first bytes of the file.
+inline constexpr std::string_view kStoreFileMagic = "CDRFILE1";
+
+enum class StoreRecordVerb : uint8_t {
+  kJoin,  // a rank has opened the store
+  kSet,
+  kAppend,
+  kErase,
+  kPush,
+  kPop,
+};
+inline constexpr int kNumStoreRecordVerbs = 6;
+
+struct StoreRecord {
+  StoreRecordVerb verb = StoreRecordVerb::kJoin;
+  std::string key;    // empty for kJoin
+  std::string value;  // for kSet, kAppend and kPush
+
+  friend bool operator==(const StoreRecord&, const StoreRecord&) = default;
+};
+
+// What the first bytes of a piece of the file held.
+struct DecodedStoreRecord {
+  // None: the record is torn, as a writer that was killed leaves it, and it is the last.
+  std::optional<StoreRecord> record;
+  size_t num_bytes = 0;  // size of the record; of a torn one, the least it needs
+};
+
+CADRE_EXPORT std::vector<std::byte> encode(const StoreRecord& record);
+
+// `rest` goes to the end of the file. A record whose checksum is wrong is torn if nothing follows
+// it, and an error if something does.
+CADRE_EXPORT Result<DecodedStoreRecord> decode_store_record(ConstBytes rest);
+
+}  // namespace cadre::wire

@@ -1,0 +1,88 @@
+// The `cadre` command. It links only the core, so it starts in milliseconds; the trainer, which
+// needs libtorch, is a separate program that it executes.
+#include <exception>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/format.h"
+#include "cadre/launch/cli/command.h"
+#include "cadre/launch/cli/nearest.h"
+#include "cadre/core/os/proc/inherited.h"
+
+namespace {
+
+using cadre::cli::Words;
+
+constexpr std::string_view kHelp = R"(cadre COMMAND [options]
+
+  cadre run --nproc-per-node 4 ./train            start a program as the ranks of one job
+  cadre train examples/gpt.toml                   train a model from a configuration file
+  cadre verify examples/gpt.toml                  compare several processes with one
+  cadre trace records                             where a job stopped, from its flight records
+  cadre schedule --list                           schedules of a pipeline, to try before building it
+  cadre info                                      properties of this machine and this build
+
+Commands
+  run        start a C++ or Python program several times, with torchrun's environment
+  train      train a model from a configuration file, on one or more processes
+  verify     compare training under every strategy with training on one process
+  trace      read flight records after a failure or during a hang: which rank the others wait for
+  schedule   make, check, simulate and draw a schedule of pipeline parallelism
+  info       versions, torch, cores, memory, limits, transports
+  help       this text; cadre help COMMAND explains a command
+  --version  the version
+)";
+
+const std::vector<std::string> kCommands{"run",      "train", "verify", "trace",
+                                         "schedule", "info",  "help"};
+
+int dispatch(const std::string& command, Words words, const cadre::os::Inherited& inherited);
+
+bool is_help(const std::string& word) {
+  return word == "help" || word == "--help" || word == "-h";
+}
+
+// "help run" means "run --help".
+int help_command(Words words, const cadre::os::Inherited& inherited) {
+  if (words.empty() || is_help(words.front())) {
+    return cadre::cli::print(kHelp);
+  }
+  const std::vector<std::string> wants_help{"--help"};
+  return dispatch(words.front(), wants_help, inherited);
+}
+
+int dispatch(const std::string& command, Words words, const cadre::os::Inherited& inherited) {
+  if (command == "run") return cadre::cli::run_command(words, inherited);
+  if (command == "train") return cadre::cli::train_command(words, inherited);
+  if (command == "verify") return cadre::cli::verify_command(words, inherited);
+  if (command == "trace") return cadre::cli::trace_command(words);
+  if (command == "schedule") return cadre::cli::schedule_command(words);
+  if (command == "info") return cadre::cli::info_command(words);
+  if (is_help(command)) return help_command(words, inherited);
+  if (command == "--version" || command == "version") {
+    return cadre::cli::print("cadre " CADRE_VERSION "\n");
+  }
+  const std::string near = cadre::cli::nearest(command, kCommands);
+  return cadre::cli::fail(
+      "cadre",
+      near.empty() ? cadre::format("unknown command \"{}\"; cadre help lists all", command)
+                   : cadre::format("unknown command \"{}\"; did you mean \"{}\"?", command, near),
+      cadre::cli::kUsageExitCode);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const cadre::os::Inherited inherited = cadre::os::take_over_process();
+    const std::vector<std::string> words(argv + 1, argv + argc);
+    if (words.empty()) {
+      cadre::cli::print(kHelp);
+      return cadre::cli::kUsageExitCode;
+    }
+    return dispatch(words.front(), Words(words).subspan(1), inherited);
+  } catch (const std::exception& error) {  // cadre::Error, or of the standard library
+    return cadre::cli::fail("cadre", error.what(), 1);
+  }
+}

@@ -1,0 +1,38 @@
+// The subcommands of `cadre`, and their common functions.
+//
+// Threads: the main thread, before any other was started. Blocking: as long as the command runs.
+// Each command takes the words after its name and returns the exit code of the process: 0, 1 if its
+// output could not be written, 2 for an invalid command line, or a code that its help describes.
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "cadre/core/os/proc/inherited.h"
+
+namespace cadre::cli {
+
+inline constexpr int kUsageExitCode = 2;
+inline constexpr int kNotExecutableExitCode = 126;  // as in shells
+inline constexpr int kNotFoundExitCode = 127;
+
+using Words = std::span<const std::string>;
+
+// The commands that start processes give them back what this one inherited.
+int run_command(Words words, const os::Inherited& inherited);
+int train_command(Words words, const os::Inherited& inherited);
+int verify_command(Words words, const os::Inherited& inherited);
+int info_command(Words words);
+int trace_command(Words words);
+int schedule_command(Words words);
+
+// "cadre run: <sentence>" on standard error; returns `exit_code`.
+int fail(std::string_view command, std::string_view sentence, int exit_code);
+
+// Writes the whole text of a command to standard output. Returns 0, or 1 if it could not be written
+// (a full disk, a limit on files, a closed descriptor), after a message on standard error. A reader
+// that has gone needs no message: 141, as if SIGPIPE had ended the command.
+int print(std::string_view text);
+
+}  // namespace cadre::cli

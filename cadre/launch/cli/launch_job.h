@@ -1,0 +1,26 @@
+// Runs a job under the guardian, for `cadre run`, `cadre train` and `cadre verify`.
+//
+// Threads: the main thread, before any other was started. Blocking: as long as the job runs.
+// Errors: reported on standard error as one sentence; 126 or 127 if the program cannot be started,
+// 2 for an invalid CADRE_LOG, whose level applies to the job's store and to the workers.
+#pragma once
+
+#include <functional>
+#include <string_view>
+
+#include "cadre/core/base/error.h"
+#include "cadre/launch/job/job.h"
+
+namespace cadre::cli {
+
+inline constexpr int kMaxWorkers = 4096;
+
+// Returns the exit code. `command` begins error messages ("cadre run"). `meaning` maps the exit
+// code of the job to that of the command; by default they are equal.
+int launch_job(std::string_view command, launch::JobSpec spec,
+               const std::function<int(int)>& meaning = {});
+
+// The exit code if a program cannot be started for this reason.
+int start_failure_code(const Error& error);
+
+}  // namespace cadre::cli

@@ -1,0 +1,115 @@
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "cadre/core/base/format.h"
+#include "cadre/launch/cli/run_options.h"
+#include "cadre/launch/cli/torchrun_flags.h"
+
+namespace cadre::cli {
+namespace {
+
+constexpr std::string_view kRunHelp =
+    R"(cadre run [options] PROGRAM [arguments...]
+
+Starts PROGRAM several times on this host, as the ranks of one job. A file that ends in .py is run by
+Python, any other file is executed. Workers have torchrun's environment variables (RANK, WORLD_SIZE,
+MASTER_ADDR ...), so programs for torchrun run unchanged.
+
+  cadre run --nproc-per-node 4 ./train --lr 0.1     a program, four times
+  cadre run --nproc-per-node auto train.py          a Python script, once per GPU, without GPUs per core
+  cadre run --nproc-per-node 2 -m package.train     a Python module
+  cadre run --nproc-per-node 2 --no-python ./job.py a script with a #! line
+
+How many
+  --nproc-per-node N         workers; a number, auto, gpu or cpu (default 1)
+What to run
+  -m, --module               PROGRAM is a Python module
+  --no-python                execute PROGRAM itself, even if it ends in .py
+  --run-path                 run PROGRAM by Python, even if its name does not end in .py
+Output
+  --log-line-prefix-template TEXT
+                             the prefix of each line; ${rank}, ${local_rank}, ${role_name} and
+                             ${host} are replaced (default "[${rank}] ")
+  --role NAME                the value of ROLE_NAME and ${role_name} (default "default")
+Diagnosis
+  --flight-records FOLDER    keep each rank's last 2,000 operations in FOLDER, for cadre trace, also
+                             after kill -9 and while the job hangs
+The job
+  --master-port PORT         the port of the job's store on 127.0.0.1 (default: a free port)
+  --rdzv-id ID               the name of the job (default: a random one)
+  --shutdown-timeout SECONDS time between SIGTERM and SIGKILL to the workers (default 30)
+  --help                     this text
+
+Options of torchrun that are accepted with values that apply to one host
+  --standalone               --rdzv-backend, --rdzv-endpoint and --master-addr are ignored
+  --nnodes N                 1 or 1:1
+  --node-rank N              0
+  --max-restarts N           0
+  --rdzv-backend BACKEND     c10d or static
+  --rdzv-endpoint HOST:PORT  a name or address of this host; the port replaces --master-port
+  --master-addr HOST         the same; MASTER_ADDR of the workers is 127.0.0.1
+  --local-addr HOST          a name or address of this host
+  --rdzv-conf SETTINGS       the timeouts and intervals, store_type=tcp, is_host=1, rank=0
+  --monitor-interval SECONDS any value: the end of a worker is noticed at once
+  --start-method METHOD      spawn, fork or forkserver, without a difference
+  --signals-to-handle NAMES  SIGTERM,SIGINT,SIGHUP,SIGQUIT, with or without SIGUSR1 and SIGUSR2
+
+)";
+
+constexpr std::string_view kEnd = R"(
+All long options may be written with underscores (--nproc_per_node). A value follows as the next word
+or after "="; if an option is given twice, the last one counts. torchrun's variables are read for
+torchrun's options (PET_NNODES for --nnodes, and so on); an option takes precedence over its variable.
+
+When a worker fails, the others are stopped, and the report at the end of the output has the rank that
+failed, its host, the reason, and its last 30 lines; its exit code becomes that of cadre run (128 + N
+if signal N ended it). Ctrl-C sends SIGINT to the workers, a second Ctrl-C kills them. Ctrl-Z suspends
+the job. After cadre run has ended, even by kill -9, no process of the job is left; only if both
+processes of cadre run are killed with -9 at the same time, processes that workers started are left.
+Variables: PYTHON_EXEC is the Python interpreter; OMP_NUM_THREADS, if unset, becomes the number of
+cores divided by the workers; CADRE_LOG (debug, info, warning, error, off; default warning) is the
+level of the library's log on stderr.
+)";
+
+constexpr size_t kHelpWidth = 100;
+constexpr std::string_view kIndent = "     ";  // and the space before each word
+
+// Lines of whole words, indented.
+std::string wrapped(std::string_view sentence) {
+  std::string text;
+  std::string line(kIndent);
+  while (!sentence.empty()) {
+    const std::string_view word = sentence.substr(0, sentence.find(' '));
+    if (line.size() + 1 + word.size() > kHelpWidth) {
+      text += line + "\n";
+      line = kIndent;
+    }
+    line += cadre::format(" {}", word);
+    sentence.remove_prefix(std::min(word.size() + 1, sentence.size()));
+  }
+  return text + line + "\n";
+}
+
+}  // namespace
+
+std::string run_help() {
+  std::string text(kRunHelp);
+  text += "Options of torchrun that are refused, and what to do instead\n";
+  std::string_view last_reason;
+  for (const RefusedFlag& flag : refused_torchrun_flags()) {
+    if (!last_reason.empty() && flag.reason != last_reason) {
+      text += wrapped(last_reason);
+    }
+    last_reason = flag.reason;
+    const std::string letter =
+        flag.option.letter == 0 ? "" : cadre::format("-{}, ", flag.option.letter);
+    const std::string value =
+        flag.option.value.empty() ? "" : cadre::format(" {}", flag.option.value);
+    text += cadre::format("  {}{}{}\n", letter, flag.option.name, value);
+  }
+  text += wrapped(last_reason);
+  return text.append(kEnd);
+}
+
+}  // namespace cadre::cli

@@ -1,0 +1,326 @@
+#include "cadre/launch/cli/run_options.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <charconv>
+#include <chrono>
+#include <string_view>
+#include <system_error>
+
+#include "cadre/core/base/format.h"
+#include "cadre/launch/cli/launch_job.h"
+#include "cadre/launch/cli/path_options.h"
+#include "cadre/launch/cli/torchrun_flags.h"
+
+namespace cadre::cli {
+namespace {
+
+// kTorchrun flags are also read from torchrun's variable PET_NAME.
+enum class Origin { kTorchrun, kCadre };
+
+struct AcceptedFlag {
+  OptionSpec option;
+  Origin origin;
+  Status (*apply)(const GivenOption& given, RunOptions& options);
+};
+
+Error wrong(const GivenOption& given, std::string_view sentence) {
+  return Error(ErrorCode::kInvalidArgument, cadre::format("{}: {}", given.text(), sentence));
+}
+
+// About 30 years; a ninth of the range of 64-bit nanoseconds.
+constexpr double kMaxSeconds = 1e9;
+
+Result<Duration> parse_seconds(const GivenOption& given) {
+  double seconds = 0;
+  const char* end = given.value.data() + given.value.size();
+  const auto parsed = std::from_chars(given.value.data(), end, seconds);
+  const bool is_in_range = seconds >= 0 && seconds <= kMaxSeconds;  // false for NaN
+  if (parsed.ec != std::errc() || parsed.ptr != end || !is_in_range) {
+    return wrong(given, "expected a number of seconds, from 0 to 1e9");
+  }
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
+
+std::optional<uint16_t> parse_port(std::string_view text) {
+  const auto number = parse_integer(text);
+  if (!number || *number < 0 || *number > 65535) return std::nullopt;
+  return static_cast<uint16_t>(*number);
+}
+
+Error wrong_port(const GivenOption& given) {
+  return wrong(given, "expected a number from 1 to 65535, or 0 for a free port");
+}
+
+Status ignore(const GivenOption&, RunOptions&) {
+  return {};
+}
+
+Status check_num_nodes(const GivenOption& given, RunOptions&) {
+  if (given.value == "1" || given.value == "1:1") return {};
+  return wrong(given,
+               "this launcher starts workers on one host only; for several hosts start each "
+               "process yourself, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT");
+}
+
+Status check_node_rank(const GivenOption& given, RunOptions&) {
+  if (parse_integer(given.value) == 0) return {};
+  return wrong(given, "with one host the only node is 0");
+}
+
+Status check_max_restarts(const GivenOption& given, RunOptions&) {
+  if (parse_integer(given.value) == 0) return {};
+  return wrong(given,
+               "this launcher does not restart workers; run it again from the last snapshot");
+}
+
+Status check_monitor_interval(const GivenOption& given, RunOptions&) {
+  const auto seconds = parse_seconds(given);
+  return seconds.ok() ? Status() : seconds.error();
+}
+
+Status check_start_method(const GivenOption& given, RunOptions&) {
+  for (const char* method : {"spawn", "fork", "forkserver"}) {
+    if (given.value == method) return {};
+  }
+  return wrong(given, "expected spawn, fork or forkserver, which are the same for a program");
+}
+
+Status check_backend(const GivenOption& given, RunOptions&) {
+  if (given.value == "c10d" || given.value == "static") return {};
+  return wrong(given,
+               "expected c10d or static; this launcher serves the job's store itself and uses no "
+               "other service: leave it out");
+}
+
+// "node0", "node0:29400", "[::1]:29400" or "::1".
+Status take_endpoint(const GivenOption& given, RunOptions& options) {
+  std::string host = given.value;
+  std::string port = "0";
+  const size_t colon = host.rfind(':');
+  const size_t bracket = host.rfind(']');
+  const bool is_bare_ipv6 = bracket == std::string::npos && host.find(':') != colon;
+  if (colon != std::string::npos && !is_bare_ipv6 &&
+      (bracket == std::string::npos || bracket < colon)) {
+    port = host.substr(colon + 1);
+    host.resize(colon);
+  }
+  if (host.starts_with('[') && host.ends_with(']')) host = host.substr(1, host.size() - 2);
+  const auto number = parse_port(port);
+  if (!number) return wrong(given, "expected HOST or HOST:PORT, the port a number up to 65535");
+  if (!host.empty()) options.hosts.push_back({.given = given, .host = host});
+  if (*number != 0) options.store_port = *number;
+  return {};
+}
+
+Status take_port(const GivenOption& given, RunOptions& options) {
+  const auto port = parse_port(given.value);
+  if (!port) return wrong_port(given);
+  options.store_port = *port;
+  return {};
+}
+
+Status take_shutdown_timeout(const GivenOption& given, RunOptions& options) {
+  const auto seconds = parse_seconds(given);
+  if (!seconds.ok()) return seconds.error();
+  options.shutdown_timeout = *seconds;
+  return {};
+}
+
+Status take_flight_folder(const GivenOption& given, RunOptions& options) {
+  CADRE_RETURN_IF_ERROR(check_output_folder(given));
+  options.flight_folder = given.value;
+  return {};
+}
+
+template <auto kMember>
+Status take_text(const GivenOption& given, RunOptions& options) {
+  options.*kMember = given.value;
+  return {};
+}
+
+template <auto kMember>
+Status set_flag(const GivenOption&, RunOptions& options) {
+  options.*kMember = true;
+  return {};
+}
+
+// Applied in this order: the port of an endpoint replaces that of --master-port, as in torchrun.
+constexpr std::array kAccepted{
+    AcceptedFlag{{"--help", "", 'h'}, Origin::kCadre, ignore},
+    AcceptedFlag{{"--nproc-per-node", "N"},
+                 Origin::kTorchrun,
+                 [](const GivenOption& given, RunOptions& options) {
+                   options.num_workers = given;
+                   return Status();
+                 }},
+    AcceptedFlag{{"--module", "", 'm'}, Origin::kTorchrun, set_flag<&RunOptions::is_module>},
+    AcceptedFlag{{"--no-python", ""}, Origin::kTorchrun, set_flag<&RunOptions::no_python>},
+    AcceptedFlag{{"--run-path", ""}, Origin::kTorchrun, set_flag<&RunOptions::is_python>},
+    AcceptedFlag{{"--log-line-prefix-template", "TEXT"},
+                 Origin::kCadre,
+                 take_text<&RunOptions::prefix_template>},
+    AcceptedFlag{{"--role", "NAME"}, Origin::kTorchrun, take_text<&RunOptions::role>},
+    AcceptedFlag{{"--flight-records", "FOLDER"}, Origin::kCadre, take_flight_folder},
+    AcceptedFlag{{"--rdzv-id", "ID"}, Origin::kTorchrun, take_text<&RunOptions::run_id>},
+    AcceptedFlag{{"--shutdown-timeout", "SECONDS"}, Origin::kTorchrun, take_shutdown_timeout},
+    AcceptedFlag{{"--standalone", ""}, Origin::kTorchrun, ignore},
+    AcceptedFlag{{"--nnodes", "N"}, Origin::kTorchrun, check_num_nodes},
+    AcceptedFlag{{"--node-rank", "N"}, Origin::kTorchrun, check_node_rank},
+    AcceptedFlag{{"--max-restarts", "N"}, Origin::kTorchrun, check_max_restarts},
+    AcceptedFlag{{"--monitor-interval", "SECONDS"}, Origin::kTorchrun, check_monitor_interval},
+    AcceptedFlag{{"--start-method", "METHOD"}, Origin::kTorchrun, check_start_method},
+    AcceptedFlag{
+        {"--signals-to-handle", "NAMES"},
+        Origin::kTorchrun,
+        [](const GivenOption& given, RunOptions&) { return check_handled_signals(given); }},
+    AcceptedFlag{
+        {"--rdzv-conf", "SETTINGS"},
+        Origin::kTorchrun,
+        [](const GivenOption& given, RunOptions&) { return check_rendezvous_settings(given); }},
+    AcceptedFlag{{"--rdzv-backend", "BACKEND"}, Origin::kTorchrun, check_backend},
+    AcceptedFlag{{"--local-addr", "HOST"},
+                 Origin::kTorchrun,
+                 [](const GivenOption& given, RunOptions& options) {
+                   if (!given.value.empty()) options.hosts.push_back({given, given.value});
+                   return Status();
+                 }},
+    AcceptedFlag{{"--master-addr", "HOST"}, Origin::kTorchrun, take_endpoint},
+    AcceptedFlag{{"--master-port", "PORT"}, Origin::kTorchrun, take_port},
+    AcceptedFlag{{"--rdzv-endpoint", "HOST:PORT"}, Origin::kTorchrun, take_endpoint},
+};
+
+constexpr const char* kElasticShutdownTimeout = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT";
+
+// torchrun reads no variable for these two flags.
+bool has_variable(std::string_view name) {
+  return name != "--logs-specs" && name != "--numa-binding";
+}
+
+std::string variable_of(std::string_view name) {
+  std::string variable = "PET_";
+  for (const char c : name.substr(2)) {
+    variable += c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+  }
+  return variable;
+}
+
+std::vector<OptionSpec> known_options() {
+  std::vector<OptionSpec> known;
+  for (const AcceptedFlag& flag : kAccepted) known.push_back(flag.option);
+  for (const RefusedFlag& flag : refused_torchrun_flags()) known.push_back(flag.option);
+  return known;
+}
+
+std::vector<OptionSpec> options_with_variables() {
+  std::vector<OptionSpec> specs;
+  for (const AcceptedFlag& flag : kAccepted) {
+    if (flag.origin == Origin::kTorchrun) specs.push_back(flag.option);
+  }
+  for (const RefusedFlag& flag : refused_torchrun_flags()) {
+    if (has_variable(flag.option.name)) specs.push_back(flag.option);
+  }
+  return specs;
+}
+
+// The options from environment variables. An empty variable counts as unset, and that of a switch
+// is 0 or 1. The PET_ variable of the shutdown timeout takes precedence over the older variable.
+Result<std::vector<GivenOption>> read_variables(const os::Environment& environment,
+                                                std::vector<std::string>& warnings) {
+  std::vector<GivenOption> given;
+  const std::string elastic = environment.get_or(kElasticShutdownTimeout, "");
+  if (!elastic.empty()) {
+    given.push_back(
+        {.name = "--shutdown-timeout", .spelling = kElasticShutdownTimeout, .value = elastic});
+  }
+  std::vector<std::string> known;
+  for (const OptionSpec& spec : options_with_variables()) {
+    const std::string& variable = known.emplace_back(variable_of(spec.name));
+    const std::string value = environment.get_or(variable, "");
+    const bool is_switch = spec.value.empty();
+    if (value.empty() || (is_switch && value == "0")) continue;
+    given.push_back(
+        {.name = spec.name, .spelling = variable, .value = value, .is_switch = is_switch});
+    if (is_switch && value != "1") return wrong(given.back(), "expected 0 or 1");
+  }
+  for (const std::string& text : environment.to_texts()) {
+    const std::string name = text.substr(0, text.find('='));
+    if (!name.starts_with("PET_") || std::ranges::find(known, name) != known.end()) continue;
+    warnings.push_back(
+        cadre::format("warning: {} is ignored: torchrun has no such variable", name));
+  }
+  return given;
+}
+
+// For a refused value from a variable, which cannot be removed from the command line.
+Status with_remedy(const GivenOption& given, Status applied) {
+  if (applied.ok() || given.spelling.starts_with('-')) return applied;
+  return Error(applied.error().code(),
+               cadre::format("{}; unset the variable {}, or give {}, which "
+                             "takes precedence",
+                             applied.error().message(), given.spelling, given.name));
+}
+
+Status apply_all(const ParsedWords& parsed, RunOptions& options) {
+  // The options that torchrun's --standalone replaces.
+  const bool is_standalone = parsed.find("--standalone") != nullptr;
+  for (const AcceptedFlag& flag : kAccepted) {
+    const GivenOption* given = parsed.find(flag.option.name);
+    if (given == nullptr) continue;
+    const bool is_replaced = flag.option.name == "--rdzv-backend" ||
+                             flag.option.name == "--rdzv-endpoint" ||
+                             flag.option.name == "--master-addr";
+    if (is_standalone && is_replaced) continue;
+    CADRE_RETURN_IF_ERROR(with_remedy(*given, flag.apply(*given, options)));
+  }
+  for (const RefusedFlag& flag : refused_torchrun_flags()) {
+    const GivenOption* given = parsed.find(flag.option.name);
+    if (given != nullptr) {
+      CADRE_RETURN_IF_ERROR(with_remedy(*given, check_refused_flag(*given)));
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<RunOptions> parse_run_options(Words words, const os::Environment& environment) {
+  auto parsed = parse_words("cadre run", known_options(), OtherWords::kEndTheOptions, words);
+  if (!parsed.ok()) return parsed.error();
+  RunOptions options;
+  if (parsed->find("--help") != nullptr) {
+    options.wants_help = true;
+    return options;
+  }
+  const auto variables = read_variables(environment, options.warnings);
+  if (!variables.ok()) return variables.error();
+  parsed->options.insert(parsed->options.begin(), variables->begin(), variables->end());
+  CADRE_RETURN_IF_ERROR(apply_all(*parsed, options));
+  options.program = std::move(parsed->others);
+  if (options.program.empty()) {
+    return Error(ErrorCode::kInvalidArgument,
+                 "no program to run; for example: cadre run --nproc-per-node 2 ./train");
+  }
+  return options;
+}
+
+Result<int> num_workers_of(const GivenOption& given, const os::MachineInfo& machine) {
+  const std::string& text = given.value;
+  if (text == "cpu") return machine.num_cores;
+  if (text == "auto") return machine.num_gpus > 0 ? machine.num_gpus : machine.num_cores;
+  if (text == "gpu") {
+    if (machine.num_gpus > 0) return machine.num_gpus;
+    return Error(ErrorCode::kInvalidArgument,
+                 given.text() + ": this machine has no GPU; say auto or a number");
+  }
+  const auto count = parse_integer(text);
+  if (!count || *count < 1 || *count > kMaxWorkers) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("{}: expected a number from 1 to {}, auto, gpu or cpu", given.text(),
+                               kMaxWorkers));
+  }
+  return *count;
+}
+
+}  // namespace cadre::cli

@@ -1,0 +1,56 @@
+// The command line of `cadre schedule`.
+//
+// Threads: pure functions. Blocking: never. Lifetime: values.
+// Errors: kInvalidArgument with the option and what was expected.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/launch/cli/command.h"
+#include "cadre/core/schedule/check.h"
+#include "cadre/core/schedule/generate.h"
+#include "cadre/core/schedule/lowering.h"
+#include "cadre/core/schedule/simulate.h"
+
+namespace cadre::cli {
+
+inline constexpr std::string_view kScheduleCommand = "cadre schedule";
+
+// One value for all stages, or one for each; empty: not given.
+struct StageTimes {
+  std::vector<double> forward_ms;
+  std::vector<double> backward_ms;
+  std::vector<double> input_grad_ms;
+  std::vector<double> weight_grad_ms;
+  std::vector<double> layer_ms;  // forwards of the layers, which are split into the stages
+};
+
+struct ScheduleOptions {
+  bool wants_help = false;
+  bool wants_list = false;
+  std::optional<PipelineScheduleOptions> generated;  // absent: read from csv_input
+  std::string csv_input;
+  std::optional<PipelineLowering> lowering;
+  PipelineLimits limits;
+  StageTimes times;
+  double message_ms = 0;
+  double overlap_share = 0;
+  std::string svg_output;  // empty: none
+  std::string csv_output;  // empty: none; "-": standard output
+};
+
+Result<ScheduleOptions> parse_schedule_options(Words words);
+
+// The costs of every stage, and where layers are given the first layer of each (split_layers()).
+struct ScheduleCosts {
+  PipelineCosts costs;
+  std::vector<size_t> layer_begins;
+};
+
+Result<ScheduleCosts> make_costs(const ScheduleOptions& options, int num_stages);
+
+}  // namespace cadre::cli

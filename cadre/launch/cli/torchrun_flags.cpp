@@ -1,0 +1,116 @@
+#include "cadre/launch/cli/torchrun_flags.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/format.h"
+
+namespace cadre::cli {
+namespace {
+
+constexpr std::string_view kNoLogFiles =
+    "workers' output is shown line by line with the rank before it, and log files are not "
+    "written; leave the flag out and keep all of it with: cadre run ... 2>&1 | tee FILE";
+
+constexpr std::array kRefused{
+    RefusedFlag{{"--tee", "STREAMS", 't'}, "0", kNoLogFiles},
+    RefusedFlag{{"--redirects", "STREAMS", 'r'}, "0", kNoLogFiles},
+    RefusedFlag{{"--log-dir", "FOLDER"}, "", kNoLogFiles},
+    RefusedFlag{{"--local-ranks-filter", "RANKS"},
+                "",
+                "all ranks' output is shown; choose lines by their prefix: cadre run ... | grep "
+                "'^\\[0\\]'"},
+    RefusedFlag{{"--duplicate-stdout-filters", "TEXTS"},
+                "",
+                "log files are not written; use: cadre run ... | grep TEXT >FILE"},
+    RefusedFlag{{"--duplicate-stderr-filters", "TEXTS"},
+                "",
+                "log files are not written; use: cadre run ... 2>&1 | grep TEXT >FILE"},
+    RefusedFlag{{"--logs-specs", "NAME"},
+                "",
+                "this launcher is not Python and loads no plug-in for logs; leave the flag out"},
+    RefusedFlag{{"--event-log-handler", "NAME"},
+                "null",
+                "this launcher is not Python and has no event handlers; leave the flag out"},
+    RefusedFlag{{"--numa-binding", "MODE"},
+                "",
+                "workers are not bound to cores or memory; let each worker bind itself by its "
+                "LOCAL_RANK, or run all of them under numactl: cadre run numactl OPTIONS PROGRAM"},
+    RefusedFlag{{"--virtual-local-rank", ""},
+                "",
+                "LOCAL_RANK is the worker's number and every worker sees all GPUs; leave the flag "
+                "out and choose device LOCAL_RANK in the program"},
+};
+
+// Keys of --rdzv-conf that concern waiting for other hosts.
+constexpr std::array<std::string_view, 8> kVacuousKeys{
+    "timeout",       "read_timeout",      "join_timeout",        "last_call_timeout",
+    "close_timeout", "heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt"};
+
+std::vector<std::string_view> split(std::string_view text) {
+  std::vector<std::string_view> parts;
+  while (!text.empty()) {
+    const size_t comma = std::min(text.find(','), text.size());
+    if (comma > 0) parts.push_back(text.substr(0, comma));
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return parts;
+}
+
+bool is_true_on_one_host(std::string_view key, std::string_view value) {
+  if (key == "is_host") return value == "1" || value == "true" || value == "True" || value == "yes";
+  if (key == "store_type") return value == "tcp";
+  if (key == "rank") return value == "0";
+  return std::ranges::find(kVacuousKeys, key) != kVacuousKeys.end();
+}
+
+}  // namespace
+
+std::span<const RefusedFlag> refused_torchrun_flags() {
+  return kRefused;
+}
+
+Status check_refused_flag(const GivenOption& given) {
+  const auto flag = std::ranges::find_if(
+      kRefused, [&](const RefusedFlag& refused) { return refused.option.name == given.name; });
+  const bool is_switch = flag->option.value.empty();
+  if (!is_switch && (given.value.empty() || given.value == flag->harmless)) return {};
+  return Error(ErrorCode::kInvalidArgument, cadre::format("{}: {}", given.text(), flag->reason));
+}
+
+Status check_rendezvous_settings(const GivenOption& given) {
+  for (const std::string_view setting : split(given.value)) {
+    const size_t equals = std::min(setting.find('='), setting.size());
+    const std::string_view key = setting.substr(0, equals);
+    if (is_true_on_one_host(key, setting.substr(std::min(equals + 1, setting.size())))) continue;
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("{}: \"{}\" is not a setting, or one of a rendezvous of several "
+                               "hosts; this launcher serves the store of its one host itself: "
+                               "leave it out",
+                               given.text(), setting));
+  }
+  return {};
+}
+
+Status check_handled_signals(const GivenOption& given) {
+  constexpr std::array<std::string_view, 4> kStopping{"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"};
+  const std::vector<std::string_view> names = split(given.value);
+  const auto names_it = [&](std::string_view signal) {
+    return std::ranges::find(names, signal) != names.end();
+  };
+  const bool has_others = std::ranges::any_of(names, [&](std::string_view name) {
+    return std::ranges::find(kStopping, name) == kStopping.end() && name != "SIGUSR1" &&
+           name != "SIGUSR2";
+  });
+  if (!has_others && std::ranges::all_of(kStopping, names_it)) return {};
+  return Error(
+      ErrorCode::kInvalidArgument,
+      cadre::format("{}: the signals are not a choice: SIGTERM, SIGINT, SIGHUP and SIGQUIT "
+                    "stop the job, SIGUSR1 and SIGUSR2 are forwarded to the workers; leave "
+                    "it out",
+                    given.text()));
+}
+
+}  // namespace cadre::cli

@@ -1,0 +1,44 @@
+// Finds and runs the trainer, a separate program that links libtorch, for `cadre train` and `cadre
+// verify`.
+//
+// Threads: the main thread, before any other was started. Blocking: run_trainer() as long as the
+// job runs. Errors: kInvalidArgument for the command line, kUnavailable without the trainer or its
+// libraries, as one sentence.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/launch/cli/option_words.h"
+#include "cadre/core/os/proc/inherited.h"
+
+namespace cadre::cli {
+
+// The value of --nproc-per-node; 1 if it is not given.
+Result<int> parse_num_workers(const GivenOption* given);
+
+// Checks the configuration file among the trainer's `words` (the file and its overrides), so that a
+// mistyped name is reported in one sentence and not as the failure of a job. `command`: "cadre
+// train".
+Status check_configuration(std::string_view command, const std::vector<std::string>& words);
+
+// The path relative to this command, which is equal in the build tree and in an installed one.
+Result<std::string> find_trainer();
+Status check_libraries(const std::string& trainer);
+
+struct TrainerRun {
+  std::string_view command;  // "cadre train"
+  std::string trainer;       // path from find_trainer()
+  os::Inherited inherited;   // what this command inherited
+  std::vector<std::string> words;
+  int num_workers = 1;
+  std::function<int(int)> meaning = {};  // see launch_job()
+};
+
+// Returns the exit code.
+int run_trainer(TrainerRun run);
+
+}  // namespace cadre::cli

@@ -1,0 +1,63 @@
+#include "cadre/launch/job/error_file.h"
+
+#include <nlohmann/json.hpp>
+#include <span>
+
+#include "cadre/core/base/format.h"
+#include "cadre/launch/job/exit_meaning.h"
+#include "cadre/launch/job/failure_report.h"
+#include "cadre/core/os/files/file.h"
+
+namespace cadre::launch {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kMaxDepth = 16;  // nesting limit of a worker's JSON file
+
+// torchelastic reads a string, or an object with a timestamp.
+bool is_complete(const Json& root) {
+  if (!root.is_object() || !root.contains("message")) return false;
+  const Json& message = root["message"];
+  if (message.is_string()) return true;
+  if (!message.is_object() || !message.contains("extraInfo")) return false;
+  const Json& extra = message["extraInfo"];
+  return extra.is_object() && extra.contains("timestamp");
+}
+
+Json describe(const JobFailure& failure) {
+  const WorkerExit& first = failure.first;
+  const std::string ending =
+      cadre::format("rank {} of {} failed with {} on {}, pid {}", first.rank, failure.num_workers,
+                    exit_name(first.status), failure.host, first.pid);
+  const std::string exception = exception_in(failure.worker_file);
+  std::string traceback = ending + "\n";
+  for (const std::string& line : failure.last_lines) traceback += line + "\n";
+  return {
+      {"message",
+       {{"message", exception.empty() ? ending : cadre::format("{}: {}", ending, exception)},
+        {"extraInfo",
+         {{"py_callstack", traceback}, {"timestamp", cadre::format("{}", failure.timestamp_s)}}}}}};
+}
+
+}  // namespace
+
+Status write_error_file(const std::string& path, const JobFailure& failure) {
+  Json root;
+  if (const auto content = os::read_file(failure.worker_file, kMaxErrorFileBytes); content.ok()) {
+    // Deeper values are dropped, because serializing recurses for each level.
+    const auto is_kept = [](int depth, Json::parse_event_t, Json&) { return depth <= kMaxDepth; };
+    root = Json::parse(*content, is_kept, /*allow_exceptions=*/false);
+  }
+  if (!is_complete(root)) root = describe(failure);
+  if (root["message"].is_object()) {
+    // As in Python's subprocess: a signal is negative.
+    const os::ExitStatus& status = failure.first.status;
+    root["message"]["errorCode"] = status.signal != 0 ? -status.signal : status.shell_code();
+  }
+  // Workers' lines may contain any bytes.
+  const std::string text = root.dump(-1, ' ', false, Json::error_handler_t::replace);
+  return os::replace_file(path, std::as_bytes(std::span(text)));
+}
+
+}  // namespace cadre::launch

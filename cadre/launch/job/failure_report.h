@@ -1,0 +1,41 @@
+// The report at the end of the output of a failed job.
+//
+// Threads: a pure function. Blocking: never. Order: the last lines of the worker that failed first,
+// its rank and the reason, one line about all others, and workers that a signal had stopped, which
+// may be the cause. The most important lines are last, where the cursor of the terminal is.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <string>
+
+#include "cadre/launch/job/worker_group.h"
+
+namespace cadre::launch {
+
+struct FailureReport {
+  WorkerExit failure;
+  std::string host;
+  std::string exception;  // from the error file of the worker; may be empty
+  std::deque<std::string> last_lines;
+  size_t num_lines_just_shown = 0;  // the last ones of these, which are not repeated
+  int num_workers = 1;
+  std::span<const WorkerExit> exits;  // all workers, the failed one too
+  uint64_t num_oom_kills = 0;
+  // Ranks that the launcher killed, because they had not ended in this time after the signal.
+  std::span<const int> outlived = {};
+  std::string grace = "";  // "30 s of SIGTERM"
+};
+
+// Several lines, the last one without its newline.
+std::string to_text(const FailureReport& report);
+
+// Formats ascending ranks: "0", "0-2, 5".
+std::string rank_ranges(std::span<const int> ranks);
+
+// The message in an error file of torch.distributed.elastic; empty if there is none.
+std::string exception_in(const std::string& error_file);
+
+}  // namespace cadre::launch

@@ -1,0 +1,54 @@
+// Runs one job on this host, from starting its store to the report of a failure.
+//
+// Threads: the process's main thread, before any other was started. Blocking: as long as the job
+// runs; stopping takes at most the grace period and a few seconds. Lifetime: when run_job()
+// returns, no process, port or file of the job is left. Errors: kInvalidArgument if the program
+// cannot be executed, kUnavailable if the machine has too few processes, too little memory or too
+// few descriptors, as one sentence each. If the store cannot be opened or workers fail, run_job()
+// reports that on standard error and in the exit code; the log lines of the store are written to
+// standard error, too.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/log.h"
+#include "cadre/launch/job/buffered_output.h"
+#include "cadre/core/os/proc/environment.h"
+#include "cadre/core/os/proc/inherited.h"
+#include "cadre/core/os/system.h"
+
+namespace cadre::launch {
+
+struct JobSpec {
+  std::string executable;              // a path
+  std::vector<std::string> arguments;  // argv; "${local_rank}" in them becomes the worker's rank
+  os::Environment environment;         // torchrun's variables are added
+  os::Inherited inherited;             // by the launcher: workers get it back
+  int num_workers = 1;
+  std::string run_id;  // empty: a random one
+  std::string role = "default";
+  uint16_t store_port = 0;  // 0: a free one
+  LogLevel log_level = LogLevel::kWarning;
+  std::string folder;  // for the workers' error files; exists, and only its owner has access
+  // Before each line; ${rank}, ${local_rank}, ${role_name} and ${host} are replaced.
+  std::string prefix_template = "[${rank}] ";
+  bool colour_prefix = false;
+  // Rank 0's output is passed on unchanged, so that it can rewrite lines in place.
+  bool is_rank0_raw = false;
+  // Exit codes of workers that have explained their failure themselves: no report follows.
+  std::vector<int> reported_exit_codes;
+  // The time between the first signal to a worker and SIGKILL.
+  Duration stop_grace = std::chrono::seconds(30);
+};
+
+// Runs the job to its end and returns the launcher's exit code: 0, that of the first worker that
+// failed (128 + signal if a signal ended it), 128 + the signal that stopped the job, or 1 if the
+// store could not be opened or output could not be written (a full disk). `guardian_gone` becomes
+// readable when all processes of the job must be killed at once (os/proc/guardian.h).
+Result<int> run_job(os::System& system, const JobSpec& spec, os::Pollable& guardian_gone);
+
+}  // namespace cadre::launch

@@ -1,0 +1,30 @@
+// The text before each line of a worker's output, and other texts with a worker's numbers in them.
+//
+// Threads: pure functions. Blocking: never. Source: torchrun's --log-line-prefix-template and
+// ${local_rank} in arguments.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "cadre/core/base/types.h"
+
+namespace cadre::launch {
+
+// With one host the local rank and the global rank are equal.
+struct PrefixValues {
+  Rank rank;
+  std::string role;
+  std::string host;
+};
+
+// ${rank}, ${local_rank}, ${role_name} and ${host} are replaced; values are not searched again.
+std::string line_prefix(std::string_view pattern, const PrefixValues& values);
+
+// In a colour of the rank that is readable on light and on dark terminals.
+std::string coloured(std::string_view prefix, Rank rank);
+
+// Replaces ${local_rank}.
+std::string with_local_rank(std::string_view argument, Rank rank);
+
+}  // namespace cadre::launch

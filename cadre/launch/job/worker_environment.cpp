@@ -1,0 +1,63 @@
+#include "cadre/launch/job/worker_environment.h"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <array>
+
+#include "cadre/core/base/format.h"
+
+namespace cadre::launch {
+
+std::string error_file_of(const JobIdentity& job, Rank rank) {
+  return cadre::format("{}/rank{}.json", job.error_folder, rank);
+}
+
+os::Environment worker_environment(const os::Environment& inherited, const JobIdentity& job,
+                                   Rank rank) {
+  os::Environment environment = inherited;
+  const std::string rank_text = cadre::format("{}", rank);
+  const std::string size_text = cadre::format("{}", job.num_workers);
+  // With one host and one role the local rank, the role's rank and the global rank are equal.
+  for (const char* name : {"RANK", "LOCAL_RANK", "ROLE_RANK"}) environment.set(name, rank_text);
+  for (const char* name : {"WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"}) {
+    environment.set(name, size_text);
+  }
+  environment.set("GROUP_RANK", "0");
+  environment.set("GROUP_WORLD_SIZE", "1");
+  environment.set("ROLE_NAME", job.role);
+  environment.set("MASTER_ADDR", job.store_host);
+  environment.set("MASTER_PORT", cadre::format("{}", job.store_port));
+  environment.set("TORCHELASTIC_RESTART_COUNT", "0");
+  environment.set("TORCHELASTIC_MAX_RESTARTS", "0");
+  environment.set("TORCHELASTIC_RUN_ID", job.run_id);
+  environment.set("TORCHELASTIC_USE_AGENT_STORE", "True");
+  environment.set("TORCHELASTIC_ERROR_FILE", error_file_of(job, rank));
+  environment.set("TORCH_NCCL_ASYNC_ERROR_HANDLING",
+                  inherited.get_or("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"));
+  environment.set("CADRE_JOB_TOKEN", job.token.view());
+  environment.set("CADRE_STORE_PROTOCOL", "native");
+  if (!inherited.get("OMP_NUM_THREADS")) {
+    const int share = std::max(1, job.num_cores / job.num_workers);
+    environment.set("OMP_NUM_THREADS", cadre::format("{}", share));
+  }
+  return environment;
+}
+
+std::vector<int> signals_ignored_by_workers(std::span<const int> ignored) {
+  constexpr std::array kDefault{SIGINT, SIGQUIT, SIGTERM, SIGCHLD};
+  std::vector<int> kept;
+  std::ranges::copy_if(ignored, std::back_inserter(kept), [&](int signal) {
+    return std::ranges::find(kDefault, signal) == kDefault.end();
+  });
+  return kept;
+}
+
+void keep_freed_memory(os::Environment& environment) {
+  if (environment.get("GLIBC_TUNABLES")) return;
+  environment.set("GLIBC_TUNABLES",
+                  "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:"
+                  "glibc.malloc.trim_threshold=1099511627776");
+}
+
+}  // namespace cadre::launch

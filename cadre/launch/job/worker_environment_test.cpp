@@ -1,0 +1,49 @@
+#include "cadre/launch/job/worker_environment.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+namespace cadre::launch {
+namespace {
+
+TEST(WorkerEnvironment, SharesTheCoresOut) {
+  const auto threads = [](int num_workers, int num_cores) {
+    const JobIdentity job{.num_workers = num_workers, .num_cores = num_cores};
+    return worker_environment({}, job, 0).get("OMP_NUM_THREADS");
+  };
+  EXPECT_EQ(threads(1, 8), "8");
+  EXPECT_EQ(threads(3, 8), "2");
+  EXPECT_EQ(threads(16, 8), "1");
+}
+
+TEST(WorkerEnvironment, KeepsWhatTheUserSet) {
+  os::Environment inherited;
+  inherited.set("OMP_NUM_THREADS", "5");
+  inherited.set("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3");
+  inherited.set("LD_LIBRARY_PATH", "/opt/lib");
+  inherited.set("RANK", "77");  // from a job around this one
+  const auto environment = worker_environment(inherited, {.num_workers = 2, .num_cores = 8}, 1);
+  EXPECT_EQ(environment.get("OMP_NUM_THREADS"), "5");
+  EXPECT_EQ(environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING"), "3");
+  EXPECT_EQ(environment.get("LD_LIBRARY_PATH"), "/opt/lib");
+  EXPECT_EQ(environment.get("RANK"), "1");
+}
+
+TEST(WorkerEnvironment, KeepsFreedMemoryUnlessTheUserTunesMalloc) {
+  os::Environment environment;
+  keep_freed_memory(environment);
+  EXPECT_EQ(environment.get("GLIBC_TUNABLES"),
+            "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:"
+            "glibc.malloc.trim_threshold=1099511627776");
+  environment.set("GLIBC_TUNABLES", "glibc.malloc.check=3");
+  keep_freed_memory(environment);
+  EXPECT_EQ(environment.get("GLIBC_TUNABLES"), "glibc.malloc.check=3");
+}
+
+TEST(WorkerEnvironment, WhatBreaksAWorkerIsNotLeftIgnored) {
+  const std::vector<int> ignored = {SIGHUP, SIGINT, SIGQUIT, SIGPIPE, SIGTERM, SIGCHLD, SIGXFSZ};
+  EXPECT_EQ(signals_ignored_by_workers(ignored), (std::vector<int>{SIGHUP, SIGPIPE, SIGXFSZ}));
+}
+
+}  // namespace
+}  // namespace cadre::launch

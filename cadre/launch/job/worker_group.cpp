@@ -1,0 +1,251 @@
+#include "cadre/launch/job/worker_group.h"
+
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/os/host/process_stat.h"
+
+namespace cadre::launch {
+namespace {
+
+using Stream = WorkerOutput::Stream;
+
+constexpr size_t kChunkBytes = 64 << 10;
+constexpr Duration kProgressPeriod = std::chrono::seconds(1);
+// One iteration suffices unless processes are being started.
+constexpr int kMaxSuspendRounds = 100;
+
+}  // namespace
+
+struct WorkerGroup::Worker {
+  Rank rank;
+  std::unique_ptr<os::Process> process;
+  WorkerOutput output;
+  TimePoint started;
+  bool output_is_open = true;
+  bool error_is_open = true;
+  bool has_ended = false;
+  bool was_asked_to_stop = false;
+  int stopped_by = 0;  // when it was last checked
+
+  void pump(Bytes buffer, TimePoint now) {
+    output_is_open =
+        output_is_open && output.pump(Stream::kOutput, process->standard_output(), buffer, now);
+    error_is_open =
+        error_is_open && output.pump(Stream::kError, process->standard_error(), buffer, now);
+  }
+};
+
+WorkerGroup::WorkerGroup(os::System& system, BufferedOutput& output, BufferedOutput& error)
+    : system_(system),
+      output_(output),
+      error_(error),
+      buffer_(kChunkBytes),
+      last_progress_(system.now()) {}
+
+WorkerGroup::~WorkerGroup() = default;
+
+Status WorkerGroup::start(std::span<const WorkerSpec> specs) {
+  for (const WorkerSpec& spec : specs) {
+    os::ProcessOptions options = spec.process;
+    options.joins_output = &output_ == &error_;
+    auto process = os::Process::start(options);
+    if (!process.ok()) {
+      workers_.clear();  // kills those that were started
+      return process.error();
+    }
+    workers_.push_back(
+        std::make_unique<Worker>(Worker{.rank = spec.rank,
+                                        .process = *std::move(process),
+                                        .output = WorkerOutput(spec.output, output_, error_),
+                                        .started = system_.now(),
+                                        .error_is_open = !options.joins_output}));
+  }
+  return {};
+}
+
+std::vector<os::PollItem> WorkerGroup::poll_items(std::span<const os::PollItem> also) {
+  std::vector<os::PollItem> items(also.begin(), also.end());
+  const TimePoint now = system_.now();
+  for (const auto& worker : workers_) {
+    if (!worker->has_ended) {
+      items.push_back({.target = &worker->process->exit_event(), .want_read = true});
+    }
+    if (worker->output_is_open && worker->output.has_room(Stream::kOutput, now)) {
+      items.push_back({.target = &worker->process->standard_output(), .want_read = true});
+    }
+    if (worker->error_is_open && worker->output.has_room(Stream::kError, now)) {
+      items.push_back({.target = &worker->process->standard_error(), .want_read = true});
+    }
+  }
+  for (BufferedOutput* sink : sinks()) {
+    if (!sink->is_empty()) items.push_back({.target = &sink->pollable(), .want_write = true});
+  }
+  return items;
+}
+
+Deadline WorkerGroup::next_due() const {
+  const TimePoint now = system_.now();
+  Deadline due(now + kProgressPeriod);
+  for (const auto& worker : workers_) {
+    if (const auto own = worker->output.next_due(now)) due = due.earlier(Deadline(*own));
+  }
+  return due;
+}
+
+std::vector<BufferedOutput*> WorkerGroup::sinks() {
+  if (&output_ == &error_) return {&output_};
+  return {&output_, &error_};
+}
+
+void WorkerGroup::step(std::span<os::PollItem> also, Deadline deadline) {
+  std::vector<os::PollItem> items = poll_items(also);
+  system_.poll(items, deadline.earlier(next_due()));
+  std::copy_n(items.begin(), also.size(), also.begin());
+
+  const TimePoint now = system_.now();
+  const bool shows_progress = now - last_progress_ >= kProgressPeriod;
+  if (shows_progress) last_progress_ = now;
+  for (const auto& worker : workers_) {
+    worker->pump(buffer_, now);
+    worker->output.show_unfinished(now);
+    if (shows_progress) worker->output.show_progress(now);
+  }
+  collect_exits();
+  for (BufferedOutput* sink : sinks()) sink->flush();
+}
+
+void WorkerGroup::collect_exits() {
+  const size_t before = exits_.size();
+  for (const auto& worker : workers_) {
+    if (worker->has_ended) continue;
+    const auto status = worker->process->try_wait();
+    if (!status) continue;
+    worker->has_ended = true;
+    exits_.push_back({.rank = worker->rank,
+                      .pid = worker->process->pid(),
+                      .status = *status,
+                      .lifetime = system_.now() - worker->started,
+                      .was_asked_to_stop = worker->was_asked_to_stop,
+                      .stopped_by = worker->was_asked_to_stop ? worker->stopped_by : 0});
+  }
+  // Among exits that were noticed together, one by a signal is the more likely cause: when a worker
+  // crashes, its peers notice a broken connection and exit within the same millisecond.
+  std::stable_sort(exits_.begin() + static_cast<std::ptrdiff_t>(before), exits_.end(),
+                   [](const WorkerExit& a, const WorkerExit& b) {
+                     return (a.status.signal != 0) > (b.status.signal != 0);
+                   });
+}
+
+std::vector<int> WorkerGroup::running_ranks() const {
+  std::vector<int> ranks;
+  for (const auto& worker : workers_) {
+    if (!worker->has_ended) ranks.push_back(worker->rank);
+  }
+  return ranks;
+}
+
+std::optional<WorkerExit> WorkerGroup::first_failure() const {
+  const auto found = std::ranges::find_if(exits_, [](const WorkerExit& ended) {
+    return !ended.status.is_success() && !ended.was_asked_to_stop;
+  });
+  if (found == exits_.end()) return std::nullopt;
+  return *found;
+}
+
+const LineTail& WorkerGroup::tail(Rank rank) const {
+  const auto found =
+      std::ranges::find_if(workers_, [&](const auto& worker) { return worker->rank == rank; });
+  if (found == workers_.end()) {
+    throw Error(ErrorCode::kInternal, cadre::format("rank {} is not of this group", rank));
+  }
+  return (*found)->output.tail();
+}
+
+void WorkerGroup::forward_signal(int signal) {
+  for (const auto& worker : workers_) {
+    if (!worker->has_ended) worker->process->signal(signal);
+  }
+}
+
+void WorkerGroup::ask_to_stop(int signal) {
+  // Workers that have ended by now were not stopped by the launcher. A worker in state T may be the
+  // cause of the failure.
+  collect_exits();
+  for (const auto& worker : workers_) {
+    if (worker->has_ended) continue;
+    if (!worker->was_asked_to_stop) look_for_stop(*worker);
+    worker->was_asked_to_stop = true;
+    worker->process->signal_group(signal);
+    worker->process->signal_group(SIGCONT);
+  }
+}
+
+void WorkerGroup::ask_leftovers_to_stop() {
+  std::vector<os::Descendant> leftovers = os::list_descendants();
+  std::erase_if(leftovers, [&](const os::Descendant& process) {
+    const auto stat = os::read_process_stat(process.pid);
+    return !stat || std::ranges::count(asked_leftovers_, process) > 0 ||
+           std::ranges::any_of(workers_, [&](const auto& worker) {
+             return worker->was_asked_to_stop && worker->process->pid() == stat->process_group;
+           });
+  });
+  os::signal_processes(leftovers, SIGTERM);
+  os::signal_processes(leftovers, SIGCONT);
+  asked_leftovers_.insert(asked_leftovers_.end(), leftovers.begin(), leftovers.end());
+}
+
+void WorkerGroup::suspend() {
+  is_suspended_ = true;
+  // A process that was started while the list was read is in the next list.
+  std::vector<os::Descendant> stopped;
+  for (int round = 0; round < kMaxSuspendRounds; ++round) {
+    std::vector<os::Descendant> running = os::list_descendants();
+    std::erase_if(running, [&](const auto& one) { return std::ranges::count(stopped, one) > 0; });
+    if (running.empty()) return;
+    os::signal_processes(running, SIGSTOP);
+    stopped.insert(stopped.end(), running.begin(), running.end());
+  }
+}
+
+void WorkerGroup::resume() {
+  is_suspended_ = false;
+  os::signal_processes(os::list_descendants(), SIGCONT);
+}
+
+bool WorkerGroup::look_for_stop(Worker& worker) const {
+  const int before = worker.stopped_by;
+  worker.stopped_by = is_suspended_ ? 0 : worker.process->stop_signal().value_or(0);
+  return before == 0 && worker.stopped_by != 0;
+}
+
+std::vector<StoppedWorker> WorkerGroup::take_stopped() {
+  std::vector<StoppedWorker> stopped;
+  for (const auto& worker : workers_) {
+    if (worker->has_ended || worker->was_asked_to_stop || !look_for_stop(*worker)) continue;
+    stopped.push_back(
+        {.rank = worker->rank, .pid = worker->process->pid(), .signal = worker->stopped_by});
+  }
+  return stopped;
+}
+
+void WorkerGroup::reap_orphans() {
+  std::vector<int> pids;
+  for (const auto& worker : workers_) pids.push_back(worker->process->pid());
+  os::reap_orphans(pids);
+}
+
+bool WorkerGroup::output_has_ended() const {
+  return std::ranges::none_of(
+      workers_, [](const auto& worker) { return worker->output_is_open || worker->error_is_open; });
+}
+
+void WorkerGroup::finish_output() {
+  for (const auto& worker : workers_) worker->output.finish();
+}
+
+}  // namespace cadre::launch

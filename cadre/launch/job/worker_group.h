@@ -1,0 +1,118 @@
+// Starts, watches and stops the workers of one job on this host.
+//
+// Threads: one, which must outlive the workers (see os/proc/process.h). The process must be a
+// subreaper (os/proc/guardian.h), so that processes which workers left running can be found.
+// Blocking: start() takes milliseconds per worker; step() until its Deadline. Lifetime: the
+// destructor kills workers that still run. The outputs outlive the WorkerGroup. Errors: start()
+// returns those of os::Process, with the rank; no worker runs then. Its owner decides when to stop
+// it (launch/job.h).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/types.h"
+#include "cadre/launch/job/buffered_output.h"
+#include "cadre/launch/job/worker_output.h"
+#include "cadre/core/os/proc/descendants.h"
+#include "cadre/core/os/proc/process.h"
+#include "cadre/core/os/system.h"
+
+namespace cadre::launch {
+
+struct WorkerSpec {
+  Rank rank;
+  os::ProcessOptions process;
+  WorkerOutputOptions output;
+};
+
+// How a worker ended.
+struct WorkerExit {
+  Rank rank;
+  int pid = 0;
+  os::ExitStatus status;
+  Duration lifetime{};
+  bool was_asked_to_stop = false;  // the launcher had signalled it
+  int stopped_by = 0;              // the signal that had stopped it by then; 0: none
+};
+
+// A worker that a signal has stopped.
+struct StoppedWorker {
+  Rank rank;
+  int pid = 0;
+  int signal = 0;
+};
+
+class WorkerGroup {
+ public:
+  // If both outputs are the same, each worker has one pipe for both of its streams.
+  WorkerGroup(os::System& system, BufferedOutput& output, BufferedOutput& error);
+  ~WorkerGroup();
+  WorkerGroup(const WorkerGroup&) = delete;
+  WorkerGroup& operator=(const WorkerGroup&) = delete;
+
+  Status start(std::span<const WorkerSpec> specs);
+
+  // One iteration of the loop: waits until a worker has written or ended, one of `also` is ready,
+  // or the deadline; then passes on output and reaps.
+  void step(std::span<os::PollItem> also, Deadline deadline);
+
+  int size() const { return static_cast<int>(workers_.size()); }
+  // Exits in the order in which they were noticed.
+  const std::vector<WorkerExit>& exits() const { return exits_; }
+  bool all_ended() const { return exits_.size() == workers_.size(); }
+  // Ascending.
+  std::vector<int> running_ranks() const;
+  // The first worker that failed before it was asked to stop.
+  std::optional<WorkerExit> first_failure() const;
+  const LineTail& tail(Rank rank) const;
+
+  // Signals the running workers, but not the processes that they started: such signals (SIGUSR1)
+  // end a process without a handler.
+  void forward_signal(int signal);
+  // Stops all descendants of this process, as for Ctrl-Z, until resume().
+  void suspend();
+  void resume();
+  // Workers that were stopped since the last call, other than by suspend().
+  std::vector<StoppedWorker> take_stopped();
+  // Signals the process groups of the running workers, and continues stopped ones so that they
+  // receive it. Later exits do not count as failures.
+  void ask_to_stop(int signal);
+  // Sends SIGTERM once to each process that the workers left running, except to process groups that
+  // ask_to_stop() has signalled, because many programs treat a second signal as a request to end at
+  // once. REQUIRES: all_ended().
+  void ask_leftovers_to_stop();
+  // Reaps orphans of workers that have ended; called on SIGCHLD.
+  void reap_orphans();
+
+  // Whether all pipes have ended, so that there is no more output.
+  bool output_has_ended() const;
+  // Shows lines without a newline. Called last.
+  void finish_output();
+
+ private:
+  struct Worker;
+  void collect_exits();
+  // Whether a signal has stopped the worker since the last look.
+  bool look_for_stop(Worker& worker) const;
+  std::vector<BufferedOutput*> sinks();
+  // When step() must run even without an event.
+  Deadline next_due() const;
+  std::vector<os::PollItem> poll_items(std::span<const os::PollItem> also);
+
+  os::System& system_;
+  BufferedOutput& output_;
+  BufferedOutput& error_;
+  std::vector<std::unique_ptr<Worker>> workers_;
+  std::vector<WorkerExit> exits_;
+  std::vector<std::byte> buffer_;  // not on the stack, which may be small
+  std::vector<os::Descendant> asked_leftovers_;
+  TimePoint last_progress_;
+  bool is_suspended_ = false;
+};
+
+}  // namespace cadre::launch

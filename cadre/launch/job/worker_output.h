@@ -1,0 +1,74 @@
+// Passes the two output streams of one worker to the launcher's output.
+//
+// Threads: one owner. Blocking: never. Lifetime: the two outputs outlive it. If both outputs of the
+// launcher are the same, the worker has one pipe, Stream::kOutput. An unfinished line is shown if
+// it has not grown for kIdle. A line that is too long for the buffer claims the output for at most
+// kClaim, so that lines of other workers wait for its end.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include "cadre/launch/job/buffered_output.h"
+#include "cadre/launch/job/line_splitter.h"
+#include "cadre/launch/job/line_tail.h"
+#include "cadre/core/os/proc/pipe.h"
+
+namespace cadre::launch {
+
+struct WorkerOutputOptions {
+  std::string prefix;   // before each line
+  bool is_raw = false;  // bytes are passed on unchanged, so that lines can be rewritten in place
+};
+
+class WorkerOutput {
+ public:
+  static constexpr Duration kIdle = std::chrono::milliseconds(150);
+  static constexpr Duration kClaim = std::chrono::seconds(5);
+
+  WorkerOutput(WorkerOutputOptions options, BufferedOutput& output, BufferedOutput& error);
+
+  enum class Stream { kOutput, kError };
+  // Reads at most the buffer's size from the worker, so that no worker starves the others; returns
+  // false at the end of the stream. Reads nothing while the launcher's output is full or claimed by
+  // another worker.
+  bool pump(Stream stream, os::PipeReader& from, Bytes buffer, TimePoint now);
+  // Whether pump() would read.
+  bool has_room(Stream stream, TimePoint now) const { return may_write(lane(stream), now); }
+  // Shows the present text of progress bars, which do not end their line for a long time.
+  void show_progress(TimePoint now);
+  // Shows lines that have not grown for kIdle.
+  void show_unfinished(TimePoint now);
+  // When show_unfinished() or pump() must be called even without input.
+  std::optional<TimePoint> next_due(TimePoint now) const;
+  // Ends lines without a newline at the end of the streams.
+  void finish();
+
+  const LineTail& tail() const { return tail_; }
+
+ private:
+  struct Lane {
+    BufferedOutput* sink;
+    LineSplitter splitter;
+    TimePoint last_fed{};
+    bool has_claimed = false;  // the output, for the current line
+    bool is_overdue = false;   // the pending part of the current line was shown
+    bool has_ended = false;
+  };
+  Lane& lane(Stream stream) { return stream == Stream::kOutput ? output_ : error_; }
+  const Lane& lane(Stream stream) const { return stream == Stream::kOutput ? output_ : error_; }
+  static bool may_write(const Lane& lane, TimePoint now) {
+    return !lane.sink->is_full() && !lane.sink->is_claimed_by_other(&lane, now);
+  }
+  void show(Lane& lane, const LinePiece& piece);
+  void finish_lane(Lane& lane);
+  void feed(Lane& lane, std::string_view bytes, TimePoint now);
+
+  const WorkerOutputOptions options_;
+  Lane output_;
+  Lane error_;
+  LineTail tail_;
+};
+
+}  // namespace cadre::launch

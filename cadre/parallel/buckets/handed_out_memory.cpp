@@ -1,0 +1,28 @@
+#include "cadre/parallel/buckets/handed_out_memory.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/Storage.h>
+#include <c10/core/StorageImpl.h>
+
+#include <cstring>
+#include <utility>
+
+namespace cadre {
+
+at::Tensor take_memory_back(const at::Tensor& flat) {
+  const at::NoGradGuard no_grad;
+  c10::StorageImpl& held = *flat.storage().unsafeGetStorageImpl();
+  const size_t num_bytes = held.nbytes();
+  const at::Tensor copy = at::empty({static_cast<int64_t>(num_bytes)}, at::kByte);
+  std::memcpy(copy.mutable_data_ptr(), held.data(), num_bytes);
+  at::DataPtr copied = copy.storage().unsafeGetStorageImpl()->set_data_ptr(at::DataPtr());
+  at::DataPtr memory = held.set_data_ptr(std::move(copied));
+  c10::Storage storage(c10::Storage::use_byte_size_t(), num_bytes, std::move(memory),
+                       /*allocator=*/nullptr, /*resizable=*/false);
+  at::Tensor taken = at::empty({0}, flat.options());
+  taken.set_(std::move(storage), flat.storage_offset(), flat.sizes(), flat.strides());
+  return taken;
+}
+
+}  // namespace cadre

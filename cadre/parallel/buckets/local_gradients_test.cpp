@@ -1,0 +1,280 @@
+// Full gradients that no pass has taken yet, and what the program does to them and to the gradients
+// of the shards meanwhile. Gradients come from backwards that begin at the parameter itself, which
+// reads no value of it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/parallel/buckets/sharded_gradients.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+
+namespace cadre {
+namespace {
+
+using testing::failure_of;
+using ::testing::HasSubstr;
+using testing::require;
+using testing::run_groups;
+using torch::Tensor;
+
+constexpr int64_t kNumel = 40;
+
+// Two parameters in one bucket, on each rank of a group.
+struct Shards {
+  explicit Shards(const ProcessGroup& world, const std::optional<Tensor>& earlier = {})
+      : parameters(make_parameters(earlier)),
+        unit(std::make_shared<FlatParameters>(parameters, world, FlatParametersOptions{})),
+        rank(world.rank()) {
+    storage = std::make_unique<ShardedGradients>(
+        parameters, std::span(&unit, 1), ShardedGradients::Groups{.all = world, .shard = world},
+        ShardedGradients::Options{.trailer_numel = 1, .wrapper = "DistributedDataParallel"});
+  }
+  static std::vector<NamedTensor> make_parameters(const std::optional<Tensor>& earlier) {
+    std::vector<NamedTensor> made;
+    for (const char* name : {"a", "b"}) {
+      made.push_back({name, torch::zeros({kNumel}).requires_grad_(true)});
+      if (earlier) made.back().tensor.mutable_grad() = earlier->clone();
+    }
+    return made;
+  }
+
+  Tensor values(size_t i) const { return unit->values(i); }
+  // As a backward does that computes this gradient.
+  void arrive(size_t i, double gradient) const {
+    parameters[i].tensor.backward(torch::full({kNumel}, gradient));
+  }
+  void accumulate(size_t i, double gradient) const {
+    arrive(i, gradient);
+    storage->keep_local(i);
+  }
+  struct Arrival {
+    size_t parameter;
+    double gradient;
+  };
+  // A backward that reduces. just_touched: its first arrival, which no output of the wrapper came
+  // before.
+  void pass(const std::vector<Arrival>& arrivals = {},
+            std::optional<Arrival> just_touched = {}) const {
+    if (just_touched) arrive(just_touched->parameter, just_touched->gradient);
+    storage->forget_cleared(just_touched ? std::optional(just_touched->parameter) : std::nullopt);
+    storage->begin_pass({});
+    for (const auto& [parameter, gradient] : arrivals) arrive(parameter, gradient);
+    for (size_t i = 0; i < 2; ++i) {
+      if (parameters[i].tensor.grad().defined()) {
+        storage->place(i);
+      } else {
+        storage->place_unused(i);
+      }
+    }
+    while (storage->num_launched() < storage->num_early_buckets()) storage->launch_next();
+    storage->trailer().fill_(1);
+    storage->finish_early();
+    storage->reduce_last();
+    for (size_t i = 0; i < 2; ++i) storage->settle_unused(i, {.used_by_some = false});
+    storage->end_pass();
+  }
+  void require_gradient(size_t i, std::optional<double> expected) const {
+    const Tensor& gradient = values(i).grad();
+    const std::string name = parameters[i].name;
+    require(gradient.defined() == expected.has_value(), name + ": defined or not");
+    if (!expected) return;
+    require(torch::equal(gradient, torch::full_like(gradient, *expected)),
+            name + ": " + std::to_string(gradient.numel() > 0 ? gradient[0].item<double>() : 0));
+  }
+
+  std::vector<NamedTensor> parameters;
+  std::shared_ptr<FlatParameters> unit;
+  int rank;
+  std::unique_ptr<ShardedGradients> storage;
+};
+
+void on_two_ranks(const std::function<void(const ProcessGroup&)>& body) {
+  const auto result = run_groups(2, body);
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(LocalShardGradients, OfEachParameterGoWithItsOwnShard) {
+  for (const bool set_to_none : {true, false}) {
+    on_two_ranks([set_to_none](const ProcessGroup& world) {
+      const Shards shards(world);
+      for (const size_t i : {0, 1}) shards.accumulate(i, 10);
+      Tensor values = shards.values(0);
+      if (set_to_none) {
+        values.mutable_grad().reset();
+      } else {
+        values.grad().zero_();
+      }
+      const double own = 2 + 2 * shards.rank;
+      shards.pass({{0, own}, {1, own}});
+      shards.require_gradient(0, 3);
+      shards.require_gradient(1, 13);
+    });
+  }
+}
+
+// Also where the backward that comes next adds to the parameter before anything else is noticed.
+TEST(LocalShardGradients, AreDroppedBeforeABackwardAddsToThem) {
+  on_two_ranks([](const ProcessGroup& world) {
+    const Shards shards(world);
+    shards.accumulate(0, 10);
+    shards.values(0).mutable_grad().reset();
+    shards.pass({}, Shards::Arrival{0, 4});
+    shards.require_gradient(0, 4);
+    shards.require_gradient(1, std::nullopt);
+  });
+}
+
+TEST(LocalShardGradients, AChangeOfTheShardsGradientIsRefusedInThePass) {
+  const std::vector<std::function<void(Tensor&)>> changes = {
+      [](Tensor& gradient) { gradient.mul_(1); }, [](Tensor& gradient) { gradient.mul_(0.5); },
+      [](Tensor& gradient) { gradient.add_(1); }};
+  for (const bool has_earlier : {false, true}) {
+    for (const auto& change : changes) {
+      on_two_ranks([&](const ProcessGroup& world) {
+        const Shards shards(world);
+        if (has_earlier) {
+          shards.pass({{0, 0}});  // a reduced gradient of zeros
+        }
+        shards.accumulate(0, 10);
+        Tensor gradient = shards.values(0).grad();
+        change(gradient);
+        // The rank without elements of the parameter cannot see the change.
+        if (gradient.numel() == 0) {
+          shards.pass();
+        } else {
+          EXPECT_THAT(failure_of([&] { shards.pass(); }),
+                      HasSubstr("the gradient of this rank's shard of \"a\" was changed in place "
+                                "after a backward() under no_sync()"));
+          shards.storage->abandon();
+          shards.storage->settle_abandoned();
+        }
+        shards.storage->zero_grad(/*set_to_none=*/true);
+        shards.pass({{0, 6}});
+        shards.require_gradient(0, 6);
+      });
+    }
+  }
+}
+
+TEST(LocalShardGradients, GradientsFromBeforeCountUntilTheyAreCleared) {
+  for (const bool is_cleared : {false, true}) {
+    on_two_ranks([is_cleared](const ProcessGroup& world) {
+      const Shards shards(world, torch::full({kNumel}, 5.0));
+      if (is_cleared) {
+        for (const size_t i : {0, 1}) shards.values(i).mutable_grad().reset();
+      }
+      shards.pass({{0, 2}, {1, 2}});
+      for (const size_t i : {0, 1}) shards.require_gradient(i, is_cleared ? 2 : 7);
+    });
+  }
+}
+
+TEST(LocalShardGradients, WhatAFailedBackwardHasLeftDoesNotCount) {
+  on_two_ranks([](const ProcessGroup& world) {
+    const Shards shards(world);
+    shards.arrive(0, 100);  // and then the backward throws
+    shards.arrive(1, 100);
+    shards.pass({{0, 2}, {1, 2}});
+    for (const size_t i : {0, 1}) shards.require_gradient(i, 2);
+    shards.arrive(0, 100);
+    shards.storage->forget_cleared(std::nullopt);
+    require(!shards.parameters[0].tensor.grad().defined(), "dropped by the next forward");
+  });
+}
+
+// As those of the microbatches of a pipeline.
+TEST(LocalShardGradients, SeveralBackwardsOfOnePassAddUp) {
+  on_two_ranks([](const ProcessGroup& world) {
+    const Shards shards(world);
+    for (int step = 0; step < 2; ++step) {
+      const double own = 2 + 2 * shards.rank;
+      shards.pass({{0, own}, {1, 1}, {0, 10}, {0, 20}});
+      shards.require_gradient(0, 33);
+      shards.require_gradient(1, 1);
+      shards.storage->zero_grad(/*set_to_none=*/true);
+    }
+  });
+}
+
+TEST(LocalShardGradients, WhatTheProgramAssignsCounts) {
+  on_two_ranks([](const ProcessGroup& world) {
+    const Shards shards(world);
+    for (int step = 0; step < 2; ++step) {
+      Tensor parameter = shards.parameters[0].tensor;
+      // Leaves no gradient, although the parameter's hooks run.
+      torch::autograd::grad({parameter}, {parameter}, {torch::ones({kNumel})});
+      parameter.mutable_grad() = torch::full({kNumel}, 8.0 * (1 + shards.rank));
+      shards.pass();
+      shards.require_gradient(0, 12);
+      shards.storage->zero_grad(/*set_to_none=*/true);
+    }
+  });
+}
+
+// Whatever the program holds of it: the tensor, one that shares its memory, or a part.
+TEST(LocalShardGradients, AGradientThatTheProgramKeepsStaysAsItIs) {
+  for (const bool is_accumulated : {false, true}) {
+    on_two_ranks([is_accumulated](const ProcessGroup& world) {
+      const Shards shards(world);
+      const auto step = [&](double gradient) {
+        if (!is_accumulated) return shards.pass({{0, gradient}, {1, gradient}});
+        for (const size_t i : {0, 1}) shards.accumulate(i, gradient);
+        shards.pass();
+      };
+      step(1);
+      std::vector<Tensor> kept = {shards.values(0).grad(), shards.values(1).grad().detach(),
+                                  shards.values(1).grad().narrow(0, 0, 0)};
+      shards.storage->zero_grad(/*set_to_none=*/true);
+      step(2);
+      for (const size_t i : {0, 1}) shards.require_gradient(i, 2);
+      for (const Tensor& gradient : kept) {
+        require(torch::equal(gradient, torch::ones_like(gradient)), "of the first step");
+      }
+      kept.clear();
+      shards.storage->zero_grad(/*set_to_none=*/true);
+      step(3);
+      const void* memory = shards.values(0).grad().const_data_ptr();
+      for (int k = 0; k < 3; ++k) {
+        shards.storage->zero_grad(/*set_to_none=*/true);
+        step(4);
+        require(shards.values(0).grad().const_data_ptr() == memory, "used again");
+      }
+      // One of two is cleared.
+      const Tensor first = shards.values(0).grad();
+      shards.values(0).mutable_grad().reset();
+      step(5);
+      require(torch::equal(first, torch::full_like(first, 4)), "kept of one parameter");
+      shards.require_gradient(0, 5);
+      shards.require_gradient(1, 9);
+    });
+  }
+}
+
+// A parameter with an earlier gradient that no step uses has one when the guards are removed.
+TEST(LocalShardGradients, EndWithAGradientThatIsNoRefusedOne) {
+  on_two_ranks([](const ProcessGroup& world) {
+    {
+      Shards shards(world, torch::full({kNumel}, 5.0));
+      shards.storage->begin_pass({});
+      shards.arrive(0, 1);
+      shards.storage->place(0);
+      shards.storage->place_unused(1);
+      shards.storage->launch_next();
+      shards.storage->trailer().fill_(1);
+      shards.storage->finish_early();
+      shards.storage->reduce_last();
+      shards.storage->settle_unused(1, {.used_by_some = false});
+      shards.storage->end_pass();
+      require(shards.parameters[1].tensor.grad().defined(), "it stays");
+    }
+  });
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,184 @@
+#include "cadre/parallel/buckets/replicated_gradients.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <utility>
+
+#include "cadre/parallel/buckets/handed_out_memory.h"
+#include "cadre/tensor/group/dtype.h"
+
+namespace cadre {
+
+namespace {
+
+// A gradient must have its parameter's memory order: libtorch accumulates without a copy only then,
+// and its fused optimizers walk both in memory order. To autograd it must not be a view: the
+// optimizers' zero_grad() calls detach_(), which refuses views.
+at::Tensor gradient_like(const at::Tensor& parameter, const at::Tensor& flat, int64_t offset) {
+  if (parameter.is_non_overlapping_and_dense()) {
+    return flat.as_strided(parameter.sizes(), parameter.strides(), flat.storage_offset() + offset)
+        .variable_data();
+  }
+  return flat.narrow(0, offset, parameter.numel()).view(parameter.sizes()).variable_data();
+}
+
+// Whether the gradient is the view's memory, in its order.
+bool lies_in(const at::Tensor& gradient, const at::Tensor& view) {
+  return gradient.const_data_ptr() == view.const_data_ptr() && gradient.strides() == view.strides();
+}
+
+}  // namespace
+
+ReplicatedGradients::ReplicatedGradients(std::vector<NamedTensor> parameters,
+                                         wrap::LocatedGroup group, const Options& options)
+    : GradientStorage(std::move(parameters)),
+      group_(std::move(group)),
+      caps_(options.caps),
+      trailer_numel_(options.trailer_numel) {
+  const std::vector<ParameterSize> sizes = sizes_of(parameters_);
+  if (options.layout) check_layout_fits(*options.layout, sizes);
+  is_learned_ = options.layout.has_value();
+  set_layout(
+      options.layout.value_or(plan_bucket_layout(sizes, reverse_order(sizes.size()), caps_)));
+  buffers_ = allocate(layout());
+}
+
+ReplicatedGradients::Buffers ReplicatedGradients::allocate(const BucketLayout& layout) {
+  const at::NoGradGuard no_grad;
+  Buffers buffers{.flats = {}, .views = std::vector<at::Tensor>(parameters_.size()), .trailer = {}};
+  for (const BucketLayout::Bucket& bucket : layout.buckets) {
+    const bool is_last = &bucket == &layout.buckets.back();
+    int64_t numel = 0;
+    for (const int64_t index : bucket.parameters) numel += parameters_[index].tensor.numel();
+    const at::Tensor flat =
+        group_.empty_flat(numel + (is_last ? trailer_numel_ : 0), to_scalar_type(bucket.dtype));
+    int64_t offset = 0;
+    for (const int64_t index : bucket.parameters) {
+      buffers.views[index] = gradient_like(parameters_[index].tensor, flat, offset);
+      offset += parameters_[index].tensor.numel();
+    }
+    if (is_last) buffers.trailer = flat.narrow(0, numel, trailer_numel_);
+    buffers.flats.push_back(flat);
+  }
+  return buffers;
+}
+
+void ReplicatedGradients::on_begin_pass() {
+  untouched_.clear();
+  for (size_t bucket = 0; bucket < num_buckets(); ++bucket) {
+    if (is_handed_out(bucket)) take_back(bucket);
+  }
+}
+
+// Autograd adds to such a gradient in place, so what else holds it changes with it anyway.
+bool ReplicatedGradients::is_in_use(size_t parameter) const {
+  return parameters_[parameter].tensor.grad().is_same(buffers_.views[parameter]);
+}
+
+bool ReplicatedGradients::is_handed_out(size_t bucket) const {
+  const std::vector<int64_t>& members = layout().buckets[bucket].parameters;
+  bool has_unused = false;
+  for (const int64_t parameter : members) {
+    const auto index = static_cast<size_t>(parameter);
+    if (is_in_use(index)) continue;
+    has_unused = true;
+    if (buffers_.views[index].use_count() > 1) return true;
+  }
+  const bool has_trailer = bucket + 1 == num_buckets();
+  const size_t num_own = 1 + members.size() + (has_trailer ? 1 : 0);
+  return has_unused && flat(bucket).storage().use_count() > num_own;
+}
+
+// Gradients that are in use stay the tensors that they are, over the memory of the bucket.
+void ReplicatedGradients::take_back(size_t bucket) {
+  const at::NoGradGuard no_grad;
+  at::Tensor& flat = buffers_.flats[bucket];
+  flat = take_memory_back(flat);
+  int64_t offset = 0;
+  for (const int64_t parameter : layout().buckets[bucket].parameters) {
+    const auto index = static_cast<size_t>(parameter);
+    at::Tensor& view = buffers_.views[index];
+    if (is_in_use(index)) {
+      view.unsafeGetTensorImpl()->set_storage_keep_dtype(flat.storage());
+    } else {
+      view = gradient_like(parameters_[index].tensor, flat, offset);
+    }
+    offset += parameters_[index].tensor.numel();
+  }
+  if (bucket + 1 == num_buckets()) buffers_.trailer = flat.narrow(0, offset, trailer_numel_);
+}
+
+void ReplicatedGradients::learn(std::span<const int64_t> order) {
+  is_learned_ = true;
+  const BucketLayout learned = plan_bucket_layout(sizes_of(parameters_), order, caps_);
+  if (learned == layout()) return;
+  const at::NoGradGuard no_grad;
+  Buffers buffers = allocate(learned);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    at::Tensor& gradient = parameters_[i].tensor.mutable_grad();
+    if (!gradient.defined()) continue;
+    buffers.views[i].copy_(gradient);
+    gradient = buffers.views[i];
+  }
+  buffers_ = std::move(buffers);
+  set_layout(learned);
+}
+
+// Puts this rank's weighted gradient into the bucket; the gradient, if it is defined, becomes a
+// view of the bucket.
+void ReplicatedGradients::place(size_t parameter) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor& view = buffers_.views[parameter];
+  at::Tensor& gradient = parameters_[parameter].tensor.mutable_grad();
+  if (!gradient.defined()) {
+    view.zero_();
+    return;
+  }
+  const bool is_in_place = lies_in(gradient, view);
+  if (!is_in_place || combination_.factor != 1.0) {
+    write_gradient(view, gradient, combination_.factor);
+  }
+  if (!is_in_place) gradient = view;
+}
+
+// Averaging equal values may round, so a copy keeps the bits of a gradient that no rank touches.
+void ReplicatedGradients::place_unused(size_t parameter) {
+  const at::Tensor& gradient = parameters_[parameter].tensor.grad();
+  if (gradient.defined()) {
+    untouched_.resize(parameters_.size());
+    untouched_[parameter] = gradient.detach().clone();
+  }
+  place(parameter);
+}
+
+void ReplicatedGradients::launch_next() {
+  waits_.push_back(group_.all_reduce_async(buffers_.flats[num_launched_++], combination_.op));
+}
+
+void ReplicatedGradients::finish_early() {
+  while (!waits_.empty()) {
+    const std::function<void()> wait = std::move(waits_.front());
+    waits_.erase(waits_.begin());
+    wait();
+  }
+}
+
+// A blocking call, because this thread has no other work.
+void ReplicatedGradients::reduce_last() {
+  group_.all_reduce(buffers_.flats[num_launched_++], combination_.op);
+}
+
+void ReplicatedGradients::settle_unused(size_t parameter, const Usage& usage) {
+  const at::NoGradGuard no_grad;
+  if (usage.used_by_some) {
+    parameters_[parameter].tensor.mutable_grad() = buffers_.views[parameter];
+  } else if (parameter < untouched_.size() && untouched_[parameter].defined()) {
+    buffers_.views[parameter].copy_(untouched_[parameter]);
+  }
+}
+
+void ReplicatedGradients::abandon() {
+  while (num_launched_ < num_buckets()) launch_next();
+}
+
+}  // namespace cadre

@@ -1,0 +1,128 @@
+#include "cadre/parallel/deferred/materialize.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/Storage.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/parallel/deferred/replay.h"
+#include "cadre/parallel/deferred/tape.h"
+#include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/hooks/replica_check.h"
+
+namespace cadre {
+
+namespace {
+
+// Deferred tensors and where they are, by tape.
+struct Deferred {
+  std::vector<at::Tensor> tensors;
+  std::vector<Place> places;
+
+  void add(const at::Tensor& tensor) {
+    tensors.push_back(tensor);
+    places.push_back(Tape::place_of(tensor));
+  }
+};
+using DeferredByTape = std::map<std::shared_ptr<Tape>, Deferred>;
+
+bool is_on_meta(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.is_meta();
+}
+
+DeferredByTape deferred_among(std::string_view caller, std::span<const NamedTensor> tensors) {
+  check_materializable(caller, tensors);
+  DeferredByTape by_tape;
+  for (const NamedTensor& named : tensors) {
+    const at::Tensor& tensor = named.tensor;
+    if (!is_on_meta(tensor)) continue;
+    const DeferredStorage* const storage = Tape::storage_of(tensor);
+    Deferred& deferred = by_tape[Tape::joined(storage->tape)];
+    deferred.add(tensor);
+    // What an operation in place on the view would reach.
+    if (!tensor.is_view()) continue;
+    const at::Tensor base(tensor._base());
+    if (Tape::storage_of(base) != nullptr) deferred.add(base);
+  }
+  return by_tape;
+}
+
+// The tensor becomes `values`, but for what autograd knows about it.
+void give_values(const at::Tensor& tensor, const at::Tensor& values) {
+  if (!tensor.is_meta()) return;  // given already, as the base of a view or under another name
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(values.getIntrusivePtr());
+  // Drops an accumulator of gradients that was made for the meta device.
+  tensor.set_data(values);
+}
+
+// In each storage, memory without values.
+std::vector<at::Tensor> uninitialized(const Deferred& deferred) {
+  std::map<StorageId, c10::Storage> storages;
+  std::vector<at::Tensor> tensors;
+  for (size_t i = 0; i < deferred.places.size(); ++i) {
+    const Place& place = deferred.places[i];
+    const size_t num_bytes = deferred.tensors[i].storage().unsafeGetStorageImpl()->nbytes();
+    auto found = storages.find(place.storage);
+    if (found == storages.end()) {
+      found = storages.emplace(place.storage, allocate_storage(num_bytes)).first;
+    }
+    tensors.push_back(tensor_at(found->second, place));
+  }
+  return tensors;
+}
+
+template <typename MakeValues>
+void materialize_with(std::string_view caller, std::span<const NamedTensor> tensors,
+                      const MakeValues& make_values) {
+  const at::NoGradGuard no_grad;
+  const c10::impl::ExcludeDispatchKeyGuard unrecorded(c10::DispatchKey::DeferredInit);
+  // All values first: an operation that cannot be repeated leaves every tensor deferred.
+  const DeferredByTape by_tape = deferred_among(caller, tensors);
+  std::vector<std::pair<const Deferred*, std::vector<at::Tensor>>> made;
+  for (const auto& [tape, deferred] : by_tape) {
+    tape->end_direct_writes();
+    tape->close();
+    made.emplace_back(&deferred, make_values(*tape, deferred));
+  }
+  for (const auto& [deferred, values] : made) {
+    for (size_t i = 0; i < values.size(); ++i) give_values(deferred->tensors[i], values[i]);
+  }
+}
+
+}  // namespace
+
+void check_materializable(std::string_view caller, std::span<const NamedTensor> tensors) {
+  for (const NamedTensor& named : tensors) {
+    if (!is_on_meta(named.tensor) || Tape::storage_of(named.tensor) != nullptr) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                format("{}: \"{}\" is on the meta device, and nothing says which values it shall "
+                       "have. Construct the module inside cadre::defer_init(), without a device",
+                       caller, named.name));
+  }
+}
+
+void materialize_tensors(std::string_view caller, std::span<const NamedTensor> tensors) {
+  materialize_with(caller, tensors, [](const Tape& tape, const Deferred& deferred) {
+    return replay(tape, deferred.places);
+  });
+}
+
+void materialize_from(std::string_view caller, std::span<const NamedTensor> tensors, Rank root,
+                      const wrap::LocatedGroup& group) {
+  // An operation may fail on the root alone, when it is repeated.
+  check_on_all_ranks(group.process_group(), "cadre::materialize", [&] {
+    if (group.rank() == root) return materialize_tensors(caller, tensors);
+    materialize_with(caller, tensors,
+                     [](const Tape&, const Deferred& deferred) { return uninitialized(deferred); });
+  });
+  wrap::broadcast_tensors(tensors, root, group);
+}
+
+}  // namespace cadre

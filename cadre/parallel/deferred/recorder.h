@@ -1,0 +1,19 @@
+// Records what happens to deferred tensors: the kernel that libtorch's dispatcher calls for each
+// operation on one, and, inside a DeferredScope, for each operation that creates a tensor.
+//
+// Threads: any; the scope is one of the calling thread. Blocking: never. Errors: kInvalidArgument.
+#pragma once
+
+#include <memory>
+
+#include "cadre/parallel/deferred/tape.h"
+
+namespace cadre {
+
+// Once in a process: libtorch has one dispatcher. Does nothing afterwards.
+void install_recorder();
+
+// Tape of the innermost scope of this thread; null outside of all scopes.
+std::shared_ptr<Tape>& tape_of_scope();
+
+}  // namespace cadre

@@ -1,0 +1,116 @@
+// Attention of some query rows to keys and values that come block by block, and its backward.
+//
+// Forward, for each row and over the blocks so far: m, the largest score; l, the sum of
+// exp(score - m); a, the sum of exp(score - m) value. A block with a larger score multiplies l and
+// a by exp(old m - new m) before it is added. The result is a / l, and m + log l is kept. The
+// backward computes the weights of a block again as exp(score - (m + log l)), so no weights are
+// stored, and needs of the other blocks only the sum of gradient times output for each row.
+//
+// Sums are kept in float32 for bfloat16 and float16, else in the dtype of the query. Scores are
+// computed for kTileRows query rows at a time, and those that the causal mask leaves out are not
+// computed but for the block on the diagonal. A row without any key in a block, because all of its
+// scores are minus infinity, adds zero.
+//
+// Threads: one at a time. Blocking: never. Lifetime: owns what it keeps. Errors: none of its own.
+// Autograd does not record it. Where tokens are in the sequence is given by their runs.
+// Source: online softmax, https://arxiv.org/abs/1805.02867; FlashAttention,
+// https://arxiv.org/abs/2205.14135; blockwise over ranks, https://arxiv.org/abs/2310.01889.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "cadre/parallel/layers/attention/attention_options.h"
+#include "cadre/parallel/layers/attention/context_parallel.h"
+
+namespace cadre {
+
+struct KeyValueBlock {
+  at::Tensor key;              // (B, H_kv, tokens, D)
+  at::Tensor value;            // (B, H_kv, tokens, D_v)
+  std::vector<TokenRun> runs;  // positions of the tokens
+};
+
+// What forward and backward have in common.
+struct QueryRows {
+  at::Tensor query;            // (B, H, tokens, D)
+  std::vector<TokenRun> runs;  // positions of the tokens
+  int64_t num_key_value_heads;
+  int64_t num_tokens;  // in the whole sequence
+  AttentionOptions options;
+};
+
+// Rows and keys whose scores are computed together.
+struct ScoreTile {
+  int64_t first_row;  // among the rows, and among the keys of the block
+  int64_t first_key;
+  int64_t num_rows;
+  int64_t num_keys;
+  TokenRun rows;  // the same in the sequence
+  TokenRun keys;
+};
+
+// The scores of a tile, and the folded query rows that they are of.
+class TileScores {
+ public:
+  explicit TileScores(const QueryRows& rows);
+
+  std::vector<ScoreTile> tiles_of(const KeyValueBlock& block) const;
+  // (B, H_kv, G, tokens, width), where G = H / H_kv, of (B, H, tokens, width), in the dtype of the
+  // sums.
+  at::Tensor grouped(const at::Tensor& heads) const;
+  // (B, H_kv, G rows, width) of the rows of a tile of such a tensor.
+  static at::Tensor folded(const at::Tensor& grouped, const ScoreTile& tile);
+  // (B, H_kv, G, rows, keys), minus infinity where the mask leaves a key out.
+  at::Tensor scores(const at::Tensor& keys, const ScoreTile& tile) const;
+  at::Tensor scaled_query(const ScoreTile& tile) const { return folded(query_, tile); }
+  at::Tensor dropped(const at::Tensor& weights, const ScoreTile& tile) const;
+  double scale() const { return scale_; }
+  at::ScalarType sum_dtype() const { return query_.scalar_type(); }
+
+ private:
+  QueryRows rows_;
+  double scale_;
+  at::Tensor query_;  // grouped, times the scale
+};
+
+class AttentionForward {
+ public:
+  AttentionForward(const QueryRows& rows, int64_t value_dim);
+
+  void add(const KeyValueBlock& block);
+  // After all blocks: (B, H, tokens, D_v) and (B, H_kv, G, tokens, 1), in the dtype of the sums.
+  at::Tensor output() const;
+  at::Tensor log_sum_exp() const;
+
+ private:
+  void add(const ScoreTile& tile, const at::Tensor& key, const at::Tensor& value);
+
+  TileScores scores_;
+  at::Tensor largest_, sum_, weighted_;
+};
+
+class AttentionBackward {
+ public:
+  // output, gradient: (B, H, tokens, D_v); log_sum_exp: of the forward.
+  struct Result {
+    at::Tensor output, log_sum_exp, gradient;
+  };
+  AttentionBackward(const QueryRows& rows, const Result& result);
+
+  struct KeyValueGradient {
+    at::Tensor key, value;  // shapes as the block's, dtype of the sums
+  };
+  // Returns the block's gradient from these rows alone.
+  KeyValueGradient add(const KeyValueBlock& block);
+  // After all blocks: (B, H, tokens, D), in the dtype of the sums.
+  at::Tensor query_gradient() const;
+
+ private:
+  TileScores scores_;
+  at::Tensor log_sum_exp_, gradient_, row_products_, query_gradient_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,26 @@
+// What an attention computes, beside its tensors.
+//
+// Threads: a plain value. Blocking: never. Lifetime: shares the stream of the dropout.
+// Errors: none.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "cadre/parallel/layers/counter_based_dropout.h"
+
+namespace cadre {
+
+struct AttentionOptions {
+  bool is_causal = false;
+  // Scale of QK^T. Default: 1 / sqrt(D).
+  std::optional<double> scale = {};
+  // Dropout on the attention weights (B, heads, T, T).
+  std::optional<CounterBasedDropoutOptions> dropout = {};
+  // With dropout, where the model's heads are divided among ranks: the first query head of this
+  // call, and how many the model has; 0: those of this call are all.
+  int64_t first_head = 0;
+  int64_t num_heads = 0;
+};
+
+}  // namespace cadre

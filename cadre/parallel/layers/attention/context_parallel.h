@@ -1,0 +1,140 @@
+// A sequence that is divided among the ranks of a group: which tokens each rank has, and what a
+// model needs for it besides attention.
+//
+//   cadre::ContextParallel context(mesh.group("cp"), {.num_tokens = 8192});
+//   const at::Tensor mine = context.shard(tokens, 1);        // (B, T) to (B, tokens of this rank)
+//   ... = embedding(mine) + positions(context.positions());
+//   ... = context_parallel_attention(query, key, value, context, {.is_causal = true});
+//   context.mean_over_tokens(sum_of_losses, num_losses).backward();
+//   context.sum_gradients(model.parameters());
+//
+// One value divides the sequence and is passed to attention, so both always use the same order of
+// the tokens.
+//
+// Threads: as ProcessGroup. The constructor is a collective of the group. Blocking: the
+// constructor, unshard(), mean_over_tokens(), sum_gradients() and set_context_parallel(), until the
+// group's deadline; the backward of unshard(). Lifetime: a cheap value; keeps the group.
+// Errors: cadre::Error, kInvalidArgument. On all ranks alike: for options that differ between
+// ranks, for parameters that differ or have a sparse gradient. On one rank: for a tensor that has
+// another number of tokens.
+// Source: chunks in zigzag order, https://arxiv.org/abs/2311.09431 and Llama 3,
+// https://arxiv.org/abs/2407.21783. docs/decisions/0018-context-parallel.md.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+#include "cadre/tensor/group/process_group.h"
+
+namespace cadre {
+
+class PrivateMessages;
+
+enum class ContextForm : uint8_t {
+  kRing,      // keys and values travel around the ring; any number of heads
+  kAllToAll,  // ranks exchange tokens for heads, of which each computes some for all tokens
+};
+CADRE_EXPORT std::string_view to_string(ContextForm form);
+
+enum class SequenceOrder : uint8_t {
+  kContiguous,  // rank r of n has chunk r of n
+  kZigzag,      // rank r has the chunks r and 2n - 1 - r of 2n: equal work in causal attention
+};
+CADRE_EXPORT std::string_view to_string(SequenceOrder order);
+
+struct ContextParallelOptions {
+  // Tokens of the whole sequence. Chunks are those of Shard (mesh/placement.h): if the number is
+  // not divisible by the ranks, the last chunks are shorter or empty.
+  int64_t num_tokens;
+  ContextForm form = ContextForm::kRing;
+  SequenceOrder order = SequenceOrder::kZigzag;
+};
+
+// Consecutive tokens of a sequence.
+struct TokenRun {
+  int64_t begin;
+  int64_t size;
+  friend bool operator==(const TokenRun&, const TokenRun&) = default;
+};
+
+class CADRE_EXPORT ContextParallel {
+ public:
+  ContextParallel(const ProcessGroup& group, const ContextParallelOptions& options);
+
+  const ProcessGroup& group() const { return group_; }
+  const ContextParallelOptions& options() const { return options_; }
+
+  // The tokens of a rank in the order in which it holds them, ascending; no empty run.
+  std::vector<TokenRun> runs(Rank rank) const;
+  // The number of tokens of a rank, and of this one.
+  int64_t num_tokens_of(Rank rank) const;
+  int64_t num_own_tokens() const { return num_tokens_of(group_.rank()); }
+  // (num_own_tokens) int64 on the CPU: where this rank's tokens are in the sequence.
+  at::Tensor positions() const;
+
+  // This rank's tokens of a tensor that has the whole sequence along `dim`, which may be negative.
+  // Differentiable; no communication.
+  at::Tensor shard(const at::Tensor& whole, int64_t dim) const;
+  // The reverse, collective. Differentiable: the gradient is that of the sum of the ranks' losses.
+  at::Tensor unshard(const at::Tensor& shard, int64_t dim) const;
+  // Between the order of the sequence, along `dim`, and that of the ranks' tokens, rank by rank.
+  // No communication.
+  at::Tensor in_rank_order(const at::Tensor& whole, int64_t dim) const;
+  at::Tensor in_sequence_order(const at::Tensor& ranks, int64_t dim) const;
+
+  // sum: (), the sum of the losses of this rank's tokens; count: of how many. Result: (), the same
+  // on every rank: the mean over the tokens of all ranks, NaN if none counts. Its backward goes to
+  // this rank's tokens only: sum the gradients of the parameters over the group.
+  at::Tensor mean_over_tokens(const at::Tensor& sum, int64_t count) const;
+  // After backward: the gradients of parameters of which every rank has the same values, summed
+  // over the group. Same parameters in the same order on all ranks; one that is in the list twice
+  // (a tied weight) counts once. A parameter without a gradient on this rank counts as zeros, and
+  // stays without one if no rank has one, as in one process. Once for each step, after its last
+  // backward: a second call adds the sums again.
+  void sum_gradients(const std::vector<at::Tensor>& parameters) const;
+
+  // For the forms of attention: messages on the group that a program cannot name. REQUIRES: the
+  // form is kRing, and the group has several ranks.
+  const PrivateMessages& messages() const { return *messages_; }
+
+ private:
+  ProcessGroup group_;
+  ContextParallelOptions options_;
+  std::shared_ptr<const PrivateMessages> messages_;
+};
+
+// A layer whose input may be this rank's tokens (B, T of this rank, ...) of a sequence.
+class CADRE_EXPORT ContextParallelLayer {
+ public:
+  virtual ~ContextParallelLayer() = default;
+  // The options of the layer that all ranks have alike.
+  virtual std::string options_text() const { return {}; }
+  void set_context_parallel(const ContextParallel& context) { context_ = context; }
+
+ protected:
+  // Null while the layer has whole sequences.
+  const ContextParallel* context() const { return context_ ? &*context_ : nullptr; }
+
+ private:
+  std::optional<ContextParallel> context_;
+};
+
+// Every ContextParallelLayer in the module: SelfAttention and CounterBasedDropout. A second call
+// sets another sequence, such as a longer one. Collective. Throws kInvalidArgument on all ranks,
+// and changes nothing, if there is no such layer, if the options of layers differ between ranks,
+// and for a layer of libtorch that combines the tokens of a sequence, of which it would have this
+// rank's only: MultiheadAttention and the Transformer layers, RNN, LSTM, GRU, one-dimensional
+// convolutions wider than a token, BatchNorm1d and InstanceNorm1d. A module that applies such a
+// layer to whole sequences calls this for its other parts. Functions, as
+// scaled_dot_product_attention() in a forward(), are not seen.
+CADRE_EXPORT void set_context_parallel(torch::nn::Module& module, const ContextParallel& context);
+
+}  // namespace cadre

@@ -1,0 +1,57 @@
+// Divides parameters of a module among the ranks along one axis of a mesh: the checks before any of
+// them is divided, and the records of what each rank has afterwards. What divides, such as
+// parallelize_module() or ExpertParallel, changes the parameters in between.
+//
+// Threads: one. Blocking: never. Lifetime: refers to what it was made of.
+// Errors: kInvalidArgument that begins with the caller, before anything is changed.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/parallel/layers/tensor_parallel_layer.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/hooks/named_tensors.h"
+
+namespace cadre::layers {
+
+class ModuleDivision {
+ public:
+  ModuleDivision(const torch::nn::Module& module, const DeviceMesh& mesh, std::string axis,
+                 const DividedParameters& divided, std::string_view caller);
+
+  // Throws for what would fail when the first parameters are divided already: values of parameters
+  // or buffers that are not there, a parameter that is divided or lies on other ranks already, and
+  // memory that a divided tensor shares with another one, because a rank keeps its part in new
+  // memory.
+  void check() const;
+  // After the parameters were divided. Keeps each division in its parameter, as keep_division().
+  std::vector<ParameterShard> keep_records() const;
+
+ private:
+  [[noreturn]] void refuse(const std::string& problem) const;
+  // The dimension of a parameter that the ranks divide.
+  std::optional<int64_t> divided_dim(const at::Tensor& parameter) const;
+  // Also of a parameter that is divided among one rank, which keeps it whole.
+  ParameterShard record_of(const NamedTensor& parameter) const;
+  // With the axes of what has divided the parameter before.
+  ParameterShard joint_record_of(const NamedTensor& parameter) const;
+  bool is_cut(const NamedTensor& parameter) const;
+  void check_values(const std::vector<NamedTensor>& tensors) const;
+  void check_memory(std::vector<NamedTensor> tensors) const;
+
+  const torch::nn::Module& module_;
+  const DeviceMesh& mesh_;
+  std::string axis_;
+  const DividedParameters& divided_;
+  std::string_view caller_;
+};
+
+}  // namespace cadre::layers

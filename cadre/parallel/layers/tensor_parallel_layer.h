@@ -1,0 +1,139 @@
+// What makes a layer of Cadre a tensor-parallel one: a style, a group, and the parameters that this
+// rank keeps. C++ modules have no hooks, so the layers of a model that is to be divided are types
+// of Cadre: cadre::Linear, Embedding, LayerNorm, CounterBasedDropout. Each has the constructors,
+// parameter names, initial values and forward() of the layer of torch::nn, and is that layer until
+// it is parallelized; also afterwards if the group has one rank.
+//
+// Threads: as the module. Blocking: parallelize() never; make_equal() is collective.
+// Lifetime: a parallelized layer keeps its group. A parameter stays the same tensor when it is
+// divided, so an optimizer that was made before has it.
+// Errors: kInvalidArgument with the layer's name, of a constructor with a group on all ranks, for a
+// style that the layer does not have, a second parallelize(), and parameters that have a gradient
+// already.
+// Source: Megatron-LM, https://arxiv.org/abs/1909.08053 and, for sequence parallelism,
+// https://arxiv.org/abs/2205.05198; the styles of torch.distributed.tensor.parallel.
+// docs/decisions/0016-tensor-parallel.md.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/hooks/named_tensors.h"
+
+namespace cadre {
+
+struct AgreedField;
+
+// Activations are (..., T, D): T counts the tokens of a sequence, D the features.
+enum class ParallelStyle {
+  kColwise,     // ranks compute parts of the output features, from the whole input
+  kRowwise,     // ranks compute from parts of the input features, or of the vocabulary; summed
+  kSequence,    // whole parameters; inputs and outputs are shards along T
+  kReplicated,  // whole parameters, inputs and outputs on every rank
+};
+CADRE_EXPORT std::string_view to_string(ParallelStyle style);
+
+struct LayerParallelism {
+  ProcessGroup group;
+  ParallelStyle style;
+  // Between column-parallel and row-parallel layers lie shards along T: the former gather their
+  // input, the latter reduce-scatter their output.
+  bool sequence_parallel = false;
+  // For a kColwise linear layer: whether the output is gathered, whole on every rank.
+  bool gather_output = false;
+  // For a kRowwise linear layer: false if the input is whole on every rank.
+  bool input_is_parallel = true;
+};
+
+// A parameter of a parallelized layer, for records of what a rank holds.
+struct DividedParameter {
+  std::vector<int64_t> sizes;  // sizes of the whole parameter
+  std::optional<int64_t> dim;  // dim that the ranks divide, as Shard(dim) of mesh/placement.h does
+};
+// By parameter; one that two layers share is divided once.
+using DividedParameters = std::map<const c10::TensorImpl*, DividedParameter>;
+
+class CADRE_EXPORT TensorParallelLayer {
+ public:
+  virtual ~TensorParallelLayer() = default;
+
+  // Throws if the layer cannot be divided so, and changes nothing in it. Adds its parameters to
+  // `divided`, which has those of the layers before.
+  void check(const LayerParallelism& how, std::string_view name, DividedParameters& divided) const;
+  // Keeps this rank's part of each parameter, after check(). The whole parameters are equal on all
+  // ranks: see make_equal().
+  void parallelize(const LayerParallelism& how, std::string_view name,
+                   const DividedParameters& divided);
+  bool is_parallelized() const { return parallelism_.has_value(); }
+  // The options of the layer that all ranks have alike, beside the sizes of its parameters.
+  virtual std::string options_text() const { return {}; }
+  // How, and of which layer, as a field of group/agreement.h.
+  AgreedField agreed_field(const LayerParallelism& how, std::string_view name) const;
+
+ protected:
+  // The members themselves, which forward() uses.
+  virtual std::vector<NamedTensor> parameters_of_layer() const { return {}; }
+  // The dimension along which the style divides a parameter; nullopt: it is whole.
+  virtual std::optional<int64_t> divided_dim(std::string_view parameter,
+                                             ParallelStyle style) const = 0;
+  // What the layer cannot do, as the end of a sentence.
+  virtual std::optional<std::string> problem_of(const LayerParallelism& how) const = 0;
+
+  // Null for a layer that computes alone.
+  const LayerParallelism* parallelism() const { return computes_alone_ ? nullptr : &*parallelism_; }
+  bool has_style(ParallelStyle style) const {
+    return !computes_alone_ && parallelism_->style == style;
+  }
+  // Throws unless the input has `expected` features. Otherwise a part of a column-parallel output
+  // would meet weights for the whole one, and libtorch's error would not say so.
+  void check_features(const at::Tensor& input, int64_t expected) const;
+  // For clone(): a copy would not know what is divided.
+  void refuse_copy_if_parallelized() const;
+
+ private:
+  std::optional<LayerParallelism> parallelism_;
+  std::string name_;
+  bool computes_alone_ = true;
+};
+
+// Throws the same sentence on all ranks if the ranks' modules differ in names, shapes or dtypes;
+// else gives all ranks the parameters and buffers of rank 0.
+CADRE_EXPORT void make_equal(const torch::nn::Module& module, const ProcessGroup& group,
+                             std::string_view caller);
+
+namespace layers {
+
+// The constructor of a layer that is divided from the start: check(), make_equal() and
+// parallelize(). What one rank refuses all ranks throw, and that options differ between ranks.
+// type: static text. REQUIRES: the layer is a torch::nn::Module.
+CADRE_EXPORT void parallelize_new(TensorParallelLayer& layer, const LayerParallelism& how,
+                                  const char* type);
+
+// clone() of a layer: `copy` is a new one with the same options.
+template <typename Layer>
+std::shared_ptr<torch::nn::Module> with_parameters_of(const Layer& layer,
+                                                      const std::shared_ptr<Layer>& copy,
+                                                      const std::optional<c10::Device>& device) {
+  for (const auto& parameter : layer.named_parameters(/*recurse=*/false)) {
+    const at::Tensor data = parameter.value().detach();
+    copy->named_parameters(/*recurse=*/false)[parameter.key()].set_data(
+        device ? data.to(*device, data.scalar_type(), /*non_blocking=*/false, /*copy=*/true)
+               : data.clone());
+  }
+  copy->train(layer.is_training());
+  return copy;
+}
+
+}  // namespace layers
+
+}  // namespace cadre

@@ -1,0 +1,165 @@
+#include "cadre/parallel/layers/vocab_parallel_cross_entropy.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <limits>
+#include <optional>
+#include <utility>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/group/differentiable.h"
+#include "cadre/parallel/layers/recorded_backward.h"
+#include "cadre/tensor/mesh/layout.h"
+
+namespace cadre {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Which tokens count, and which of their targets this rank has. (N), for N tokens.
+struct Targets final : torch::CustomClassHolder {
+  Targets(ProcessGroup given_group, const at::Tensor& targets, const Chunk& chunk,
+          const VocabParallelCrossEntropyOptions& options)
+      : group(std::move(given_group)),
+        reduction(options.reduction),
+        ignored(targets.eq(options.ignore_index)),
+        tokens(targets.ge(chunk.begin)
+                   .logical_and(targets.lt(chunk.begin + chunk.size))
+                   .logical_and(ignored.logical_not())
+                   .nonzero()
+                   .squeeze(1)),
+        classes(targets.index_select(0, tokens) - chunk.begin) {}
+
+  // Picks from scores (N, V_part) those of the targets that this rank has; 0 for the other tokens.
+  at::Tensor of_targets(const at::Tensor& scores) const {
+    const at::Tensor own = scores.index_select(0, tokens).gather(1, classes.unsqueeze(1));
+    return at::zeros({scores.size(0)}, scores.options().requires_grad(false))
+        .index_add(0, tokens, own.squeeze(1));
+  }
+
+  // (N) to ().
+  at::Tensor reduced(const at::Tensor& losses) const {
+    return over_divisor(losses.masked_fill(ignored, 0).sum());
+  }
+  at::Tensor over_divisor(const at::Tensor& sum) const {
+    return reduction == LossReduction::kSum ? sum : sum / ignored.logical_not().sum();
+  }
+
+  ProcessGroup group;
+  LossReduction reduction;
+  at::Tensor ignored;
+  at::Tensor tokens;   // those whose target this rank has
+  at::Tensor classes;  // their targets, counted from this rank's first class
+};
+using TargetsPointer = c10::intrusive_ptr<Targets>;
+
+at::Tensor largest_of(const at::Tensor& scores, const ProcessGroup& group) {
+  at::Tensor largest =
+      scores.size(1) > 0
+          ? scores.amax(1)
+          : at::full({scores.size(0)}, -std::numeric_limits<double>::infinity(), scores.options());
+  group.all_reduce(largest, {.op = ReduceOp::kMax});
+  return largest;
+}
+
+// The same function by differentiable operations.
+at::Tensor composed_loss(const at::Tensor& scores, const at::Tensor& largest,
+                         const Targets& targets) {
+  const at::Tensor shifted = scores - largest.unsqueeze(1);
+  const at::Tensor sum = functional::reduce_from_group(shifted.exp().sum(1), targets.group);
+  const at::Tensor own = functional::reduce_from_group(targets.of_targets(shifted), targets.group);
+  return targets.reduced(sum.log() - own);
+}
+
+struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
+  // scores: (N, V_part).
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& scores,
+                            const TargetsPointer& targets) {
+    const at::Tensor largest = largest_of(scores, targets->group);
+    at::Tensor shifted = scores - largest.unsqueeze(1);
+    const at::Tensor own = targets->of_targets(shifted);
+    const at::Tensor sums = at::stack({shifted.exp_().sum(1), own});
+    targets->group.all_reduce(sums);
+    const at::Tensor log_sum = sums.select(0, 0).log();
+    context->save_for_backward({scores, largest, log_sum});
+    context->saved_data["targets"] = c10::IValue::make_capsule(targets);
+    return targets->reduced(log_sum - sums.select(0, 1));
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    return in_backward_of("vocab_parallel_cross_entropy", [&]() -> variable_list {
+      const variable_list saved = context->get_saved_variables();
+      const auto targets =
+          c10::static_intrusive_pointer_cast<Targets>(context->saved_data["targets"].toCapsule());
+      if (at::GradMode::is_enabled()) {
+        const at::Tensor largest = saved[1].detach();
+        variable_list results =
+            recorded_backward({saved[0]}, gradients[0], [&](const variable_list& inputs) {
+              return composed_loss(inputs[0], largest, *targets);
+            });
+        results.emplace_back();
+        return results;
+      }
+      // (softmax - 1 for the target) times the weight of the token.
+      const at::Tensor weight = targets->over_divisor(gradients[0])
+                                    .expand({saved[0].size(0)})
+                                    .masked_fill(targets->ignored, 0);
+      const at::Tensor result =
+          (saved[0] - (saved[1] + saved[2]).unsqueeze(1)).exp_().mul_(weight.unsqueeze(1));
+      result.index_put_({targets->tokens, targets->classes},
+                        -weight.index_select(0, targets->tokens), /*accumulate=*/true);
+      return {result, {}};
+    });
+  }
+};
+
+void check_arguments(const at::Tensor& logits, const at::Tensor& targets, const ProcessGroup& group,
+                     const Chunk& chunk, const VocabParallelCrossEntropyOptions& options) {
+  const auto refuse = [&](const std::string& problem) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("vocab_parallel_cross_entropy on rank {} of {} of group \"{}\": {}",
+                       group.rank(), group.world_size(), group.name(), problem));
+  };
+  if (logits.dim() == 0 || logits.size(-1) != chunk.size) {
+    refuse(
+        format("logits of the sizes {} are not this rank's {} of the {} classes; pass those of "
+               "a column-parallel head without gather_output",
+               list_of(logits.sizes()), chunk.size, options.vocabulary));
+  }
+  if (targets.scalar_type() != at::kLong ||
+      targets.sizes() != logits.sizes().slice(0, logits.dim() - 1)) {
+    refuse(format("targets {} {} do not name one class, as int64, for each token of logits {}",
+                  c10::toString(targets.scalar_type()), list_of(targets.sizes()),
+                  list_of(logits.sizes())));
+  }
+  const at::Tensor outside = targets.lt(0)
+                                 .logical_or(targets.ge(options.vocabulary))
+                                 .logical_and(targets.ne(options.ignore_index));
+  if (!outside.any().item<bool>()) return;
+  refuse(format("the target {} is none of the {} classes and not ignore_index = {}",
+                targets.masked_select(outside)[0].item<int64_t>(), options.vocabulary,
+                options.ignore_index));
+}
+
+}  // namespace
+
+at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
+                                        const ProcessGroup& group,
+                                        const VocabParallelCrossEntropyOptions& options) {
+  const Chunk chunk = chunk_of(options.vocabulary, group.world_size(), group.rank());
+  check_arguments(logits, targets, group, chunk, options);
+  const bool is_narrow = logits.scalar_type() == at::kBFloat16 || logits.scalar_type() == at::kHalf;
+  const at::Tensor scores = logits.reshape({targets.numel(), chunk.size});
+  return CrossEntropy::apply(
+      is_narrow ? scores.to(at::kFloat) : scores,
+      c10::make_intrusive<Targets>(group, targets.reshape({-1}), chunk, options));
+}
+
+}  // namespace cadre

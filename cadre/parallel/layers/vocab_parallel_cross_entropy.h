@@ -1,0 +1,43 @@
+// The cross-entropy of logits whose classes are divided among the ranks of a group, without any
+// rank having the logits of all classes.
+//
+// Threads: as ProcessGroup. Blocking: two all_reduces of one and two numbers a token in forward,
+// none in backward. Lifetime: the graph keeps the group and the logits.
+// Errors: kInvalidArgument, on all ranks alike, for a target that is no class; on the rank that has
+// other logits than its part of the vocabulary.
+// Cost: backward computes the exponentials again, so nothing of the size of the logits is kept but
+// the logits. A backward with create_graph is right.
+// Source: Megatron-LM, https://arxiv.org/abs/1909.08053, section 3.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "cadre/core/base/export.h"
+#include "cadre/tensor/group/process_group.h"
+
+namespace cadre {
+
+// Over the tokens that count.
+enum class LossReduction : uint8_t {
+  kMean,  // NaN without any
+  kSum,
+};
+
+struct VocabParallelCrossEntropyOptions {
+  // The number of classes on all ranks together, of which each has a chunk by the rule of Shard.
+  int64_t vocabulary;
+  // Tokens with this target do not count.
+  int64_t ignore_index = -100;
+  LossReduction reduction = LossReduction::kMean;
+};
+
+// logits: (..., V_part), floating-point, this rank's classes; targets: (...), int64, the same on
+// every rank. Result: (), the same on every rank, in float32 for logits of bfloat16 and float16,
+// else in their dtype.
+CADRE_EXPORT at::Tensor vocab_parallel_cross_entropy(
+    const at::Tensor& logits, const at::Tensor& targets, const ProcessGroup& group,
+    const VocabParallelCrossEntropyOptions& options);
+
+}  // namespace cadre

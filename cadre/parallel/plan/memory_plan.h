@@ -1,0 +1,109 @@
+// Computes from sizes alone what each rank holds of a model under each strategy, and what a step
+// transfers.
+//
+// Threads: pure functions. Blocking: never. Lifetime: values. Errors: kInvalidArgument for
+// inconsistent numbers. Allocates no memory of the model's size.
+//
+// The formulas are those of the ZeRO paper (arXiv:1910.02054, sections 3 to 5). For P bytes of
+// parameters, S of optimizer state, N ranks and one dtype:
+//              parameters   gradients   state   a rank receives in a step
+//   ddp        P            P           S       2 P (N-1)/N                   all_reduce
+//   zero1      P            P           S/N     3 P (N-1)/N                   and all_gather
+//   zero2      P            P/N         S/N     2 P (N-1)/N                   and reduce_scatter
+//   fsdp       P/N          P/N         S/N     3 P (N-1)/N                   the same
+//   hsdp: fsdp along the shard axis, and an all_reduce of the shards over the replicas. fsdp with
+//   Reshard::kAfterBackward gathers once in a step and receives 2 P (N-1)/N.
+// (The paper's ZeRO-1 also reduces gradients to their owners, and so transfers 2 P. Cadre's stage 1
+// keeps whole gradients, for code that reads parameter.grad().) An all_reduce counts as a
+// reduce_scatter and an all_gather, which is the minimum that a rank receives in any algorithm
+// (Patarasuk and Yuan, 2009); ranks that share memory copy less.
+//
+// The plan adds Cadre's other allocations: the padding of flat buffers, whole pages of shared
+// memory, buckets, the buffers in which gradients are reduced, gathered units including the
+// prefetched one, and whole gradients between their computation and their reduction. The sum is the
+// peak of a rank without activations and libraries, after construction, which needs the whole model
+// once unless it is deferred. Rank 0 holds the most.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+#include "cadre/parallel/plan/model_sizes.h"
+#include "cadre/parallel/plan/plan_options.h"
+
+namespace cadre {
+
+// Bytes of one rank. Shared memory counts for its owner, so the sum over the ranks of a host is the
+// memory of the host.
+struct HeldBytes {
+  int64_t parameters = 0;         // all of them, or shards
+  int64_t gradients = 0;          // after the reduction, until the step
+  int64_t optimizer_state = 0;    //
+  int64_t full_units = 0;         // at the peak; freed buffers are kept for the next unit
+  int64_t reduction_buffers = 0;  // in which gradients are reduced
+  int64_t transient = 0;  // whole gradients before their reduction, or temporaries of the optimizer
+  int64_t buffers = 0;    // the module's buffers
+
+  int64_t total() const {
+    return parameters + gradients + optimizer_state + full_units + reduction_buffers + transient +
+           buffers;
+  }
+};
+
+struct OperationTraffic {
+  int64_t num_calls = 0;
+  int64_t payload_bytes = 0;   // the whole tensor: the output of a gather, the input otherwise
+  int64_t received_bytes = 0;  // by one rank
+  OperationTraffic& operator+=(const OperationTraffic& other) {
+    num_calls += other.num_calls;
+    payload_bytes += other.payload_bytes;
+    received_bytes += other.received_bytes;
+    return *this;
+  }
+  friend bool operator==(const OperationTraffic&, const OperationTraffic&) = default;
+};
+
+struct StepTraffic {
+  OperationTraffic all_reduce;
+  OperationTraffic reduce_scatter;
+  OperationTraffic all_gather;
+
+  int64_t received_bytes() const {
+    return all_reduce.received_bytes + reduce_scatter.received_bytes + all_gather.received_bytes;
+  }
+  StepTraffic& operator+=(const StepTraffic& other) {
+    all_reduce += other.all_reduce;
+    reduce_scatter += other.reduce_scatter;
+    all_gather += other.all_gather;
+    return *this;
+  }
+};
+
+// Parameters that are communicated together: a bucket of gradients, a buffer of zero1, or a unit.
+struct PlannedPart {
+  std::string name;          // "gradients 0", "parameters 0", "unit blocks.3"
+  int64_t numel = 0;         // without padding
+  int64_t flat_bytes = 0;    // the whole buffer that is reduced or gathered
+  int64_t shard_bytes = 0;   // this rank's part of the parameters; 0 where all are whole
+  StepTraffic traffic = {};  // traffic of one optimizer step
+};
+
+struct MemoryPlan {
+  PlanOptions options;
+  bool is_mapped =
+      false;  // the ranks of each shard group share memory, and units are read in place
+  HeldBytes held;
+  // The part of it that lies in the memory that the ranks of a host share; other ranks read it in
+  // operations. A cgroup charges it to the rank that made it. In a group of one it is private
+  // memory.
+  int64_t shared_bytes = 0;
+  int64_t host_bytes = 0;  // all ranks of a full host together
+  StepTraffic traffic;     // one optimizer step: the parts and the trailer
+  std::vector<PlannedPart> parts;
+};
+
+CADRE_EXPORT MemoryPlan plan_memory(const ModelSizes& model, const PlanOptions& options);
+
+}  // namespace cadre

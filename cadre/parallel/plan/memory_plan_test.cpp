@@ -1,0 +1,298 @@
+// Plans against numbers that were computed by hand, and invalid options.
+#include "cadre/parallel/plan/memory_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/parallel/plan/unit_residency.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int64_t kPage = 4096;
+constexpr int64_t kTrailer = 167 * 4;
+constexpr int64_t kSamples = 128;  // of the agreement on weights
+constexpr int64_t kDigests = 40;   // what ZeRO compares in each step
+
+// Two layers of 64 x 64 and 64, each a unit, and a head of 64 of the root. 8,384 elements, 33,536
+// bytes.
+ModelSizes small_model() {
+  return {.parameters = {{.name = "a.weight", .sizes = {64, 64}, .unit = 1},
+                         {.name = "a.bias", .sizes = {64}, .unit = 1},
+                         {.name = "b.weight", .sizes = {64, 64}, .unit = 2},
+                         {.name = "b.bias", .sizes = {64}, .unit = 2},
+                         {.name = "head", .sizes = {64}}},
+          .units = {{.name = ""}, {.name = "a"}, {.name = "b"}}};
+}
+
+constexpr int64_t kLayer = 4 * (64 * 64 + 64);  // 16,640 bytes
+constexpr int64_t kHead = 4 * 64;
+constexpr int64_t kAll = 2 * kLayer + kHead;
+
+PlanOptions on_ranks(PlanStrategy strategy, int num_ranks) {
+  return {.strategy = strategy, .num_ranks = num_ranks, .ranks_per_host = num_ranks};
+}
+
+TEST(MemoryPlan, OfOneRankIsFourTimesTheParameters) {
+  const MemoryPlan plan = plan_memory(small_model(), on_ranks(PlanStrategy::kSingle, 1));
+  EXPECT_EQ(plan.held.parameters, kAll);
+  EXPECT_EQ(plan.held.gradients, kAll);
+  EXPECT_EQ(plan.held.optimizer_state, 2 * kAll);
+  EXPECT_EQ(plan.held.total(), 4 * kAll);
+  EXPECT_EQ(plan.traffic.received_bytes(), 0);
+}
+
+// The first bucket is closed at 1 MiB, so one holds all gradients and the trailer: 33,884 bytes in
+// 9 pages behind one of signals.
+TEST(MemoryPlan, OfDdpHasBucketsAndTwiceTheGradientsMoved) {
+  const MemoryPlan plan = plan_memory(small_model(), on_ranks(PlanStrategy::kDdp, 2));
+  EXPECT_EQ(plan.held.parameters, kAll);
+  EXPECT_EQ(plan.held.gradients, 10 * kPage);
+  EXPECT_EQ(plan.held.optimizer_state, 2 * kAll);
+  EXPECT_EQ(plan.held.transient, 4 * 64 * 64) << "the largest gradient";
+  EXPECT_EQ(plan.shared_bytes, 10 * kPage);
+  EXPECT_EQ(plan.traffic.all_reduce.num_calls, 2);
+  EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kAll + kTrailer + kSamples);
+  EXPECT_EQ(plan.traffic.received_bytes(), kAll + kTrailer + kSamples);  // 2 (N - 1) / N
+  EXPECT_EQ(plan_memory(small_model(), on_ranks(PlanStrategy::kDdp, 4)).traffic.received_bytes(),
+            6 * ((kAll + kTrailer + kSamples) / 4));
+}
+
+TEST(MemoryPlan, OfStage1DividesTheStateAndGathers) {
+  PlanOptions options = on_ranks(PlanStrategy::kZero1, 4);
+  options.zero_bucket_cap_bytes = 20'000;  // a layer each, and the head with the second
+  const MemoryPlan plan = plan_memory(small_model(), options);
+  // 4,160 elements are 1,040 for each rank, which is padded to 1,056, and with the head 4,224 are
+  // 1,056: 16,896 bytes in 5 pages each, behind one of signals.
+  EXPECT_EQ(plan.held.parameters, 12 * kPage);
+  EXPECT_EQ(plan.held.gradients, 10 * kPage);
+  EXPECT_EQ(plan.held.optimizer_state, 2 * 4 * (1056 + 1056));
+  EXPECT_EQ(plan.traffic.all_gather.num_calls, 2);
+  EXPECT_EQ(plan.traffic.all_gather.payload_bytes, 2 * 4 * 4 * 1056);
+  EXPECT_EQ(plan.traffic.all_gather.received_bytes, 2 * 3 * 4 * 1056);
+  EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kAll + kTrailer + kSamples + kDigests);
+}
+
+TEST(MemoryPlan, OfStage2KeepsShardsOfGradientsAndTwoBuffers) {
+  PlanOptions options = on_ranks(PlanStrategy::kZero2, 2);
+  options.bucket_caps = {.first_bytes = 1, .bytes = 16'000};
+  const MemoryPlan plan = plan_memory(small_model(), options);
+  // From the end: the head; b.bias and b.weight; a.bias and a.weight. Shards of 32, 2,080 and
+  // 2,080.
+  ASSERT_EQ(plan.parts.size(), 3U);
+  EXPECT_EQ(plan.held.parameters, (2 + 6 + 6) * kPage);
+  EXPECT_EQ(plan.held.gradients, 4 * (32 + 2080 + 2080));
+  EXPECT_EQ(plan.held.optimizer_state, 2 * plan.held.gradients);
+  EXPECT_EQ(plan.held.reduction_buffers, 2 * 6 * kPage + 2 * kPage) << "with the trailer's";
+  EXPECT_EQ(plan.held.transient, kLayer);
+  EXPECT_EQ(plan.traffic.reduce_scatter.received_bytes, kAll / 2);
+  EXPECT_EQ(plan.traffic.all_gather.received_bytes, kAll / 2);
+  EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kTrailer + kSamples + kDigests);
+}
+
+TEST(MemoryPlan, OfShardedUnitsHoldsTheRootAndTwoUnits) {
+  const MemoryPlan plan = plan_memory(small_model(), on_ranks(PlanStrategy::kFsdp, 3));
+  // 4,160 elements on 3 ranks are 1,387, which is padded to 1,408; 64 are 22, padded to 32.
+  constexpr int64_t kUnit = 3 * 1408 * 4;
+  constexpr int64_t kRoot = 3 * 32 * 4;
+  EXPECT_EQ(plan.held.parameters, (2 + 3 + 3) * kPage);
+  EXPECT_EQ(plan.held.gradients, 4 * (32 + 1408 + 1408));
+  EXPECT_EQ(plan.held.optimizer_state, 2 * 4 * (32 + 1408 + 1408));
+  EXPECT_EQ(plan.held.full_units, kRoot + 2 * kUnit);
+  EXPECT_EQ(plan.held.reduction_buffers, 2 * (5 + 1) * kPage + 2 * kPage);
+  EXPECT_EQ(plan.held.transient, kHead + kLayer);
+  EXPECT_EQ(plan.traffic.all_gather.num_calls, 1 + 2 + 2);
+  EXPECT_EQ(plan.traffic.all_gather.payload_bytes, kRoot + 4 * kUnit);
+  EXPECT_EQ(plan.traffic.all_gather.received_bytes, (kRoot + 4 * kUnit) / 3 * 2);
+  EXPECT_EQ(plan.traffic.reduce_scatter.payload_bytes, kRoot + 2 * kUnit);
+  ASSERT_EQ(plan.parts.size(), 3U);
+  EXPECT_EQ(plan.parts[1].name, "unit a");
+  EXPECT_EQ(plan.parts[1].shard_bytes, 1408 * 4);
+  // The last rank holds what is left: 4,160 - 2 * 1,408, and of the root nothing.
+  PlanOptions last = on_ranks(PlanStrategy::kFsdp, 3);
+  last.rank = 2;
+  EXPECT_EQ(plan_memory(small_model(), last).held.optimizer_state, 2 * 4 * (2 * 1344));
+}
+
+TEST(MemoryPlan, OfUnitsThatStayHoldsAllOfThem) {
+  PlanOptions options = on_ranks(PlanStrategy::kFsdp, 2);
+  options.reshard = Reshard::kAfterBackward;
+  options.accumulate = 3;
+  const MemoryPlan kept = plan_memory(small_model(), options);
+  EXPECT_EQ(kept.held.full_units, kAll);
+  constexpr int kComparisons = 2;  // of the order of uses, which accumulation changes
+  EXPECT_EQ(kept.traffic.all_gather.num_calls, 3 * 3 + kComparisons);
+  EXPECT_EQ(kept.held.transient, kAll + 4 * 64 * 64) << "whole gradients, and one on its way";
+  options.reshard = options.reshard_root = Reshard::kAfterReduction;
+  EXPECT_EQ(plan_memory(small_model(), options).traffic.all_gather.num_calls, 3 + kComparisons);
+  options.reshard = options.reshard_root = Reshard::kAfterForward;
+  EXPECT_EQ(plan_memory(small_model(), options).traffic.all_gather.num_calls, 3 * 6 + kComparisons);
+  EXPECT_EQ(plan_memory(small_model(), options).traffic.reduce_scatter.num_calls, 3);
+}
+
+TEST(MemoryPlan, OfLowerPrecisionHasACopyOfTheShard) {
+  PlanOptions options = on_ranks(PlanStrategy::kFsdp, 2);
+  options.parameter_dtype = DType::kBfloat16;
+  options.reduce_dtype = DType::kFloat32;
+  const MemoryPlan plan = plan_memory(small_model(), options);
+  // Shards of 32, 2,080 and 2,080 elements, in float32 and in bfloat16.
+  EXPECT_EQ(plan.held.parameters, (2 + 4 + 4 + 2 + 3 + 3) * kPage);
+  EXPECT_EQ(plan.held.full_units, kAll / 2);
+  EXPECT_EQ(plan.traffic.all_gather.payload_bytes, (kHead + 4 * kLayer) / 2);
+  EXPECT_EQ(plan.traffic.reduce_scatter.payload_bytes, kAll);
+  EXPECT_EQ(plan.held.transient, (kHead + kLayer) / 2);
+  // The result of a reduction in bfloat16 is not the float32 gradient itself: two more buffers.
+  options.reduce_dtype = DType::kBfloat16;
+  EXPECT_EQ(plan_memory(small_model(), options).held.reduction_buffers,
+            2 * (3 + 1) * kPage + 2 * 2080 * 2 + 2 * kPage);
+}
+
+TEST(MemoryPlan, OfReplicasReducesShardsOverThem) {
+  PlanOptions options = on_ranks(PlanStrategy::kHsdp, 4);
+  options.num_replicas = 2;
+  const MemoryPlan plan = plan_memory(small_model(), options);
+  const MemoryPlan of_two = plan_memory(small_model(), on_ranks(PlanStrategy::kFsdp, 2));
+  EXPECT_EQ(plan.held.parameters, of_two.held.parameters);
+  EXPECT_EQ(plan.held.gradients, (2 + 4 + 4) * kPage) << "in shared memory";
+  EXPECT_EQ(plan.traffic.all_gather, of_two.traffic.all_gather);
+  EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kAll / 2 + kTrailer + kSamples);
+  EXPECT_EQ(plan.traffic.all_reduce.num_calls, 5);
+}
+
+TEST(MemoryPlan, OfMappedUnitsCopiesNothing) {
+  PlanOptions options = on_ranks(PlanStrategy::kFsdp, 2);
+  options.is_mapped = true;
+  const MemoryPlan plan = plan_memory(small_model(), options);
+  EXPECT_TRUE(plan.is_mapped);
+  EXPECT_EQ(plan.held.full_units, 0);
+  EXPECT_EQ(plan.traffic.all_gather.num_calls, 0);
+  EXPECT_EQ(plan.held.parameters, (2 + 4 + 4) * kPage) << "shards of whole pages";
+  EXPECT_EQ(plan.host_bytes, 2 * plan.held.total());
+  options.ranks_per_host = 1;
+  EXPECT_FALSE(plan_memory(small_model(), options).is_mapped) << "they share no memory";
+  EXPECT_EQ(plan_memory(small_model(), options).traffic.all_gather.num_calls, 5);
+}
+
+TEST(MemoryPlan, OfFrozenParametersHasNoGradientsOfThem) {
+  ModelSizes model = small_model();
+  for (PlannedParameter& parameter : model.parameters) {
+    parameter.is_trained = parameter.name == "head";
+  }
+  for (const PlanStrategy strategy : {PlanStrategy::kDdp, PlanStrategy::kZero1}) {
+    const MemoryPlan plan = plan_memory(model, on_ranks(strategy, 2));
+    EXPECT_EQ(plan.held.gradients, 2 * kPage) << to_string(strategy);
+    const int64_t digests = strategy == PlanStrategy::kZero1 ? kDigests : 0;
+    EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kHead + kTrailer + kSamples + digests)
+        << to_string(strategy);
+  }
+  const MemoryPlan sharded = plan_memory(model, on_ranks(PlanStrategy::kFsdp, 2));
+  EXPECT_EQ(sharded.held.gradients, kHead / 2);
+  EXPECT_EQ(sharded.traffic.reduce_scatter.payload_bytes, kHead);
+}
+
+TEST(MemoryPlan, OfOptimizersCountsTheirValues) {
+  PlanOptions options = on_ranks(PlanStrategy::kSingle, 1);
+  options.optimizer = {.states = 1, .temporaries = 3};
+  const MemoryPlan plan = plan_memory(small_model(), options);
+  EXPECT_EQ(plan.held.optimizer_state, kAll);
+  EXPECT_EQ(plan.held.transient, 3 * 4 * 64 * 64);
+}
+
+// Signals between a rank and each of the group are 256 bytes, so those of 16 ranks fill a page.
+TEST(MemoryPlan, OfManyRanksHasMorePagesOfSignals) {
+  EXPECT_EQ(plan_memory(small_model(), on_ranks(PlanStrategy::kDdp, 16)).held.gradients,
+            10 * kPage);
+  EXPECT_EQ(plan_memory(small_model(), on_ranks(PlanStrategy::kDdp, 17)).held.gradients,
+            11 * kPage);
+}
+
+TEST(MemoryPlan, OfAHostIsThatOfItsRanksWithTheirBuffers) {
+  ModelSizes model = small_model();
+  model.buffer_bytes = 1000;
+  PlanOptions options = on_ranks(PlanStrategy::kDdp, 6);
+  options.ranks_per_host = 2;
+  const MemoryPlan plan = plan_memory(model, options);
+  EXPECT_EQ(plan.held.buffers, 1000);
+  EXPECT_EQ(plan.held.total(), kAll + 10 * kPage + 2 * kAll + 1000 + 4 * 64 * 64);
+  EXPECT_EQ(plan.host_bytes, 2 * plan.held.total());
+}
+
+// A later backward adds to the first one's gradients, which takes one more at a time.
+TEST(MemoryPlan, OfOneRankThatAccumulatesHasOneGradientMore) {
+  PlanOptions options = on_ranks(PlanStrategy::kSingle, 1);
+  options.accumulate = 2;
+  EXPECT_EQ(plan_memory(small_model(), options).held.transient, 4 * 64 * 64);
+}
+
+std::string refusal_of(const PlanOptions& options, const ModelSizes& model = small_model()) {
+  try {
+    (void)plan_memory(model, options);
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::kInvalidArgument ? error.message() : "another code";
+  }
+  return "none";
+}
+
+TEST(MemoryPlan, RefusesWhatDoesNotApply) {
+  EXPECT_EQ(refusal_of(on_ranks(PlanStrategy::kSingle, 2)),
+            "plan_memory: the strategy single is for one rank, and there are 2");
+  PlanOptions options = on_ranks(PlanStrategy::kHsdp, 6);
+  options.num_replicas = 4;
+  EXPECT_EQ(refusal_of(options),
+            "plan_memory: num_replicas is 4, which does not divide the 6 ranks");
+  options = on_ranks(PlanStrategy::kFsdp, 6);
+  options.num_replicas = 2;
+  EXPECT_THAT(refusal_of(options), HasSubstr("num_replicas is 2, which is for hsdp"));
+  options = on_ranks(PlanStrategy::kZero2, 2);
+  options.is_mapped = true;
+  EXPECT_THAT(refusal_of(options), HasSubstr("is_mapped applies to fsdp and hsdp"));
+  options = on_ranks(PlanStrategy::kDdp, 2);
+  options.parameter_dtype = DType::kBfloat16;
+  EXPECT_THAT(refusal_of(options), HasSubstr("give the parameters themselves the dtype"));
+  options = on_ranks(PlanStrategy::kFsdp, 2);
+  options.parameter_dtype = DType::kInt32;
+  EXPECT_THAT(refusal_of(options), HasSubstr("not a floating-point dtype"));
+  options = on_ranks(PlanStrategy::kFsdp, 2);
+  options.reshard = Reshard::kOntoGroup;
+  EXPECT_THAT(refusal_of(options), HasSubstr("kOntoGroup, which cannot be planned"));
+  options = on_ranks(PlanStrategy::kFsdp, 2);
+  options.accumulate = 0;
+  EXPECT_THAT(refusal_of(options), HasSubstr("accumulate is 0"));
+  options = on_ranks(PlanStrategy::kFsdp, 0);
+  EXPECT_THAT(refusal_of(options), HasSubstr("0 ranks"));
+  ModelSizes model = small_model();
+  model.units[1].parent = 2;
+  EXPECT_THAT(refusal_of({}, model), HasSubstr("unit 1 has the parent 2"));
+  model = small_model();
+  model.parameters[0].unit = 9;
+  EXPECT_THAT(refusal_of({}, model),
+              HasSubstr("\"a.weight\" is in unit 9, but the model has 3 units"));
+}
+
+// A unit of 10 with two of 1 and 2 in it, then one of 5.
+TEST(UnitResidency, KeepsAParentWhileItsUnitsCompute) {
+  std::vector<ResidentUnit> units = {{.parent = 0, .full_bytes = 100},
+                                     {.parent = 0, .full_bytes = 10},
+                                     {.parent = 1, .full_bytes = 1},
+                                     {.parent = 1, .full_bytes = 2},
+                                     {.parent = 0, .full_bytes = 5}};
+  units[0].reshard = Reshard::kAfterBackward;
+  Residency residency = residency_of(units, {});
+  EXPECT_EQ(residency.peak_bytes, 100 + 10 + 2 + 5) << "in the second, with the last prefetched";
+  EXPECT_THAT(residency.num_gathers, ElementsAre(1, 2, 2, 2, 2));
+  EXPECT_EQ(residency_of(units, {.num_prefetched = 0}).peak_bytes, 100 + 10 + 2);
+  // Nothing before the first trained parameter is in the backward.
+  for (const size_t unit : {0, 1, 2}) units[unit].has_trained = false;
+  residency = residency_of(units, {});
+  EXPECT_THAT(residency.num_gathers, ElementsAre(1, 2, 1, 2, 2));
+}
+
+}  // namespace
+}  // namespace cadre

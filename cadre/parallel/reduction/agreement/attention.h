@@ -1,0 +1,121 @@
+// What the ranks tell each other when the trailer of a pass says that one of them has news: counts
+// by parameter and by rank, reduced to their sums over ranks.
+//
+// Threads: one. Blocking: gather_flags() is collective; the caller reduces counts(). Lifetime: a
+// value that shares its tensor. Errors: kInvalidArgument and kAborted, the same on all ranks.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/types.h"
+#include "cadre/parallel/reduction/agreement/trailer.h"
+#include "cadre/parallel/reduction/agreement/wrapper.h"
+#include "cadre/tensor/hooks/located_group.h"
+
+namespace cadre::reduction {
+
+// "rank 2", "ranks 0, 2" or "all ranks": those whose flag of `column` has the value. flags:
+// (world_size, n) uint8.
+std::string ranks_text(const at::Tensor& flags, int64_t column, uint8_t value);
+
+// Those flags: (world_size, own.size()). Collective.
+at::Tensor gather_flags(const std::vector<uint8_t>& own, const wrap::LocatedGroup& group);
+
+class Attention {
+ public:
+  // `here`: the wrapper on this rank.
+  Attention(size_t num_parameters, std::shared_ptr<const Wrapper> here, int world_size);
+
+  // (2 * num_parameters + kNumOfRank * world_size) int32.
+  const at::Tensor& counts() const { return counts_; }
+
+  // Set this rank's counts, before the reduction.
+  void set_used(size_t parameter) { values()[parameter] = 1; }
+  void set_frozen(size_t parameter) { values()[num_parameters_ + parameter] = 1; }
+  void set_gave_up() { of_rank(kGaveUp, here_->rank) = 1; }
+  void set_suspicion(uint32_t reasons) {
+    of_rank(kSuspicion, here_->rank) = static_cast<int32_t>(reasons);
+  }
+  void set_exchanged() { of_rank(kExchanged, here_->rank) = 1; }
+  void set_position(const StepPosition& position) {
+    of_rank(kOlder, here_->rank) = position.num_older;
+    of_rank(kNewer, here_->rank) = position.num_newer;
+    of_rank(kPlaces, here_->rank) = position.places;
+  }
+  void set_wrapper(uint32_t number) {
+    of_rank(kWrapper, here_->rank) = static_cast<int32_t>(number);
+  }
+  void set_num_writes(uint8_t count) { of_rank(kNumWrites, here_->rank) = count; }
+  void set_samples(uint32_t digest) {
+    of_rank(kSamples, here_->rank) = static_cast<int32_t>(digest);
+  }
+
+  int world_size() const { return static_cast<int>(world_size_); }
+
+  // After it.
+  int num_users(size_t parameter) const { return values()[parameter]; }
+  int num_frozen(size_t parameter) const { return values()[num_parameters_ + parameter]; }
+  bool gave_up(Rank rank) const { return of_rank(kGaveUp, rank) != 0; }
+  // Why the parameters of the rank may be others than those of the others (ReplicaWatch).
+  uint32_t suspicion(Rank rank) const { return static_cast<uint32_t>(of_rank(kSuspicion, rank)); }
+  bool some_have_suspicion(uint32_t reasons) const;
+  bool num_writes_differ() const { return differs(kNumWrites); }
+  bool samples_differ() const { return differs(kSamples); }
+  bool replicas_may_differ() const;
+  // A rank has run a differentiable collective whose ranks may have unequal weights.
+  bool some_have_exchanged() const;
+  StepPosition position(Rank rank) const {
+    return {.num_older = of_rank(kOlder, rank),
+            .num_newer = of_rank(kNewer, rank),
+            .places = of_rank(kPlaces, rank)};
+  }
+  // Number of the wrapper that the rank's pass belongs to.
+  uint32_t wrapper(Rank rank) const { return static_cast<uint32_t>(of_rank(kWrapper, rank)); }
+  // Whether all ranks are in the same step of the same wrapper.
+  bool ranks_are_in_one_step() const;
+
+  // `step`: the number of the step of a rank that left nothing behind.
+  void check_ranks_are_in_one_step(int64_t step) const;
+  void check_no_rank_gave_up() const;
+
+ private:
+  [[noreturn]] void refuse_other_wrapper(Rank rank) const;
+  [[noreturn]] void refuse_other_step(Rank rank, int64_t step) const;
+  [[noreturn]] void refuse_other_part(Rank rank) const;
+  [[noreturn]] void refuse_other_places(Rank rank) const;
+  [[noreturn]] void refuse_unlike_backward(std::string_view what, std::string_view rule) const;
+  // The counts by rank, each world_size elements.
+  enum OfRank : size_t {
+    kGaveUp,
+    kSuspicion,
+    kExchanged,
+    kOlder,
+    kNewer,
+    kPlaces,
+    kWrapper,
+    kNumWrites,
+    kSamples,
+    kNumOfRank
+  };
+  size_t place_of(OfRank what, Rank rank) const {
+    return 2 * num_parameters_ + what * world_size_ + static_cast<size_t>(rank.value);
+  }
+  int32_t& of_rank(OfRank what, Rank rank) { return values()[place_of(what, rank)]; }
+  int32_t of_rank(OfRank what, Rank rank) const { return values()[place_of(what, rank)]; }
+  bool differs(OfRank what) const;
+  int32_t* values() { return counts_.mutable_data_ptr<int32_t>(); }
+  const int32_t* values() const { return counts_.const_data_ptr<int32_t>(); }
+
+  size_t num_parameters_;
+  std::shared_ptr<const Wrapper> here_;
+  size_t world_size_;
+  at::Tensor counts_;
+};
+
+}  // namespace cadre::reduction

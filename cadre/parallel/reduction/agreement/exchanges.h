@@ -1,0 +1,29 @@
+// Differentiable collectives in a pass whose ranks have unequal weights. Such a collective adds
+// gradients of other ranks before the wrapper multiplies the gradients of parameters by the weight
+// of this rank, so the result is the gradient of the weighted mean only where the ranks of the
+// collective have equal weights.
+//
+// Threads: one. Blocking: check_equal_samples() is collective. Errors: kInvalidArgument, the same
+// on all ranks.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cadre/parallel/reduction/agreement/wrapper.h"
+#include "cadre/tensor/hooks/located_group.h"
+
+namespace cadre::reduction {
+
+// groups: the global ranks of collectives, by group. Returns which ranks of `group` these are, for
+// the groups that share two ranks or more with it.
+std::vector<std::vector<int>> shared_ranks(std::span<const std::vector<int>> groups,
+                                           const wrap::LocatedGroup& group);
+
+// exchanged: ranks of `group` with which this one has run collectives. All ranks of `group` call
+// this if one of them has.
+void check_equal_samples(std::span<const std::vector<int>> exchanged, int64_t num_samples,
+                         const Wrapper& here, const wrap::LocatedGroup& group);
+
+}  // namespace cadre::reduction

@@ -1,0 +1,120 @@
+// The forwards of one rank: which of them a backward carries, that is, whose gradients it computes,
+// and which no backward has carried yet, by which a rank that left out a step, or a part of one, is
+// found.
+//
+// Threads: one; take() inside a backward. Blocking: never. Lifetime: keeps no graph. Errors: none.
+// A step is what one synchronized backward reduces: any number of forwards. A forward waits until a
+// backward carries it. One that is older than those of a pass and still waits was left behind: by
+// an exception in the forward or in the loss, or by a program that skipped its backward. Ranks that
+// have different numbers of forwards waiting are not in the same step. Forwards under no_sync() do
+// not count for that, because ranks may accumulate as many as they like.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "cadre/parallel/reduction/agreement/trailer.h"
+#include "cadre/tensor/hooks/autograd_hooks.h"
+
+namespace cadre::reduction {
+
+// What the hooks of a forward's outputs share; it ends with their graph.
+struct Forward {
+  int64_t number = 0;       // from 1
+  bool is_reduced = false;  // one backward may go through it; a second one is a mistake
+  std::vector<wrap::GraphNode> outputs = {};
+};
+
+// A forward whose gradients a backward computes.
+struct CarriedForward {
+  int64_t number;
+  int64_t num_samples;              // 0 if they are in the accumulation already
+  std::shared_ptr<Forward> passed;  // null unless the backward passes through its outputs
+  bool is_certain = true;           // false: no way into the forward is known
+};
+
+class ForwardLedger {
+ public:
+  struct Entering {
+    int64_t num_samples;
+    bool is_synchronized;  // not under no_sync()
+  };
+  std::shared_ptr<Forward> enter(const Entering& entering);
+  // Its outputs exist.
+  void set_returned(int64_t number);
+  // A backward has passed through its outputs that computes no gradient of a parameter here, as one
+  // with `inputs` of another model: the forward was not left behind.
+  void set_passed(int64_t number);
+  // autograd::grad(create_graph=true) passes through its outputs: what it computes from now on has
+  // a graph that leads to the parameters without them.
+  void begin_derivative(int64_t number);
+  void end_derivatives();
+
+  // What the backward that runs now carries, newest first; they wait no longer. `reached`: the
+  // forward whose output begins it, or null. A backward that reaches the parameters in no known way
+  // carries the newest that has returned and waits, and may carry others (may_be_carried()); if it
+  // only accumulates, the newest of those under no_sync().
+  struct Backward {
+    bool is_accumulated;
+  };
+  std::vector<CarriedForward> take(const Forward* reached, const Backward& backward);
+  // Those that have returned and wait, newest first.
+  std::vector<CarriedForward> may_be_carried() const;
+
+  // The accumulation, which is the samples of backwards under no_sync(), has those of the forward.
+  void set_accumulated(int64_t number);
+  void begin_accumulation() { ++accumulation_; }
+
+  int64_t last_number() const { return last_number_; }
+  // For a pass whose newest forward has this number.
+  StepPosition position(int64_t newest) const;
+  // All ranks have left behind the same as this one: they do not count again.
+  struct Forgiving {
+    int64_t step;   // number of the pass's step
+    bool is_usual;  // the program does so in each step: they are not lost
+  };
+  void forgive_before(int64_t number, const Forgiving& forgiving);
+  // The forgiven forwards that are lost: their graph is gone, so that no backward can carry them
+  // any more. One with a graph is not lost, because a later backward may carry it. Valid until the
+  // next enter(), which drops their entries.
+  struct Lost {
+    int32_t count = 0;
+    int64_t step = 0;  // in which the first of them was forgiven
+  };
+  Lost lost() const;
+  // A pass whose newest forward has this number has ended: places are counted anew.
+  void end_pass(int64_t newest);
+
+ private:
+  enum class State : uint8_t { kWaiting, kForgiven, kTaken };
+  struct Derivative {
+    uint64_t first;  // sequence numbers of its nodes: [first, end)
+    uint64_t end;
+  };
+  struct Entry {
+    int64_t number;
+    int64_t num_samples;
+    bool is_synchronized;
+    int32_t place;  // among the synchronized ones that were entered or waited since the last pass
+    std::weak_ptr<Forward> forward;
+    bool has_returned = false;
+    bool is_passed = false;
+    int64_t forgiven_in = 0;  // the step
+    State state = State::kWaiting;
+    int64_t accumulation = 0;  // that has its samples
+    std::vector<Derivative> derivatives = {};
+  };
+
+  Entry* find(int64_t number);
+  static bool is_lost(const Entry& entry);
+  bool is_of_no_more_use(const Entry& entry) const;
+  int64_t uncounted_samples(const Entry& entry) const;
+
+  int64_t last_number_ = 0;
+  int64_t accumulation_ = 1;
+  int32_t next_place_ = 0;
+  std::vector<Entry> entries_;  // by number
+};
+
+}  // namespace cadre::reduction

@@ -1,0 +1,80 @@
+#include "cadre/parallel/reduction/agreement/refusals.h"
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+
+namespace cadre::reduction {
+
+void refuse_lost_wrapper(const Wrapper& wrapper) {
+  throw Error(ErrorCode::kInvalidArgument,
+              format("{}: backward() through a forward whose wrapper "
+                     "is gone, so the gradients would be those of this rank alone. Keep the "
+                     "{} until backward() has returned",
+                     wrapper.place(), wrapper.name));
+}
+
+void refuse_second_backward(const Wrapper& wrapper) {
+  throw Error(ErrorCode::kInvalidArgument,
+              format("{}: a second backward() through one forward; "
+                     "the gradients of the first were reduced already. Add the losses and call "
+                     "backward() once, or hold no_sync() during all but the last",
+                     wrapper.place()));
+}
+
+void refuse_create_graph(const Wrapper& wrapper) {
+  throw Error(ErrorCode::kInvalidArgument,
+              format("{}: backward(create_graph=true), but a reduced "
+                     "gradient has no graph. Take higher derivatives with torch::autograd::grad() "
+                     "and call a plain backward() on the loss",
+                     wrapper.place()));
+}
+
+void refuse_no_samples(const Wrapper& wrapper) {
+  throw Error(ErrorCode::kInvalidArgument, format("{}: no rank has a sample in this step, so "
+                                                  "there is no mean; end the loop on all ranks",
+                                                  wrapper.place()));
+}
+
+void refuse_direct_call(const Wrapper& wrapper, const std::string& parameter) {
+  throw Error(ErrorCode::kInvalidArgument,
+              format("{}: a gradient of \"{}\" came without a "
+                     "forward through the wrapper since the last reduction. Call model(...), not "
+                     "model.module()(...); for a second backward through one forward, add the "
+                     "losses or hold no_sync() during the first",
+                     wrapper.place(), parameter));
+}
+
+void refuse_repeated_gradient(const Wrapper& wrapper, const std::string& parameter) {
+  throw Error(ErrorCode::kInvalidArgument,
+              format("{}: the gradient of \"{}\" came twice in one "
+                     "backward (a nested backward reaches it again) and may be reduced already. "
+                     "Hold no_sync() during this backward and call reduce_gradients() after it",
+                     wrapper.place(), parameter));
+}
+
+void refuse_unlike_shares(const Wrapper& wrapper, std::span<const int64_t> of_forwards,
+                          int64_t num_samples) {
+  throw Error(ErrorCode::kInvalidArgument,
+              format("{}: one backward() through forwards of {} and "
+                     "{} samples, of which this rank has different shares, so one weight cannot "
+                     "serve both. Give each a backward() of its own, or every rank the same share "
+                     "of each and of what it accumulated; or hold no_sync() during this backward "
+                     "and call reduce_gradients() after it, which adds up the samples of all",
+                     wrapper.place(), of_forwards.empty() ? 0 : of_forwards[0], num_samples));
+}
+
+void refuse_exchange(const Wrapper& wrapper, const std::string& ranks,
+                     const UnequalSamples& samples) {
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      format("{}: a collective of cadre::functional ran in this backward() on {}, and the ranks "
+             "have unequal numbers of samples ({} on rank 0, {} on rank {}). It adds the gradients "
+             "of other ranks before the wrapper can weight them, so the result would not be the "
+             "gradient of the mean over all samples. Set weighting = GradientWeighting::kEqual on "
+             "all ranks, and let each rank's loss be the sum over its samples, times world_size, "
+             "divided by the number of samples of all ranks; or give all ranks equally many "
+             "samples. The parameters are unchanged: zero the gradients and continue",
+             wrapper.place(), ranks, samples.of_0, samples.of_other, samples.other));
+}
+
+}  // namespace cadre::reduction

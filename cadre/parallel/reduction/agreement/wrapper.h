@@ -1,0 +1,33 @@
+// Which wrapper of a model an error or a log line comes from, and on which rank.
+//
+// Threads: plain values. Blocking: never. Errors: none.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cadre/core/base/types.h"
+
+namespace cadre::reduction {
+
+// Where the values of a wrapper's parameters are between two forwards.
+enum class ParameterValues : uint8_t {
+  kWhole,      // on every rank, all of them
+  kSharded,    // trained parameters in shards, from which they are gathered
+  kUnwatched,  // the wrapper watches its parameters itself
+};
+
+struct Wrapper {
+  const char* name;       // "DistributedDataParallel"; static text
+  std::string component;  // name in its log lines: "ddp"
+  std::string module;     // "Net"
+  Rank rank;
+  uint32_t number = 0;  // equal on all ranks, different for each wrapper of a group
+
+  // "DistributedDataParallel, rank 2": how its errors begin.
+  std::string place() const;
+  // "DistributedDataParallel of Net, rank 2": for errors about several wrappers.
+  std::string place_with_module() const;
+};
+
+}  // namespace cadre::reduction

@@ -1,0 +1,156 @@
+// The part of a wrapper that averages gradients over ranks, as far as it does not depend on the
+// module's type: of DistributedDataParallel and of FullyShardedDataParallel.
+//
+// Threads: forward, backward and every method from one thread.
+// Blocking: the constructor and, with buffers to broadcast, before_forward() are collective.
+// Lifetime: keeps the module and the group alive. Errors: cadre::Error.
+// In a world of one it may hold no hooks and no storage, and then copies nothing.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+#include "cadre/parallel/buckets/bucket_layout.h"
+#include "cadre/parallel/reduction/agreement/wrapper.h"
+#include "cadre/tensor/hooks/located_group.h"
+#include "cadre/tensor/hooks/named_tensors.h"
+#include "cadre/tensor/hooks/sample_weight.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace cadre {
+class GradientStorage;
+struct AgreedField;
+}  // namespace cadre
+namespace cadre::wrap {
+class ParameterWatch;
+}  // namespace cadre::wrap
+
+namespace cadre::reduction {
+
+class BufferBroadcast;
+class Reducer;
+class ReplicaWatch;
+
+struct DataParallelOptions {
+  // The name with which its errors begin: "DistributedDataParallel". Static text, because the calls
+  // that the wrapper issues on its group refer to it and may outlive the wrapper.
+  const char* wrapper;
+  std::string component;  // name in its log lines: "ddp"
+  GradientWeighting weighting = GradientWeighting::kSamples;
+  // Rank 0's buffers everywhere before each synchronized forward in training mode.
+  bool broadcast_buffers = true;
+  // Rank 0's parameters everywhere at construction, and deferred ones materialized; otherwise the
+  // caller, or what makes the storage, does both.
+  bool broadcast_parameters = true;
+  // Names of parameters that stay as they are: neither broadcast nor reduced.
+  std::vector<std::string> ignored = {};
+  // Gradients are left as they are in a world of one, without any hook.
+  bool is_idle_alone = true;
+  // What the program does to change the parameters of a wrapped module, as the error says that
+  // refuses such a change.
+  std::string change_remedy =
+      "Wrap the module again after the change, on all ranks, once this wrapper is destroyed, and "
+      "give its parameters to a new optimizer";
+  // At the start of each forward, also of one without grad and in a world of one. May be empty.
+  std::function<void()> before_forward = {};
+  ParameterValues values = ParameterValues::kUnwatched;
+  // For set_written(): what all ranks throw, behind the wrapper's place. ranks: that have written.
+  std::function<Error(const std::string& parameter, const std::string& ranks)> written_error = {};
+  // Returns what must be equal on all ranks besides `weighting` and `broadcast_buffers`, as this
+  // rank has it. Called once, in the constructor; what it throws is thrown on all ranks.
+  std::function<std::vector<AgreedField>()> agreed = {};
+};
+
+// Makes the storage of the gradients, after the parameters have been broadcast. `trained`: the
+// parameters that require grad. `group`: of all ranks; it adds to an error where in the step this
+// rank was. Collective.
+using MakeGradientStorage = std::function<std::unique_ptr<GradientStorage>(
+    std::vector<NamedTensor> trained, const wrap::LocatedGroup& group)>;
+
+// A wrapper was used after the program had moved from it.
+[[noreturn]] CADRE_EXPORT void refuse_moved_from();
+
+class CADRE_EXPORT DataParallelCore {
+ public:
+  // Checks that options and replicas match, then copies rank 0's parameters and buffers to all.
+  // Parameters registered under two names count once. Throws kInvalidArgument, the same on all
+  // ranks and before anything is changed, for a null module, a parameter that another wrapper
+  // reduces or that no group can reduce, and options that differ.
+  DataParallelCore(const std::shared_ptr<const torch::nn::Module>& module,
+                   const ProcessGroup& group, DataParallelOptions options,
+                   const MakeGradientStorage& make_storage);
+  ~DataParallelCore();
+  DataParallelCore(const DataParallelCore&) = delete;
+  DataParallelCore& operator=(const DataParallelCore&) = delete;
+
+  // `num_rows`: of the first tensor with a dimension that the forward is given; 1 where there is
+  // none; nothing where that cannot be told.
+  void before_forward(bool is_training, std::optional<int64_t> num_rows);
+  // `outputs`: the tensors that the forward returned.
+  void after_forward(std::span<const at::Tensor> outputs);
+
+  // forward() of this rank has written to the parameter of this name: the next pass is an error on
+  // all ranks (DataParallelOptions::written_error), also where it has begun already, as long as it
+  // has reductions to start. For wrappers that watch their parameters themselves
+  // (ParameterValues::kUnwatched).
+  void set_written(std::string_view parameter);
+  void set_num_samples(int64_t count);
+  void enter_no_sync();
+  void leave_no_sync();
+  void reduce_gradients();
+  double mean_over_ranks(double value);
+  // Adds to what DataParallelOptions::before_forward does.
+  void call_before_forward(std::function<void()> call);
+  // Called at the start of each backward through an output of a forward that comes after this, also
+  // in a world of one and under no_sync(), before any gradient of what made the output.
+  void call_before_backward(std::function<void()> call);
+  // See GradientStorage::zero_grad().
+  void zero_grad(bool set_to_none);
+  std::optional<BucketLayout> learned_layout() const;
+  const Wrapper& wrapper() const { return wrapper_; }
+
+ private:
+  void agree(const torch::nn::Module* module) const;
+  std::vector<NamedTensor> parameters_of(const torch::nn::Module& module) const;
+  void check_parameters(std::span<const NamedTensor> parameters) const;
+  void start(const std::shared_ptr<const torch::nn::Module>& module,
+             const MakeGradientStorage& make_storage);
+  void broadcast_buffers();
+  void watch_backwards(std::span<const at::Tensor> outputs) const;
+  void check_unchanged() const;
+  int64_t last_num_samples() const;
+
+  wrap::LocatedGroup group_;
+  Wrapper wrapper_;
+  const DataParallelOptions options_;
+  std::vector<std::function<void()>> calls_before_forward_;
+  // Shared with nothing: hooks of outputs, which may outlive this, refer to it weakly.
+  std::shared_ptr<std::vector<std::function<void()>>> calls_before_backward_ =
+      std::make_shared<std::vector<std::function<void()>>>();
+  // In an idle world of one there are none of these.
+  std::unique_ptr<BufferBroadcast> buffers_;
+  std::unique_ptr<wrap::ParameterWatch> watch_;
+  std::unique_ptr<ReplicaWatch> replicas_;
+  std::unique_ptr<Reducer> reducer_;
+  bool has_forward_ = false;
+  int64_t num_forwards_ = 0;                     // synchronized ones, with grad
+  int num_no_sync_ = 0;                          // guards that live
+  bool is_recorded_ = false;                     // grad was on when the forward began
+  std::optional<int64_t> num_samples_;           // said for the forward to come
+  std::optional<int64_t> last_num_samples_ = 0;  // those of the last forward
+};
+
+}  // namespace cadre::reduction

@@ -1,0 +1,139 @@
+// The part of every wrapper that averages gradients in a backward: it calls the module and tells
+// the core which tensors go in and come out.
+//
+// Threads, blocking, errors: as DataParallelCore. Lifetime: shares the module and the core.
+// Parameters keep the names that they have in the module. Not seen by a wrapper:
+// torch::autograd::grad reduces nothing; hooks of your own see this rank's gradient, before it is
+// reduced.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cadre/parallel/reduction/data_parallel_core.h"
+#include "cadre/tensor/hooks/output_tensors.h"
+
+namespace cadre::reduction {
+
+// While it lives, backward() adds to this rank's gradients and reduces nothing; the next backward()
+// without it reduces the sum.
+class [[nodiscard]] NoSync {
+ public:
+  explicit NoSync(std::shared_ptr<DataParallelCore> core) : core_(std::move(core)) {
+    core_->enter_no_sync();
+  }
+  ~NoSync() {
+    if (core_) core_->leave_no_sync();
+  }
+  NoSync(NoSync&&) noexcept = default;
+  NoSync& operator=(NoSync&&) = delete;
+
+ private:
+  std::shared_ptr<DataParallelCore> core_;  // shared: the guard may outlive the wrapper
+};
+
+// The M of a Holder. A holder is what TORCH_MODULE(Net) makes; torch::nn::Sequential is one.
+template <typename Holder>
+concept ModuleHolder = requires { typename Holder::ContainedType; };
+
+// M: a torch::nn::Module with a forward() of any arguments. What forward() returns must let the
+// wrapper see its tensors: a tensor, or tuples, pairs, ranges, maps and optionals of such; for a
+// struct of your own see wrap/output_tensors.h.
+template <typename M>
+class DataParallelModule {
+ public:
+  template <typename... Args>
+  auto operator()(Args&&... args) {
+    return forward(std::forward<Args>(args)...);
+  }
+
+  template <typename... Args>
+  auto forward(Args&&... args) {
+    using Output = decltype(module_->forward(std::forward<Args>(args)...));
+    static_assert(wrap::tensors_are_known<Output>(),
+                  "cadre: the wrapper of a module must see the tensors that forward() returns. "
+                  "Return a tensor, or a tuple, pair, vector, map or optional of tensors; "
+                  "for a struct of your own, define std::vector<torch::Tensor> "
+                  "held_tensors(const YourStruct&) beside it");
+    core().before_forward(module()->is_training(), wrap::num_rows_of(args...));
+    if constexpr (std::is_void_v<Output>) {
+      module_->forward(std::forward<Args>(args)...);
+      core_->after_forward({});
+    } else {
+      auto output = module_->forward(std::forward<Args>(args)...);
+      core_->after_forward(wrap::tensors_of(output));
+      return output;
+    }
+  }
+
+  // The wrapped module: model->named_parameters(), model->zero_grad(); model->to(...) before
+  // wrapping only.
+  M* operator->() const { return module().get(); }
+  const std::shared_ptr<M>& module() const {
+    if (module_ == nullptr) refuse_moved_from();
+    return module_;
+  }
+
+  std::vector<at::Tensor> parameters() const { return module()->parameters(); }
+  // Clears the gradients, also those that this rank has of its shards of the parameters. After
+  // module()->zero_grad() these are cleared when the next backward begins.
+  void zero_grad(bool set_to_none = true) {
+    core().zero_grad(set_to_none);
+    module_->zero_grad(set_to_none);
+  }
+  void train(bool on = true) { module()->train(on); }
+  void eval() { module()->eval(); }
+
+  NoSync no_sync() {
+    core();
+    return NoSync(core_);
+  }
+
+  // How many samples the next forward with grad that returns has on this rank, where that is not
+  // size(0) of its first tensor; needs GradientWeighting::kSamples. The loss must be the mean over
+  // them. Under no_sync() the counts of the forwards that a backward goes through add up, until the
+  // gradients are reduced or cleared; what is reduced must be the mean over all samples counted.
+  void set_num_samples(int64_t count) { core().set_num_samples(count); }
+
+  // The mean over the samples of all ranks of `value`, which is this rank's mean over those of its
+  // last forward: the loss of a step, for example. It ignores ranks without samples, whose mean is
+  // NaN, and throws kInvalidArgument on all ranks where none has a sample. Collective.
+  double mean_over_ranks(const at::Tensor& value) {
+    return core().mean_over_ranks(value.item<double>());
+  }
+
+  // Reduces what no_sync() backwards have gathered, and gradients that the program has assigned or
+  // changed itself, without a further backward. Collective.
+  void reduce_gradients() { core().reduce_gradients(); }
+
+  // The order of reduction that the first step has taught, for a snapshot; empty before that, and
+  // where nothing is reduced. Hand it to the option `layout` on resume.
+  std::optional<BucketLayout> learned_layout() const { return core().learned_layout(); }
+
+ protected:
+  DataParallelModule() = default;  // for a wrapper that was refused
+  DataParallelModule(std::shared_ptr<M> module, std::shared_ptr<DataParallelCore> core)
+      : module_(std::move(module)), core_(std::move(core)) {}
+  ~DataParallelModule() = default;
+  DataParallelModule(const DataParallelModule&) = default;
+  DataParallelModule& operator=(const DataParallelModule&) = default;
+  DataParallelModule(DataParallelModule&&) noexcept = default;
+  DataParallelModule& operator=(DataParallelModule&&) noexcept = default;
+
+  DataParallelCore& core() const {
+    if (core_ == nullptr) refuse_moved_from();
+    return *core_;
+  }
+
+ private:
+  std::shared_ptr<M> module_;
+  std::shared_ptr<DataParallelCore> core_;  // shared with NoSync guards
+};
+
+}  // namespace cadre::reduction

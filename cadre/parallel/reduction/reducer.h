@@ -1,0 +1,162 @@
+// Averages gradients over replicas while a backward computes them. It decides when a gradient is
+// reduced and with which weight; the GradientStorage decides where it is kept.
+//
+// Threads: one backward at a time; forward, backward and every method from one thread.
+// Blocking: the end of a backward that synchronizes, until the group's deadline; reduce_now() and
+// the end of the first backward are collective beyond the reduction.
+// Lifetime: hooks are removed by the destructor; gradients stay.
+// Errors: cadre::Error, thrown out of backward().
+//
+// One pass, from the first event of a backward to its end:
+//   begin    the first hook of an output of the wrapped forward (or of a parameter) queues the end,
+//            and lists the forwards that the pass carries: all whose outputs are in its graph.
+//   ready    each parameter's hook gives the gradient to the storage; a bucket whose gradients are
+//            all ready is reduced in the background, and buckets only in their order, so all ranks
+//            issue the same operations.
+//   finish   what the engine runs last: parameters that were not reached are unused on this rank
+//            and contribute zeros; the rest of the buckets follow; wait for all; reduce the last.
+// No rank knows whether another had unused or frozen parameters, carries other forwards, or gave up
+// by an exception. Each writes that into the trailer, which is reduced with the last bucket
+// (trailer.h). If a rank has news, or the ranks differ, all reduce one vector of counts
+// (attention.h) and end alike. The first time that a parameter is unused, rank 0 logs its name and
+// on which ranks it is. After the first pass the storage learns the order in which gradients became
+// ready on rank 0. Source: c10d's Reducer; docs/decisions/0003 lists what differs.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/parallel/buckets/bucket_layout.h"
+#include "cadre/parallel/buckets/gradient_storage.h"
+#include "cadre/parallel/reduction/agreement/attention.h"
+#include "cadre/parallel/reduction/agreement/forward_ledger.h"
+#include "cadre/parallel/reduction/agreement/local_gradients.h"
+#include "cadre/parallel/reduction/agreement/replica_watch.h"
+#include "cadre/parallel/reduction/agreement/trailer.h"
+#include "cadre/tensor/hooks/autograd_hooks.h"
+#include "cadre/tensor/hooks/located_group.h"
+#include "cadre/tensor/hooks/sample_weight.h"
+
+namespace cadre::reduction {
+
+class Reducer {
+ public:
+  // Reduces the gradients of the storage's parameters, which are the same on all ranks of the
+  // group.
+  // `replicas`: watches the parameters of the module; outlives this.
+  Reducer(std::unique_ptr<GradientStorage> storage, wrap::LocatedGroup group, Wrapper wrapper,
+          GradientWeighting weighting, ReplicaWatch& replicas);
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  // Before each forward with grad. A pass is weighted by the samples of the forwards that it
+  // carries and by those of the backwards without sync since the last pass.
+  void begin_forward(int64_t num_samples);
+  // After it: the tensors it returned.
+  void watch(std::span<const at::Tensor> outputs);
+  // A forward on this rank got the buffers of another wrapper: the next pass is an error on all
+  // ranks.
+  void set_got_other_buffers() { got_other_buffers_ = true; }
+  // While it is off, gradients accumulate on this rank.
+  void set_sync(bool on) { sync_ = on; }
+  // Reduces what stands in the gradients, outside of a backward: what backwards without sync have
+  // added, and gradients that the program has assigned or changed since the last reduction.
+  void reduce_now();
+  // See GradientStorage::zero_grad().
+  void zero_grad(bool set_to_none) { storage_->zero_grad(set_to_none); }
+  std::optional<BucketLayout> learned_layout() const;
+  // A parameter that autograd no longer tells of, in words.
+  std::optional<std::string> lost_parameter() const;
+
+ private:
+  struct Pass {
+    bool is_active = false;
+    bool is_backward = false;                      // not reduce_now()
+    std::vector<std::shared_ptr<Forward>> passed;  // whose outputs are in the graph
+    int backward = 0;                              // its number in this process
+    int64_t newest_forward = 0;                    // number of the newest that is carried
+    std::vector<int64_t> samples;  // sample counts of the forwards that need one weight
+    int64_t num_samples = 0;       // by which this rank is weighted
+    // Ranks of the differentiable collectives that backwards under no_sync() have run, by group.
+    std::vector<std::vector<int>> collectives;
+    SampleWeight weight;               // this rank's weight
+    std::vector<bool> fired;           // by parameter: its hook ran
+    std::vector<bool> placed;          // by parameter: the storage has its gradient
+    std::vector<int64_t> arrivals;     // parameters in the order of their hooks
+    std::vector<int64_t> num_missing;  // by bucket: gradients that are not ready
+  };
+
+  void on_output(const std::shared_ptr<Forward>& forward);
+  void on_derivative(const std::shared_ptr<Forward>& forward);
+  void on_gradient(size_t parameter);
+  void begin_pass(std::vector<CarriedForward> carried);
+  // `reached`: the forward whose output begins it; null if the gradient `just_touched` does.
+  void begin_backward(const Forward* reached, std::optional<size_t> just_touched);
+  void join_late(const std::shared_ptr<Forward>& forward);
+  void place_gradient(size_t parameter);
+  void launch_complete_buckets();
+  void finish_pass();
+  void launch_all_but_last();
+  // Whether a parameter that the backward has not reached has a gradient to reduce all the same.
+  bool contributes(size_t parameter) const;
+  bool is_frozen(size_t parameter) const;
+  Attention attention(bool gave_up) const;
+  void settle(const Attention& attention);
+  void settle_last_pass();
+  // Throws where the ranks are not; so does every later pass.
+  void check_ranks_are_in_one_step(const Attention& attention);
+  void forgive_left_behind(int64_t newest_forward);
+  void log_left_behind_once();
+  // The ranks, in this group, of differentiable collectives that the backwards have run whose
+  // gradients the pass reduces: those of groups that share several ranks with this one, so that the
+  // ranks may have unequal weights. Empty where all weights are equal.
+  std::vector<std::vector<int>> exchanged() const;
+  // As the ranks compare it.
+  uint32_t wrapper_number() const;
+  TrailerWord trailer_word(bool has_news) const;
+  void check_frozen_on_all_or_none(const Attention& attention);
+  void log_unused_once(const Attention& attention);
+  void abandon_pass() noexcept;
+  void learn_layout();
+
+  std::unique_ptr<GradientStorage> storage_;
+  std::vector<at::Tensor> parameters_;  // the storage's
+  std::vector<std::string> names_;
+  wrap::LocatedGroup group_;
+  // Shared with the hooks of outputs, which may outlive this and then name it in an error.
+  std::shared_ptr<const Wrapper> wrapper_;
+  bool got_other_buffers_ = false;
+  GradientWeighting weighting_;
+  bool unused_are_logged_ = false;
+  bool left_behind_are_logged_ = false;
+  // Forwards that the first pass left behind: a program that trains two models in turn leaves as
+  // many behind in each step.
+  std::optional<int32_t> usual_left_behind_;
+  bool sync_ = true;
+  ForwardLedger ledger_;
+  std::shared_ptr<Forward> forward_;  // from begin_forward() to watch()
+  int64_t num_steps_ = 0;             // passes, and forwards that all ranks left behind
+  int num_unreduced_forwards_ = 0;
+  ReplicaWatch& replicas_;
+  LocalGradients local_;
+  Pass pass_;
+  // What this rank sent in a pass that it gave up; after the wait, the sums of all ranks.
+  std::optional<Attention> abandoned_;
+  std::function<void()> wait_for_abandoned_;
+  int64_t newest_abandoned_forward_ = 0;
+  std::optional<Attention> apart_;  // counts of the pass in which the ranks were not in one step
+  // Outputs may outlive the wrapper: their hooks hold a weak reference to this.
+  std::shared_ptr<Reducer*> self_;
+  std::shared_ptr<wrap::AccumulationHooks>
+      hooks_;  // removed with this; shared to answer such outputs
+};
+
+}  // namespace cadre::reduction

@@ -1,0 +1,504 @@
+#include "cadre/parallel/shard/flat_parameters.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/where.h>
+#include <c10/core/Storage.h>
+#include <c10/core/StorageImpl.h>
+
+#include <numeric>
+#include <utility>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/group/file_memory.h"
+#include "cadre/parallel/shard/shardable.h"
+#include "cadre/tensor/hooks/parameter_watch.h"
+#include "cadre/tensor/hooks/shard_mark.h"
+
+namespace cadre {
+namespace {
+
+constexpr const char* kSharded = "are sharded: this rank has only a part of them";
+
+[[noreturn]] void refuse(const std::string& what, const std::string& problem) {
+  throw Error(ErrorCode::kInvalidArgument, format("{}: {}", what, problem));
+}
+
+std::string default_name(const std::vector<NamedTensor>& parameters) {
+  if (parameters.size() == 1) return format("\"{}\"", parameters[0].name);
+  return format("\"{}\" and {} more", parameters[0].name, parameters.size() - 1);
+}
+
+std::vector<int64_t> numels_of(const std::vector<NamedTensor>& parameters) {
+  std::vector<int64_t> numels;
+  for (const NamedTensor& parameter : parameters) {
+    numels.push_back(parameter.tensor.defined() ? parameter.tensor.numel() : 0);
+  }
+  return numels;
+}
+
+// Any dtype for parameters that check_parameters() refuses.
+at::ScalarType dtype_of(const std::vector<NamedTensor>& parameters) {
+  const bool has_first = !parameters.empty() && parameters[0].tensor.defined();
+  return has_first ? parameters[0].tensor.scalar_type() : at::kFloat;
+}
+
+}  // namespace
+
+FlatParameters::FlatParameters(std::vector<NamedTensor> parameters, wrap::LocatedGroup group,
+                               Options options)
+    : parameters_(std::move(parameters)),
+      group_(std::move(group)),
+      options_(std::move(options)),
+      dtype_(dtype_of(parameters_)),
+      layout_(numels_of(parameters_), group_.world_size(),
+              {.of_shards = alignment(), .of_tensors = options_.alignment}) {
+  if (parameters_.empty()) {
+    refuse("FlatParameters", "there are no parameters; leave out a set without any");
+  }
+  if (options_.name.empty()) options_.name = default_name(parameters_);
+  if (!options_.pool) options_.pool = std::make_shared<shard::FlatBufferPool>();
+  if (!options_.fence) options_.fence = std::make_shared<ShardFence>();
+  check_parameters();
+  const at::NoGradGuard no_grad;
+  if (options_.form == ShardForm::kMapped) map_memory();
+  make_memory();
+  take_over_parameters();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const int rank = group_.rank().value;
+    const int64_t size = layout_.range(i, rank).size();
+    // With a version counter of its own, as a leaf has.
+    values_.push_back(shard_.narrow(0, layout_.offset_in_shard(i, rank), size).variable_data());
+    values_.back().requires_grad_(parameters_[i].tensor.requires_grad());
+    wrap::mark_as_shard(values_.back(),
+                        {.parameter = parameters_[i].name,
+                         .owner = options_.name,
+                         .rank = rank,
+                         .num_ranks = group_.world_size(),
+                         .part = wrap::part_of(parameters_[i].tensor, layout_.range(i, rank).begin),
+                         .fence = options_.fence.get()});
+    is_trained_.push_back(values_.back().requires_grad());
+  }
+  shard_watch_ = std::make_unique<wrap::WriteWatch>(named_values());
+  if (options_.keep_full) {
+    state_ = State::kFull;
+    filled_ = state_of_shard();
+  } else {
+    guard(kSharded);
+  }
+  if (is_mapped()) end_writes();
+  written_ = std::make_unique<wrap::WriteWatch>(parameters_);
+  options_.fence->add(*this);
+}
+
+FlatParameters::~FlatParameters() {
+  if (options_.keep_full && state_ == State::kGathering) {
+    try {
+      wait_unsharded();
+    } catch (...) {
+      // The group has failed. The sentence of the guard says so where a parameter is touched.
+    }
+  }
+  options_.fence->remove(*this);
+}
+
+void FlatParameters::check_parameters() const {
+  const std::string what = format("sharding {}, rank {}", options_.name, group_.rank());
+  shard::check_shardable(what, parameters_, {.shard = dtype_, .compute = compute_dtype()});
+  if (options_.form == ShardForm::kMapped && options_.keep_full) {
+    refuse(what, "keep_full is a buffer of each rank, and kMapped one for all; choose one of them");
+  }
+  if (options_.files && (options_.form == ShardForm::kMapped || options_.keep_full)) {
+    refuse(what,
+           "shards in files are gathered into a buffer that is freed again; choose "
+           "ShardForm::kGathered without keep_full, or leave out the files");
+  }
+  const int group_size = options_.reshard_group ? options_.reshard_group->world_size() : 1;
+  if (group_.world_size() % group_size != 0) {
+    refuse(what, format("the group to reshard onto has {} ranks, which does not divide the {} "
+                        "ranks that own shards",
+                        group_size, group_.world_size()));
+  }
+}
+
+bool FlatParameters::shares_memory() const {
+  if (is_mapped() || options_.files || compute_dtype() != dtype_) return false;
+  return options_.keep_full || group_.world_size() == 1;
+}
+
+at::Tensor FlatParameters::own_part_of(const at::Tensor& whole) const {
+  return whole.narrow(0, group_.rank().value * layout_.shard_numel(), layout_.shard_numel());
+}
+
+// Whole pages also if this group cannot map its shards, because another group with the same layout
+// may map them.
+int64_t FlatParameters::alignment() const {
+  if (options_.form != ShardForm::kMapped) return options_.alignment;
+  const int64_t page_numel =
+      MappedParts::kPageBytes / static_cast<int64_t>(c10::elementSize(compute_dtype()));
+  return std::lcm(options_.alignment, page_numel);
+}
+
+void FlatParameters::map_memory() {
+  if (!options_.fence->prepare(group_) || layout_.numel() == 0) return;
+  parts_ = group_.map_parts(layout_.shard_numel(), compute_dtype());
+}
+
+void FlatParameters::make_memory() {
+  flat_ = shard::GuardedStorage(layout_.numel(), compute_dtype());
+  if (keeps_buffer()) {
+    buffer_ = is_mapped() ? parts_->whole() : group_.empty_flat(layout_.numel(), compute_dtype());
+    flat_.set_memory(buffer_);
+  }
+  const bool is_own_part = is_mapped() && compute_dtype() == dtype_;
+  // With a version counter of its own, which a gather does not move.
+  shard_ = is_own_part       ? parts_->own()
+           : shares_memory() ? own_part_of(buffer_).variable_data()
+           : options_.files  ? options_.files->zeros(layout_.shard_numel(), dtype_)
+                             : group_.empty_flat(layout_.shard_numel(), dtype_);
+  if (compute_dtype() != dtype_ && !options_.files) {
+    sent_ = is_mapped() ? parts_->own() : group_.empty_flat(layout_.shard_numel(), compute_dtype());
+  }
+}
+
+void FlatParameters::take_over_parameters() {
+  const int rank = group_.rank().value;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& parameter = parameters_[i].tensor;
+    const wrap::ShardMark* const mark = wrap::shard_mark_of(parameter);
+    const std::optional<wrap::ShardMark> kept = mark ? std::optional(*mark) : std::nullopt;
+    divisions_.push_back(division_of(parameters_[i]));
+    const int64_t numel = layout_.numel(i);
+    const at::Tensor values = parameter.detach().contiguous().view(-1);
+    if (keeps_buffer() && !is_mapped()) buffer_.narrow(0, layout_.offset(i), numel).copy_(values);
+    if (!shares_memory()) {
+      const FlatRange range = layout_.range(i, rank);
+      shard_.narrow(0, layout_.offset_in_shard(i, rank), range.size())
+          .copy_(values.narrow(0, range.begin, range.size()));
+    }
+    parameter.set_data(flat_.tensor().narrow(0, layout_.offset(i), numel).view(parameter.sizes()));
+    if (kept) wrap::mark_as_shard(parameter, *kept);
+  }
+}
+
+// Otherwise a gather would write to memory that the parameter no longer uses, or an optimizer to
+// memory that no gather reads.
+void FlatParameters::check_in_place() const {
+  check_shards_in_place();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& parameter = parameters_[i].tensor;
+    if (parameter.storage().unsafeGetStorageImpl() ==
+            flat_.tensor().storage().unsafeGetStorageImpl() &&
+        parameter.storage_offset() == layout_.offset(i) && parameter.numel() == layout_.numel(i)) {
+      continue;
+    }
+    refuse_use(
+        format("\"{}\" has been given other memory since it was sharded, by set_data(), by "
+               "to() of its module or by another wrapper or optimizer. Change it before it is "
+               "sharded, and shard it once",
+               parameters_[i].name));
+  }
+}
+
+void FlatParameters::check_shards_in_place() const {
+  const int rank = group_.rank().value;
+  for (size_t i = 0; i < values_.size(); ++i) {
+    const at::Tensor& values = values_[i];
+    if (values.requires_grad() != is_trained_[i]) {
+      refuse_use(
+          format("requires_grad of this rank's shard of \"{}\" was changed, which changes nothing: "
+                 "freeze and unfreeze the parameter of the module instead, on all ranks",
+                 parameters_[i].name));
+    }
+    if (values.storage().unsafeGetStorageImpl() == shard_.storage().unsafeGetStorageImpl() &&
+        values.storage_offset() == shard_.storage_offset() + layout_.offset_in_shard(i, rank) &&
+        values.numel() == layout_.range(i, rank).size() && values.scalar_type() == dtype_) {
+      continue;
+    }
+    refuse_use(
+        format("this rank's shard of \"{}\" has been given other memory, by set_data() for "
+               "example, which no gather reads: forward() would go on with the values of "
+               "before. Copy values into the shard instead, on all ranks: "
+               "shard.values.copy_(values), under torch::NoGradGuard and, where shards are "
+               "mapped, inside of a cadre::ShardUpdate",
+               parameters_[i].name));
+  }
+}
+
+std::vector<NamedTensor> FlatParameters::named_values() const {
+  std::vector<NamedTensor> named;
+  for (size_t i = 0; i < values_.size(); ++i) named.push_back({parameters_[i].name, values_[i]});
+  return named;
+}
+
+uint32_t FlatParameters::version_of_shard() const {
+  if (is_mapped()) return static_cast<uint32_t>(options_.fence->num_updates());
+  return shard_._version() + shard_watch_->num_writes();
+}
+
+// No samples of mapped shards, which are written in updates only, and of shards that are the
+// parameters, which the program may write at any time. Those that a step gathers are compared then.
+FlatParameters::ShardState FlatParameters::state_of_shard() const {
+  const bool has_samples = !is_mapped() && (options_.keep_full || !shares_memory());
+  return {.version = version_of_shard(), .samples = has_samples ? shard_watch_->samples() : 0};
+}
+
+bool FlatParameters::is_outdated() const {
+  if (state_ == State::kSharded) return false;
+  const ShardState& known = state_ == State::kGathering ? gathered_ : *filled_;
+  // The program may write to parameters that are the shard itself.
+  if (shares_memory()) return known.version != version_of_shard();
+  return known != state_of_shard();
+}
+
+// Where the parameters are the shards themselves, or stay whole, what the program writes remains.
+void FlatParameters::check_unwritten() {
+  if (options_.keep_full || shares_memory()) return;
+  const std::vector<size_t> written = written_->written();
+  if (written.empty()) return;
+  written_->begin();  // it is said once
+  const std::string& name = parameters_[written[0]].name;
+  const std::string where =
+      format("{}, rank {}: the program has written to ", options_.name, group_.rank());
+  const Error error(
+      is_mapped() ? ErrorCode::kCorruption : ErrorCode::kInvalidArgument,
+      where + (is_mapped()
+                   ? "parameters while they were mapped. All ranks read and write the same "
+                     "memory, so the values are not those that one rank would get. Write to the "
+                     "shards inside a cadre::ShardUpdate, hold summon_full_params() and write "
+                     "back, or choose ShardForm::kGathered; go on from the last snapshot"
+                   : format("\"{}\" while the parameters were gathered, as a forward() does that "
+                            "changes a weight (an Embedding with max_norm, a weight that is "
+                            "normalized in place). The change is lost, because the owners of the "
+                            "shards do not have it. Let forward() compute a new tensor from the "
+                            "weight, or change weights between two steps: in the shards, or in "
+                            "summon_full_params() with write_back()",
+                            name)));
+  if (!options_.on_written) throw error;
+  options_.on_written(name, error);
+}
+
+at::Tensor FlatParameters::gather_input() {
+  if (compute_dtype() == dtype_) return shard_;
+  const at::NoGradGuard no_grad;
+  // A second copy of a shard that lies in a file would need the memory that the file saves.
+  return (sent_.defined() ? sent_ : own_part_of(buffer_)).copy_(shard_);
+}
+
+void FlatParameters::refuse_use(const std::string& problem) const {
+  refuse(format("{}, rank {}", options_.name, group_.rank()), problem);
+}
+
+void FlatParameters::unshard_async() {
+  if (state_ == State::kGathering) {
+    if (!is_outdated()) return;
+    mark_stale();  // what arrives are values of before
+  }
+  check_shards_in_place();
+  // The program has written to the shards between two steps. Only versions tell: what samples show
+  // may be written to the parameters, of which the shard is a part, and that some ranks may see.
+  const bool is_written = is_unsharded() && filled_->version != version_of_shard();
+  if (is_written && options_.keep_full) mark_stale();
+  if (is_unsharded()) {
+    // The parameters are the shard itself, which the program may write.
+    if (shares_memory() && is_written) {
+      bump_versions();
+      filled_ = state_of_shard();
+    }
+    return;
+  }
+  if (options_.fence->is_in_update()) {
+    refuse_use("the parameters are used during an update of the shards; end it before");
+  }
+  check_in_place();
+  gathered_ = state_ == State::kOnGroup ? *filled_ : state_of_shard();
+  if (is_mapped()) {
+    wait_ = [this] { options_.fence->wait_for_owners(); };
+  } else {
+    start_gather();
+  }
+  state_ = State::kGathering;
+  guard("are being gathered from the other ranks");
+}
+
+void FlatParameters::start_gather() {
+  if (!buffer_.defined()) buffer_ = options_.pool->take(layout_.numel(), compute_dtype());
+  try {
+    wait_ = state_ == State::kOnGroup ? options_.reshard_group->all_gather_async(buffer_, part_)
+                                      : group_.all_gather_async(buffer_, gather_input());
+  } catch (...) {
+    drop_gather();
+    throw;
+  }
+}
+
+void FlatParameters::wait_unsharded() {
+  if (is_unsharded()) return;
+  if (state_ != State::kGathering) {
+    refuse_use(
+        "wait_unsharded() waits for a gather that nobody has started; call "
+        "unshard_async() before, on all ranks");
+  }
+  try {
+    std::exchange(wait_, nullptr)();
+  } catch (const Error& error) {
+    drop_gather();
+    throw error.with_context(
+        format("gathering the parameters {}, rank {}", options_.name, group_.rank()));
+  } catch (...) {
+    drop_gather();
+    throw;
+  }
+  finish_gather();
+}
+
+void FlatParameters::drop_gather() {
+  state_ = State::kSharded;
+  end_private();
+  guard("are not there, because gathering them from the other ranks failed");
+  // The operation may still write to the buffer, and read the part.
+  if (!keeps_buffer()) options_.pool->forget(std::exchange(buffer_, at::Tensor()));
+  if (part_.defined()) options_.pool->forget(std::exchange(part_, at::Tensor()));
+}
+
+void FlatParameters::finish_gather() {
+  flat_.clear_guard();
+  end_private();
+  if (!keeps_buffer()) flat_.set_memory(buffer_);
+  if (part_.defined()) options_.pool->give_back(std::exchange(part_, at::Tensor()));
+  state_ = State::kFull;
+  is_stale_ = false;
+  if (filled_.value_or(gathered_) != gathered_) bump_versions();
+  filled_ = gathered_;
+  written_->begin();
+}
+
+void FlatParameters::bump_versions() {
+  for (const NamedTensor& parameter : parameters_) {
+    parameter.tensor.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+void FlatParameters::show_writes() {
+  if (options_.keep_full && is_unsharded() && is_outdated()) bump_versions();
+}
+
+void FlatParameters::guard_writes() {
+  if (is_mapped()) shard::guard_against_writes(shard_);
+}
+
+void FlatParameters::allow_writes() {
+  if (is_mapped()) shard::clear_write_guard(shard_);
+}
+
+void FlatParameters::end_writes() {
+  if (!is_mapped()) return;
+  if (sent_.defined()) sent_.copy_(shard_);
+  guard_writes();
+}
+
+void FlatParameters::reshard() {
+  if (options_.keep_full) {
+    refuse(options_.name, "reshard() is not allowed, because these parameters always stay whole");
+  }
+  if (state_ == State::kGathering) wait_unsharded();
+  if (state_ == State::kSharded) return;
+  const bool is_to_check = is_unsharded() && !is_private_;
+  state_ = State::kSharded;
+  is_stale_ = false;
+  end_private();
+  free_buffer();
+  if (part_.defined()) options_.pool->give_back(std::exchange(part_, at::Tensor()));
+  guard(kSharded);
+  if (is_to_check) check_unwritten();
+}
+
+void FlatParameters::free_buffer() {
+  if (keeps_buffer() || !buffer_.defined()) return;
+  flat_.set_memory(at::Tensor());
+  options_.pool->give_back(std::exchange(buffer_, at::Tensor()));
+}
+
+void FlatParameters::reshard_onto_group() {
+  if (state_ == State::kGathering) wait_unsharded();
+  if (state_ == State::kOnGroup) return;
+  if (!options_.reshard_group || keeps_buffer() || is_private_ || !is_unsharded()) {
+    return reshard();
+  }
+  const int64_t numel = layout_.numel() / options_.reshard_group->world_size();
+  part_ = options_.pool->take(numel, compute_dtype());
+  const at::NoGradGuard no_grad;
+  part_.copy_(buffer_.narrow(0, options_.reshard_group->rank().value * numel, numel));
+  state_ = State::kOnGroup;
+  free_buffer();
+  guard(kSharded);
+  check_unwritten();
+}
+
+void FlatParameters::mark_stale() {
+  if (state_ == State::kGathering) wait_unsharded();
+  if (state_ == State::kOnGroup) reshard();
+  if (state_ == State::kSharded) return;
+  const bool is_to_check = is_unsharded() && !is_private_;
+  is_stale_ = true;
+  guard("have changed on their owners");
+  if (is_to_check) check_unwritten();
+}
+
+void FlatParameters::make_private() {
+  if (!is_unsharded()) {
+    refuse_use(
+        "make_private() needs the whole parameters; call unshard_async() and "
+        "wait_unsharded() before");
+  }
+  is_private_ = true;
+  if (private_.defined() || options_.keep_full || !(is_mapped() || shares_memory())) return;
+  const at::NoGradGuard no_grad;
+  private_ = options_.pool->take(layout_.numel(), compute_dtype());
+  private_.copy_(buffer_);
+  flat_.set_memory(private_);
+}
+
+void FlatParameters::end_private() {
+  is_private_ = false;
+  if (!private_.defined()) return;
+  flat_.set_memory(buffer_);
+  options_.pool->give_back(std::exchange(private_, at::Tensor()));
+}
+
+void FlatParameters::take_from_parameters() {
+  const bool is_in_update = options_.fence->is_in_update();
+  if (state_ != State::kFull || (is_stale_ && !is_in_update)) {
+    refuse_use(
+        "take_from_parameters() needs the whole parameters; call unshard_async() and "
+        "wait_unsharded() before");
+  }
+  if (is_mapped() && !(private_.defined() && is_in_update)) {
+    refuse_use(
+        "take_from_parameters() is for mapped parameters that are private, and in an update; "
+        "call make_private() before the program writes, and hold a ShardUpdate");
+  }
+  const at::NoGradGuard no_grad;
+  if (shares_memory() && !private_.defined()) {
+    // The memory is the same, but the values are others.
+    shard_.unsafeGetTensorImpl()->bump_version();
+  } else {
+    const at::Tensor own = own_part_of(private_.defined() ? private_ : buffer_);
+    shard_.copy_(own.scalar_type() == dtype_
+                     ? own
+                     : at::where(own.eq(shard_.to(own.scalar_type())), shard_, own.to(dtype_)));
+  }
+  is_stale_ = false;
+  flat_.clear_guard();
+  written_->begin();
+  // A mapped shard has its new version at the end of the update.
+  filled_ = state_of_shard();
+  if (is_mapped()) ++filled_->version;
+}
+
+void FlatParameters::guard(const std::string& reason) {
+  flat_.guard(format("The values of parameters {} {}. To use them, {}.", options_.name, reason,
+                     options_.remedy));
+}
+
+}  // namespace cadre

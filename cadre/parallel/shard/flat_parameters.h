@@ -1,0 +1,245 @@
+// Parameters of one dtype whose values lie in one flat buffer. Every rank of a group owns one shard
+// of it; the buffer itself is there (unsharded) or not (sharded). Wrappers and pipeline stages
+// drive it.
+//
+// Threads: one at a time. Blocking: the constructor (a collective: it allocates memory that the
+// ranks share), wait_unsharded(), and, while a gather runs, reshard() and with keep_full the
+// destructor, each until the group's deadline. Every rank makes the same calls in the same order.
+// Lifetime: shares the parameters and the group. When it is gone, the parameters keep what they
+// have: their values, or that they are sharded.
+// Errors: cadre::Error. What a failed gather has brought is not used: the parameters are sharded
+// then, or, with keep_full, unusable until a gather succeeds. libtorch throws the sentence of
+// Options::remedy where a parameter's values are touched while they are not there. What the program
+// writes to gathered parameters would be lost when their buffer is freed, which throws then
+// (kInvalidArgument; kCorruption where other ranks read the same memory), or tells
+// Options::on_written.
+//
+// A parameter keeps its identity, sizes, requires_grad, hooks and, unless the shards have changed
+// since the last gather, its version counter, so that a backward may go through a buffer that was
+// freed and filled again; after a change autograd refuses that, as after any change in place.
+// Source: torch.distributed.fsdp.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+#include "cadre/tensor/group/mapped_parts.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/parallel/shard/flat_buffer_pool.h"
+#include "cadre/parallel/shard/flat_layout.h"
+#include "cadre/parallel/shard/guarded_storage.h"
+#include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/parallel/shard/shard_fence.h"
+#include "cadre/parallel/shard/shard_form.h"
+#include "cadre/tensor/hooks/located_group.h"
+#include "cadre/tensor/hooks/named_tensors.h"
+
+namespace cadre::wrap {
+class WriteWatch;
+}
+
+namespace cadre {
+
+class FileMemory;
+
+struct FlatParametersOptions {
+  ShardForm form = ShardForm::kGathered;
+  // Dtype of the full parameters; default: that of the shard, which keeps the original one.
+  std::optional<at::ScalarType> compute_dtype = {};
+  // Elements, of shards and of tensors, see FlatAlignment: 64 bytes of the smallest dtype.
+  int64_t alignment = 32;
+  // The buffer always exists, in memory that the ranks of a host share, and the shard is a part of
+  // it, unless the compute dtype is another one. reshard() is not allowed.
+  bool keep_full = false;
+  // What messages call the parameters: "unit \"blocks.3\" of FullyShardedDataParallel".
+  std::string name = {};
+  // How messages go on where sharded parameters are touched.
+  std::string remedy = "call unshard_async() and wait_unsharded() before";
+  // Pool of buffers to share with other FlatParameters; default: one of its own.
+  std::shared_ptr<shard::FlatBufferPool> pool = {};
+  // Shared by all FlatParameters whose shards the same updates write; default: one of its own.
+  std::shared_ptr<ShardFence> fence = {};
+  // Where the shard lies; default: in memory. Only with kGathered, without keep_full.
+  std::shared_ptr<FileMemory> files = {};
+  // For reshard_onto_group(): a part of the group, whose ranks follow each other: of 8 ranks in
+  // groups of 2, ranks 4 and 5. On all ranks, of equal size.
+  std::optional<wrap::LocatedGroup> reshard_group = {};
+  // Told of a parameter that the program has written while it was gathered, in place of the error
+  // that the calls which free the buffer, and check_written(), throw otherwise: a rank that throws
+  // alone inside of a forward leaves the others. Does not throw.
+  std::function<void(const std::string& parameter, const Error& error)> on_written = {};
+};
+
+class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatParameters> {
+ public:
+  using Options = FlatParametersOptions;
+
+  // Takes over the parameters: distinct leaves of one dtype that a group moves, dense, on the CPU,
+  // which share no memory with each other; any shape. They become contiguous, with the compute
+  // dtype; another one replaces their gradient accumulators, so hooks come later, and refuses a
+  // parameter that has a gradient. The shard is cut out of this rank's values: broadcast them
+  // before where ranks may differ. Afterwards they are sharded, or unsharded with keep_full.
+  // group: the ranks along the shard axis.
+  FlatParameters(std::vector<NamedTensor> parameters, wrap::LocatedGroup group,
+                 Options options = {});
+  ~FlatParameters();
+  FlatParameters(const FlatParameters&) = delete;
+  FlatParameters& operator=(const FlatParameters&) = delete;
+
+  const FlatLayout& layout() const { return layout_; }
+  const std::vector<NamedTensor>& parameters() const { return parameters_; }
+  const std::string& name() const { return options_.name; }
+  const wrap::LocatedGroup& group() const { return group_; }
+  // Whether the ranks read the shards in place; equal on all ranks.
+  bool is_mapped() const { return parts_.has_value(); }
+  const std::shared_ptr<ShardFence>& fence() const { return options_.fence; }
+  // (shard_numel), the values that this rank owns, in the original dtype of the parameters.
+  // What is written while a gather runs reaches the ranks with the next unshard_async().
+  const at::Tensor& shard() const { return shard_; }
+  // The part of a parameter that is in the shard, (range(parameter, rank).size()): a leaf that
+  // shares the shard's memory and requires grad if the parameter does.
+  const at::Tensor& values(size_t parameter) const { return values_[parameter]; }
+  // What the records of snapshots and norms say of these parameters. mesh: the group is the one of
+  // its axis `flat_axis`; along the other axes all ranks hold the same. Records of parameters that
+  // were divided before have the axes of both meshes.
+  std::vector<ParameterShard> parameter_shards(const DeviceMesh& mesh,
+                                               const std::string& flat_axis) const;
+
+  // Whether the parameters may be read and are those of the shards.
+  bool is_unsharded() const { return state_ == State::kFull && !is_stale_; }
+  // Whether unshard_async() would start nothing, because it has.
+  bool is_gathering() const { return state_ == State::kGathering; }
+  // Starts to fill the buffer from the shards of all ranks, unless it is full and current or on its
+  // way. Where the shards were written while a gather runs, that is waited for, and another one
+  // started. Touching a parameter throws until wait_unsharded().
+  void unshard_async();
+  void wait_unsharded();
+  // Frees the buffer, unless it is a mapping. Waits first for a gather that runs.
+  void reshard();
+  // Frees the buffer but for this rank's part of it among the ranks of reshard_group, from which
+  // the next unshard_async() fills it again, unless the shards have changed. Without such a group,
+  // and for a mapping, the same as reshard().
+  void reshard_onto_group();
+  // The shards have changed, or will before the next unshard_async(), which fills the buffer again.
+  void mark_stale();
+  // Whether this rank's shard has changed since the gather whose values are there, or on their way.
+  // A write through at::Tensor::data() is seen by a rank that has elements of it only.
+  bool is_outdated() const;
+  // With keep_full, before a backward: lets autograd refuse it where the parameters that it saved
+  // have other values by now, because the program has written to the shards since they were filled.
+  // A write through at::Tensor::data() is not seen. The next unshard_async() gathers.
+  void show_writes();
+  // Until they are resharded, the parameters are a copy of this rank alone, and the program may
+  // write to them. They must be unsharded.
+  void make_private();
+  // The reverse of a gather: the shard becomes this rank's part of the parameters, which the
+  // program has changed in the same way on all ranks. In the compute dtype an element that was not
+  // changed keeps the value that its owner had. They must be unsharded, or have been until an
+  // update of the fence began; mapped ones must be private, and in an update.
+  void take_from_parameters();
+  // Throws if a parameter, or this rank's shard of it, has been given other memory, by set_data()
+  // for example. Gathers do that, too.
+  void check_in_place() const;
+  // Throws if the program has written to the parameters since they were unsharded, once, or tells
+  // Options::on_written; resharding does that, too.
+  void check_written() {
+    if (is_unsharded() && !is_private_) check_unwritten();
+  }
+
+ private:
+  friend class ShardFence;
+  friend void gather_changed(std::span<const std::shared_ptr<FlatParameters>> changed);
+  enum class State : uint8_t { kSharded, kOnGroup, kGathering, kFull };
+
+  void check_parameters() const;
+  void make_memory();
+  void take_over_parameters();
+  at::ScalarType compute_dtype() const { return options_.compute_dtype.value_or(dtype_); }
+  // Whether the shard is a part of the buffer, and whether the buffer is never freed.
+  bool shares_memory() const;
+  bool keeps_buffer() const { return options_.keep_full || shares_memory() || is_mapped(); }
+  int64_t alignment() const;
+  // Makes the mapping, if all ranks can.
+  void map_memory();
+  at::Tensor own_part_of(const at::Tensor& whole) const;
+  at::Tensor gather_input();
+  void start_gather();
+  void finish_gather();
+  void drop_gather();
+  void free_buffer();
+  // So that autograd refuses a backward through what was computed before the shards changed.
+  void bump_versions();
+  void end_private();
+  void guard(const std::string& reason);
+  // How often this rank's shard was written, and a digest of one element of each parameter's part,
+  // which all but certainly changes where an optimizer writes through at::Tensor::data().
+  struct ShardState {
+    uint32_t version = 0;
+    uint64_t samples = 0;
+
+    bool operator==(const ShardState&) const = default;
+  };
+  uint32_t version_of_shard() const;
+  ShardState state_of_shard() const;
+  std::vector<NamedTensor> named_values() const;
+  void check_shards_in_place() const;
+  // Refuses, or reports, what the program has written to the parameters since they were unsharded.
+  void check_unwritten();
+  [[noreturn]] void refuse_use(const std::string& problem) const;
+  // For the fence: of mapped shards, when an update begins, and when it ends.
+  void allow_writes();
+  void end_writes();
+  void guard_writes();
+
+  std::vector<NamedTensor> parameters_;
+  wrap::LocatedGroup group_;
+  Options options_;
+  at::ScalarType dtype_;  // dtype of the shard
+  FlatLayout layout_;
+  State state_ = State::kSharded;
+  bool is_stale_ = false;
+  // (numel), in the compute dtype; the parameters are views of it. Its memory is that of buffer_,
+  // or none.
+  shard::GuardedStorage flat_;
+  at::Tensor buffer_;   // undefined while sharded
+  at::Tensor private_;  // (numel), what the parameters are instead, where others read buffer_
+  // What reshard_onto_group() has kept of the buffer, until that is full again.
+  at::Tensor part_;
+  at::Tensor shard_;
+  at::Tensor sent_;  // (shard_numel) of the compute dtype, if that is another one
+  std::optional<MappedParts> parts_;
+  std::vector<at::Tensor> values_;
+  std::vector<bool> is_trained_;  // by parameter, when it was sharded
+  // By parameter, of those that were divided before.
+  std::vector<std::shared_ptr<const ParameterDivision>> divisions_;
+  std::function<void()> wait_;        // waits for the running gather
+  ShardState gathered_;               // state of the shard when that gather began
+  std::optional<ShardState> filled_;  // state of the shard that last filled the parameters
+  std::unique_ptr<wrap::WriteWatch> shard_watch_;  // watches values_
+  std::unique_ptr<wrap::WriteWatch> written_;      // since the parameters became full
+  bool is_private_ = false;                        // the program may write to them
+};
+
+// The program has changed values() of these, on all ranks, between two steps: whole parameters that
+// are there have old values. Those with keep_full are gathered, the others when they are used next.
+// Collective.
+CADRE_EXPORT void gather_changed(std::span<const std::shared_ptr<FlatParameters>> changed);
+
+// A wrapper that may keep its parameters in such buffers; an empty list says that their gradients
+// are whole on every rank.
+template <typename Model>
+concept HasFlatParameters = HasParameterShards<Model> && requires(Model& model) {
+  { model.flat_parameters() } -> std::convertible_to<std::vector<std::shared_ptr<FlatParameters>>>;
+};
+
+}  // namespace cadre

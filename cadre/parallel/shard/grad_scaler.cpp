@@ -1,0 +1,235 @@
+#include "cadre/parallel/shard/grad_scaler.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/group/caught_error.h"
+#include "cadre/parallel/shard/gather_shards.h"
+#include "cadre/tensor/hooks/shard_mark.h"
+
+namespace cadre {
+
+namespace {
+
+// The smallest scale of which float32 holds the inverse, too.
+constexpr double kSmallestScale = 0x1p-126;
+
+void check_scale(double scale) {
+  if (scale >= kSmallestScale && scale <= std::numeric_limits<float>::max()) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              format("GradScaler: the scale is {}; it must be between 2^-126 and 2^127", scale));
+}
+
+[[noreturn]] void refuse_order(std::string_view problem) {
+  throw Error(ErrorCode::kInvalidArgument,
+              format("GradScaler: {}. In each step call scale(loss).backward(), unscale_(), "
+                     "step(optimizer) and update(), in this order",
+                     problem));
+}
+
+struct ScaledGradient {
+  std::string name;  // its parameter's, for messages
+  at::Tensor gradient;
+};
+
+// Each gradient once: a tied weight may be in a list twice.
+std::vector<ScaledGradient> distinct_gradients(std::span<const NamedTensor> parameters) {
+  std::vector<ScaledGradient> gradients;
+  for (const auto& [name, parameter] : parameters) {
+    const at::Tensor& gradient = parameter.grad();
+    if (!gradient.defined()) continue;
+    if (gradient.layout() != at::kStrided || !gradient.is_floating_point()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  format("GradScaler: the gradient of {} is {} of {}; only dense gradients of a "
+                         "floating-point dtype are scaled",
+                         name, gradient.layout() == at::kStrided ? "dense" : "sparse",
+                         c10::toString(gradient.scalar_type())));
+    }
+    const bool is_known = std::ranges::any_of(
+        gradients, [&](const ScaledGradient& known) { return known.gradient.is_same(gradient); });
+    if (!is_known) gradients.push_back({name, gradient});
+  }
+  return gradients;
+}
+
+std::vector<at::Tensor> tensors_of(const std::vector<ScaledGradient>& scaled) {
+  std::vector<at::Tensor> tensors;
+  for (const ScaledGradient& one : scaled) tensors.push_back(one.gradient);
+  return tensors;
+}
+
+// Throws for a float16 gradient that division by the scale would round to 0, or to fewer digits
+// than float16 has.
+void check_representable(const std::vector<ScaledGradient>& scaled, double scale) {
+  constexpr double kSmallestNormal = 0x1p-14;
+  const at::NoGradGuard no_grad;
+  for (const auto& [name, gradient] : scaled) {
+    if (gradient.scalar_type() != at::kHalf) continue;
+    const at::Tensor exact = gradient.to(at::kFloat).mul_(1.0 / scale);
+    const at::Tensor is_lost =
+        exact.abs().lt(kSmallestNormal).logical_and_(exact.to(at::kHalf).to(at::kFloat).ne(exact));
+    const auto num_lost = is_lost.sum().item<int64_t>();
+    if (num_lost == 0) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                format("GradScaler: the gradient of {} is Half, and {} of its {} elements, divided "
+                       "by the scale of {}, are too small for float16: they would be rounded to 0 "
+                       "or lose digits, which is what the scale is to prevent. Keep the parameters "
+                       "in float32, and compute in float16 with cadre::Autocast",
+                       name, num_lost, gradient.numel(), scale));
+  }
+}
+
+// In place. Returns whether all elements are finite.
+bool multiply(const std::vector<at::Tensor>& gradients, double by) {
+  const at::NoGradGuard no_grad;
+  at::Tensor num_found = at::zeros({1}, at::kFloat);
+  const at::Tensor factor = at::full({1}, by, at::kFloat);
+  if (!gradients.empty()) {
+    at::_amp_foreach_non_finite_check_and_unscale_(gradients, num_found, factor);
+  }
+  return num_found.item<float>() == 0;
+}
+
+// What the ranks find together: all gradients are finite, none is refused, and all have one scale.
+struct CommonFindings {
+  bool are_finite = true;
+  bool is_refused = false;
+  double least_scale = 0;
+  double largest_scale = 0;
+};
+
+// Collective of these groups. Scales are positive, so their bits are ordered as they are.
+CommonFindings findings_of_all(const CommonFindings& own, std::span<const ProcessGroup> groups) {
+  const at::Tensor least = at::empty({4}, at::kLong);
+  auto* const values = least.mutable_data_ptr<int64_t>();
+  values[0] = own.are_finite ? 1 : 0;
+  values[1] = own.is_refused ? 0 : 1;
+  values[2] = std::bit_cast<int64_t>(own.least_scale);
+  values[3] = -std::bit_cast<int64_t>(own.largest_scale);
+  for (const ProcessGroup& group : groups) group.all_reduce(least, {.op = ReduceOp::kMin});
+  return {.are_finite = values[0] == 1,
+          .is_refused = values[1] == 0,
+          .least_scale = std::bit_cast<double>(values[2]),
+          .largest_scale = std::bit_cast<double>(-values[3])};
+}
+
+}  // namespace
+
+GradScaler::GradScaler(const GradScalerOptions& options)
+    : options_(options), state_{.scale = options.initial_scale} {
+  check_scale(options.initial_scale);
+  if (!(options.growth_factor > 1) || !(options.backoff_factor > 0) ||
+      !(options.backoff_factor < 1) || options.growth_interval < 1) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("GradScaler: growth_factor is {}, backoff_factor {} and growth_interval {}; "
+                       "they must be > 1, between 0 and 1, and >= 1",
+                       options.growth_factor, options.backoff_factor, options.growth_interval));
+  }
+}
+
+at::Tensor GradScaler::scale(const at::Tensor& loss) const {
+  return loss.mul(state_.scale);
+}
+
+bool GradScaler::unscale_(std::span<const at::Tensor> parameters) {
+  wrap::refuse_shards(parameters, "GradScaler::unscale_",
+                      "Call unscale_(model) with the wrapper, which asks all ranks");
+  check_order();
+  std::vector<NamedTensor> named;
+  for (const at::Tensor& parameter : parameters) {
+    named.push_back({format("parameter {} of {}", named.size(), parameters.size()), parameter});
+  }
+  const std::vector<ScaledGradient> gradients = distinct_gradients(named);
+  check_representable(gradients, state_.scale);
+  are_finite_ = multiply(tensors_of(gradients), 1.0 / state_.scale);
+  return *are_finite_;
+}
+
+bool GradScaler::unscale_(std::span<const ParameterShard> shards) {
+  check_order();
+  shard::check_gradients_reduced("cadre::GradScaler::unscale_", shards);
+  std::vector<at::Tensor> gradients;
+  std::optional<Error> refusal;
+  CommonFindings own{.least_scale = state_.scale, .largest_scale = state_.scale};
+  try {
+    std::vector<NamedTensor> named;
+    for (const ParameterShard& shard : shards) {
+      named.push_back({format("\"{}\"", shard.name), shard.values});
+    }
+    const std::vector<ScaledGradient> scaled = distinct_gradients(named);
+    check_representable(scaled, state_.scale);
+    gradients = tensors_of(scaled);
+    own.are_finite = multiply(gradients, 1.0);  // checks them only
+  } catch (...) {
+    refusal = caught_error();
+    own.is_refused = true;
+  }
+  const std::vector<ProcessGroup> groups = dividing_groups(shards);
+  const CommonFindings found = findings_of_all(own, groups);
+  if (found.is_refused) {
+    const auto common = common_refusal(groups, "GradScaler::unscale_", [&refusal] {
+      if (refusal) throw *refusal;
+    });
+    throw common.value_or(Error(ErrorCode::kInternal, "GradScaler: a refusal without a reason"));
+  }
+  if (found.least_scale != found.largest_scale) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("GradScaler: the ranks have scales from {} to {}; give all ranks the same "
+                       "options and the same state, and call scale() and update() on all of them",
+                       found.least_scale, found.largest_scale));
+  }
+  (void)multiply(gradients, 1.0 / state_.scale);
+  are_finite_ = found.are_finite;
+  return *are_finite_;
+}
+
+void GradScaler::check_order() const {
+  if (are_finite_) refuse_order("unscale_() was called twice in one step");
+}
+
+bool GradScaler::may_step() const {
+  if (!are_finite_) refuse_order("step() was called before unscale_()");
+  return *are_finite_;
+}
+
+void GradScaler::update() {
+  if (!are_finite_) refuse_order("update() was called before unscale_()");
+  if (!*are_finite_) {
+    state_ = {.scale = std::max(state_.scale * options_.backoff_factor, kSmallestScale)};
+  } else if (++state_.num_good_steps >= options_.growth_interval) {
+    const double grown = state_.scale * options_.growth_factor;
+    // A scale beyond float32 would make every scaled loss infinite.
+    const bool fits = grown <= std::numeric_limits<float>::max();
+    state_ = {.scale = fits ? grown : state_.scale};
+  }
+  are_finite_.reset();
+}
+
+void GradScaler::load_state(const State& state) {
+  check_scale(state.scale);
+  if (state.num_good_steps < 0) {
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        format("GradScaler: num_good_steps is {}; expected 0 or more", state.num_good_steps));
+  }
+  state_ = state;
+  are_finite_.reset();
+}
+
+}  // namespace cadre

@@ -1,0 +1,89 @@
+#include "cadre/parallel/shard/guarded_storage.h"
+
+#include <c10/core/Storage.h>
+#include <c10/core/StorageImpl.h>
+
+#include <memory>
+#include <utility>
+
+#include "cadre/core/base/error.h"
+
+namespace cadre::shard {
+namespace {
+
+void release_tensor(void* context) {
+  const std::unique_ptr<at::Tensor> owned(static_cast<at::Tensor*>(context));
+}
+
+// Memory of a storage that keeps `buffer`.
+at::DataPtr memory_of(const at::Tensor& buffer) {
+  void* const data = buffer.mutable_data_ptr();
+  auto context = std::make_unique<at::Tensor>(buffer);
+  return {data, context.release(), &release_tensor, buffer.device()};
+}
+
+constexpr const char* kOwnStepOnly =
+    "mapped shards are written by Cadre's own step only, when no rank reads them: make the "
+    "optimizer as cadre::ShardedOptimizer<cadre::AdamW>{model, options}, or hold a "
+    "cadre::ShardUpdate while you write; or choose ShardForm::kGathered, whose shards any "
+    "optimizer may write";
+
+// libtorch calls this before it writes to the memory, and again next time, because it throws.
+void refuse_write(c10::StorageImpl*) {
+  throw Error(ErrorCode::kInvalidArgument, kOwnStepOnly);
+}
+
+template <typename Storage>
+void guard_writes_of(Storage& storage) {
+  if constexpr (requires { storage.has_materializer(); }) {
+    if (!storage.has_materializer()) storage.set_materializer(&refuse_write);
+  } else {
+    storage.release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kOwnStepOnly));
+  }
+}
+
+template <typename Storage>
+void allow_writes_of(Storage& storage) {
+  if constexpr (requires { storage.has_materializer(); }) {
+    storage.clear_materializer();
+  } else {
+    storage.clear_data_ptr_access_error_msg_();
+  }
+}
+
+}  // namespace
+
+GuardedStorage::GuardedStorage(int64_t numel, at::ScalarType dtype) {
+  const auto num_bytes = numel * static_cast<int64_t>(c10::elementSize(dtype));
+  c10::Storage storage(c10::Storage::use_byte_size_t(), static_cast<size_t>(num_bytes),
+                       at::DataPtr(nullptr, at::kCPU), /*allocator=*/nullptr, /*resizable=*/false);
+  tensor_ = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
+                                                     c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                     c10::scalarTypeToTypeMeta(dtype));
+  tensor_.unsafeGetTensorImpl()->set_sizes_contiguous({numel});
+}
+
+void GuardedStorage::set_memory(const at::Tensor& buffer) {
+  tensor_.storage().unsafeGetStorageImpl()->set_data_ptr_noswap(
+      buffer.defined() ? memory_of(buffer) : at::DataPtr(nullptr, at::kCPU));
+}
+
+void GuardedStorage::guard(const std::string& sentence) {
+  if (tensor_.numel() == 0) return;
+  tensor_.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+      sentence);
+}
+
+void GuardedStorage::clear_guard() {
+  tensor_.storage().unsafeGetStorageImpl()->clear_data_ptr_access_error_msg_();
+}
+
+void guard_against_writes(const at::Tensor& shard) {
+  guard_writes_of(*shard.storage().unsafeGetStorageImpl());
+}
+
+void clear_write_guard(const at::Tensor& shard) {
+  allow_writes_of(*shard.storage().unsafeGetStorageImpl());
+}
+
+}  // namespace cadre::shard

@@ -1,0 +1,69 @@
+// Where the gradients of a wrapped model are: in the shards that its ranks own, or, whole and the
+// same on all ranks, in its parameters. The tools that read the gradients of any wrapper choose by
+// this.
+//
+// Threads: one for the same model. Blocking: never. Lifetime: shares the tensors. Errors: none.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <span>
+#include <vector>
+
+#include "cadre/parallel/shard/flat_parameters.h"
+#include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/hooks/named_tensors.h"
+
+namespace cadre::shard {
+
+template <typename Model>
+concept HasParameters = requires(Model& model) {
+  { model.parameters() } -> std::convertible_to<std::vector<at::Tensor>>;
+};
+
+template <typename Model>
+concept HasGradients = HasParameterShards<Model> || HasParameters<Model>;
+
+template <HasGradients Model>
+bool has_whole_gradients(Model& model) {
+  if constexpr (HasFlatParameters<Model> && HasParameters<Model>) {
+    return model.flat_parameters().empty();
+  } else {
+    return !HasParameterShards<Model>;
+  }
+}
+
+// of_shards(std::span<const ParameterShard>), or of_whole(model) where each rank has whole
+// gradients; the latter is a generic lambda, because not every model has parameters().
+template <HasGradients Model, typename OfShards, typename OfWhole>
+auto with_gradients_of(Model& model, const OfShards& of_shards, const OfWhole& of_whole) {
+  if constexpr (HasParameterShards<Model>) {
+    if (!has_whole_gradients(model)) {
+      const std::vector<ParameterShard> shards = model.parameter_shards();
+      return of_shards(std::span<const ParameterShard>(shards));
+    }
+  }
+  if constexpr (HasParameters<Model>) {
+    return of_whole(model);
+  } else {
+    return of_shards({});
+  }
+}
+
+// By name, of a wrapper or a plain module.
+template <typename Model>
+std::vector<NamedTensor> named_parameters_of(Model& model) {
+  std::vector<NamedTensor> named;
+  const auto add = [&named](const auto& list) {
+    for (const auto& item : list) named.push_back({item.key(), item.value()});
+  };
+  if constexpr (requires { model.module()->named_parameters(); }) {
+    add(model.module()->named_parameters());
+  } else {
+    add(model.named_parameters());
+  }
+  return named;
+}
+
+}  // namespace cadre::shard

@@ -1,0 +1,96 @@
+// What a rank owns of one parameter of a wrapped model. Norms, optimizers and snapshots read these
+// records and nothing else of a wrapper.
+//
+// Threads: plain values. Blocking: never. Lifetime: shares the tensors and the mesh.
+// Errors: kInvalidArgument for a range that is not in its box.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/tensor/mesh/placement.h"
+#include "cadre/parallel/shard/flat_layout.h"
+#include "cadre/tensor/hooks/named_tensors.h"
+
+namespace cadre {
+
+class FlatParameters;
+class ShardFence;
+
+struct ParameterShard {
+  std::string name;            // as in the plain module
+  std::vector<int64_t> sizes;  // sizes of the whole parameter
+  DeviceMesh mesh;
+  // By axis of the mesh; Replicate() on the flat axis.
+  std::vector<Placement> placements;
+  // The ranks of this axis hold consecutive ranges of the elements of the local box, row-major. Not
+  // given: each holds the whole local box.
+  std::optional<std::string> flat_axis;
+  FlatRange range;  // this rank's, of the local box's elements
+  at::Tensor
+      values;  // (range.size()), a leaf that an optimizer updates; its grad is the reduced one
+  at::Tensor parameter;  // the plain module's, of the full shape: for rules by name or dimension
+  // A program that writes `values` holds a ShardUpdate on this fence meanwhile. Null: it may write
+  // at any time.
+  std::shared_ptr<ShardFence> fence = {};
+  // The FlatParameters whose shard `values` are a part of, if any; see gather_changed().
+  std::shared_ptr<FlatParameters> flat = {};
+  // A rank of this axis holds what the fields above say or, if it has other stages of a pipeline
+  // than the parameter's, nothing: then the range is empty. Not given: all ranks hold it.
+  std::optional<std::string> stage_axis = {};
+  // Another rank of stage_axis holds the same elements, as of a tied weight, and norms count those.
+  bool is_copy = false;
+};
+
+// How a parameter lies that was divided before a wrapper is made of its module.
+struct ParameterDivision {
+  std::vector<int64_t> sizes;  // sizes of the whole parameter
+  DeviceMesh mesh;
+  std::vector<Placement> placements;  // by axis of the mesh
+};
+
+// What divides parameters, such as parallelize_module(), keeps in each divided one how it is
+// divided, so that records of later wrappers have the axes of both. The parameter of the record is
+// marked as a shard.
+CADRE_EXPORT void keep_division(const ParameterShard& record);
+// Null for a parameter that is whole. Throws kInvalidArgument for one that is divided along no
+// mesh, as by a layer that was constructed with a group.
+CADRE_EXPORT std::shared_ptr<const ParameterDivision> division_of(const NamedTensor& parameter);
+// `record`: of a wrapper for which the parameter, as it was divided before, is the whole. Returns
+// it on the axes of both meshes, with the sizes of the whole parameter. division: may be null.
+CADRE_EXPORT ParameterShard on_joint_mesh(ParameterShard record, const ParameterDivision* division);
+// The ranks of a wrapper as a mesh of one axis: where parameters are divided, that axis of their
+// mesh along which the ranks lie; else a new mesh with an axis of this name, which is a collective
+// of the group. Throws kInvalidArgument if the parameters are divided along a mesh of other ranks.
+CADRE_EXPORT DeviceMesh mesh_of_wrapper(const ProcessGroup& group, const std::string& axis,
+                                        std::span<const NamedTensor> parameters);
+
+// The part of the whole tensor that the placements give this rank; `range` counts its elements.
+CADRE_EXPORT Box local_box_of(const ParameterShard& shard);
+// The boxes of the whole tensor that the range covers, in row-major order, at most 2 * dims - 1
+// (one for a tensor of 0 dims); their elements, one box after the other, are `values`.
+CADRE_EXPORT std::vector<Box> boxes_of(const ParameterShard& shard);
+CADRE_EXPORT std::vector<Box> boxes_of_range(const Box& box, const FlatRange& range);
+
+// The groups along the axes, of more than one rank, that divide the elements of any parameter of
+// the list: a sum over all elements adds up what the ranks of each of them have, one group after
+// the other.
+CADRE_EXPORT std::vector<ProcessGroup> dividing_groups(std::span<const ParameterShard> shards);
+
+// A wrapper of which every rank owns a part of the parameters, or all of them. The list has the
+// same parameters in the same order on all ranks.
+template <typename Model>
+concept HasParameterShards = requires(Model& model) {
+  { model.parameter_shards() } -> std::convertible_to<std::vector<ParameterShard>>;
+};
+
+}  // namespace cadre

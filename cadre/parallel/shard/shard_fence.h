@@ -1,0 +1,152 @@
+// Separates the phases in which ranks read each other's mapped shards from those in which owners
+// write them; part of every FlatParameters of ShardForm::kMapped.
+//
+// Threads: as FlatParameters. Blocking: agree_on_step(), begin_update(), and a use of parameters
+// after an update, until the group's deadline. Lifetime: does not own the FlatParameters, which may
+// go in any order. Errors: those of the group, and kInvalidArgument for an update inside of an
+// update, and for one whose FlatParameters are all gone. kCorruption: a rank was lost, or its step
+// threw, while it wrote its shards, so that they may be half written. From then on the parameters
+// stay guarded; resume from the last snapshot. Source: the fence and the access epochs of MPI's
+// one-sided communication, and sequence locks.
+//
+//   all ranks read --begin_update()--> owners write --end_update()--> all ranks read
+//
+// A rank calls begin_update() when its last pass over the units has ended, whichever pass that was;
+// the call guards its parameters and waits until all ranks have come. The reductions of a backward
+// are no such proof, because a forward without grad may follow. From then on the rank's version is
+// odd, until end_update(), which signals the others and does not wait for them; the next use of
+// parameters does. So an update costs one synchronisation before the writes and one after them, for
+// all units together.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/types.h"
+#include "cadre/tensor/group/mapped_parts.h"
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/optim/optimizer_options.h"
+#include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/hooks/located_group.h"
+
+namespace torch::optim {
+class OptimizerParamGroup;
+}
+
+namespace cadre {
+
+class FlatParameters;
+
+class CADRE_EXPORT ShardFence {
+ public:
+  ShardFence() = default;
+  // ranks: those that step alike, of several replicas for example; default: those of the units.
+  explicit ShardFence(const ProcessGroup& ranks) : ranks_(ranks) {}
+  ShardFence(const ShardFence&) = delete;
+  ShardFence& operator=(const ShardFence&) = delete;
+
+  struct Step {
+    std::string optimizer;  // what messages call it
+    int64_t number;         // counts the optimizer's steps from 1
+    const std::vector<torch::optim::OptimizerParamGroup>& groups;
+    std::function<int64_t(const at::Tensor& leaf)> state_mark_of;  // optim_state::mark_of_state()
+  };
+  // Before the update of an optimizer: throws on all ranks, before anything is written, unless the
+  // ranks have the same groups, options and states of the shards and no gradient of one that is
+  // stepped waits for its reduction on any of them. Tensors in the groups that are no shards are
+  // not compared. Collective.
+  void agree_on_step(const Step& step);
+  // What `check` throws on one rank is thrown on all; on this rank alone while no units are known.
+  // Collective. `call`: what the program called; static text.
+  void check_on_all(const char* call, const std::function<void()>& check) const;
+
+  // Covers all FlatParameters made with this fence; every rank makes the same calls. Between the
+  // two this rank may write its shards, and no parameter may be used. ShardUpdate makes the calls.
+  // Gathered parameters become stale, without communication.
+  void begin_update();
+  void end_update();
+  // Instead of end_update(), when the step has thrown: shards that others map are lost.
+  void abandon_update(const std::string& reason) noexcept;
+  bool is_in_update() const { return is_writing_; }
+  // Number of completed updates.
+  uint64_t num_updates() const { return num_updates_; }
+  // What must hold of the gradient of a shard of these FlatParameters before something reads it:
+  // `check` throws where it does not. Null: nothing. What `check` uses outlives it.
+  void set_gradient_check(std::function<void(const at::Tensor& shard)> check) {
+    gradient_check_ = std::move(check);
+  }
+  bool has_gradient_check() const { return gradient_check_ != nullptr; }
+  void check_gradient(const at::Tensor& shard) const {
+    if (gradient_check_) gradient_check_(shard);
+  }
+  // Those that step alike; null while that is not known.
+  const ProcessGroup* stepping_ranks() const;
+
+ private:
+  friend class FlatParameters;
+
+  void add(FlatParameters& unit);
+  void remove(const FlatParameters& unit);
+  // Collective, before a unit is mapped. Whether units can be.
+  bool prepare(const wrap::LocatedGroup& group);
+  // Until the owners have ended the last update.
+  void wait_for_owners();
+
+  void meet(const std::optional<Error>& problem);
+  void withdraw();
+  void check_versions();
+  Error with_half_written(const Error& error);
+  uint64_t version_of(Rank rank) const;
+  void publish_version(uint64_t version);
+  std::string where() const;
+  std::string names() const;
+
+  std::vector<FlatParameters*> units_;
+  bool had_units_ = false;
+  std::optional<ProcessGroup> ranks_;
+  std::function<void(const at::Tensor&)> gradient_check_;
+  optim_state::UncomparedOptions uncompared_options_;
+  std::optional<wrap::LocatedGroup> group_;  // none without mapped units
+  // A page for each rank, which begins with its version.
+  std::optional<MappedParts> versions_;
+  uint64_t num_updates_ = 0;
+  bool is_writing_ = false;
+  bool is_awaiting_ = false;  // the signals of the last update
+  std::optional<Error> failure_;
+};
+
+// An update in a scope. An exception that leaves the scope abandons it. Made on all ranks.
+//
+//   cadre::ShardUpdate update{model};   // a wrapper, or a list of its ParameterShards
+//   ... write ParameterShard::values ...
+//   update.finish();
+class CADRE_EXPORT ShardUpdate {
+ public:
+  explicit ShardUpdate(const std::shared_ptr<ShardFence>& fence);
+  // Begins several fences in this order, on all ranks; each once, null ones are skipped.
+  explicit ShardUpdate(std::span<const std::shared_ptr<ShardFence>> fences);
+  explicit ShardUpdate(std::span<const ParameterShard> shards);
+  template <HasParameterShards Model>
+  explicit ShardUpdate(Model& model) : ShardUpdate(model.parameter_shards()) {}
+  ~ShardUpdate();
+  ShardUpdate(const ShardUpdate&) = delete;
+  ShardUpdate& operator=(const ShardUpdate&) = delete;
+
+  // At the end of the scope; without it the update is abandoned.
+  void finish();
+
+ private:
+  void abandon() noexcept;
+
+  std::vector<std::shared_ptr<ShardFence>> fences_;  // in whose updates this is
+};
+
+}  // namespace cadre

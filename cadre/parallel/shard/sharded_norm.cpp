@@ -1,0 +1,162 @@
+#include "cadre/parallel/shard/sharded_norm.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/parallel/shard/gather_shards.h"
+#include "cadre/parallel/shard/nonfinite_gradients.h"
+#include "cadre/tensor/hooks/named_tensors.h"
+#include "cadre/tensor/hooks/power_sum.h"
+
+namespace cadre {
+namespace {
+
+void check_is_reduced(const ParameterShard& shard) {
+  const bool is_partial = std::ranges::any_of(
+      shard.placements, [](const Placement& placement) { return placement.partial() != nullptr; });
+  if (!is_partial) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              format("the norm of gradients: \"{}\" lies as {} on {}, so no rank has its "
+                     "gradient; redistribute() it before",
+                     shard.name, to_string(shard.placements), shard.mesh.to_string()));
+}
+
+// The norm as one sum for each set of axes along which parameters are divided.
+class JointNorm {
+ public:
+  JointNorm(std::span<const ParameterShard> shards, double p) : shards_(shards), p_(p) {
+    for (const ParameterShard& shard : shards) add(shard);
+  }
+
+  double value() {
+    double total = 0;
+    for (Part& part : parts_) {
+      for (const ProcessGroup& group : part.groups) reduce(group, part.value);
+      if (part.is_flat) agree(part);
+      total = wrap::joint_power_sum(total, part.value, p_);
+    }
+    return wrap::norm_of_power_sum(total, p_);
+  }
+
+  const std::vector<at::Tensor>& gradients() const { return gradients_; }
+
+  // The same sentence on all ranks.
+  [[noreturn]] void refuse(double norm) const {
+    std::string cause = "every element is finite, so the sum of their powers exceeds float64";
+    if (const auto found = find_nonfinite_gradient(shards_)) {
+      cause = format("the first gradient with an element that is not finite is that of \"{}\"{}",
+                     found->parameter, found->rank ? format(", on rank {}", *found->rank) : "");
+    }
+    throw Error(ErrorCode::kInvalidArgument,
+                format("clip_grad_norm_: the {}-norm of the gradients of {} parameters is {}; {}. "
+                       "No gradient was scaled. Lower the learning rate or the scale of the loss, "
+                       "or leave out this step on all ranks",
+                       p_, shards_.size(), norm, cause));
+  }
+
+ private:
+  struct Part {
+    std::vector<ProcessGroup> groups;
+    double value;
+    bool is_flat = false;  // along one of the groups lie flat shards
+  };
+
+  static bool has(const std::vector<ProcessGroup>& groups, const ProcessGroup& group) {
+    return std::ranges::any_of(groups, [&](const ProcessGroup& other) {
+      return &other.communicator() == &group.communicator();
+    });
+  }
+
+  static bool are_same(const std::vector<ProcessGroup>& a, const std::vector<ProcessGroup>& b) {
+    return std::ranges::equal(a, b, [](const ProcessGroup& x, const ProcessGroup& y) {
+      return &x.communicator() == &y.communicator();
+    });
+  }
+
+  void add(const ParameterShard& shard) {
+    check_is_reduced(shard);
+    const std::vector<ProcessGroup> groups = dividing_groups({&shard, 1});
+    auto part = std::find_if(parts_.begin(), parts_.end(), [&](const Part& candidate) {
+      return are_same(candidate.groups, groups);
+    });
+    if (part == parts_.end()) part = parts_.insert(part, {.groups = groups, .value = 0});
+    part->is_flat = part->is_flat || shard.flat_axis.has_value();
+    const at::Tensor& gradient = shard.values.grad();
+    if (!gradient.defined()) return;
+    if (gradient.layout() != at::kStrided) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  format("the norm of gradients: the gradient of \"{}\", of sizes {}, is not "
+                         "dense; make it dense, for example by an embedding with sparse(false)",
+                         shard.name, list_of(gradient.sizes())));
+    }
+    gradients_.push_back(gradient);
+    if (shard.is_copy) return;
+    part->value = wrap::joint_power_sum(part->value, wrap::power_sum(gradient, p_), p_);
+  }
+
+  // Ranks that divide other parameters unevenly along an axis have flat shards that end at
+  // different places, so along that axis the same elements are added in different orders.
+  void agree(Part& part) const {
+    std::vector<ProcessGroup> others;
+    for (const Part& other : parts_) {
+      for (const ProcessGroup& group : other.groups) {
+        if (!has(part.groups, group) && !has(others, group)) others.push_back(group);
+      }
+    }
+    for (const ProcessGroup& group : others) take_largest(group, part.value);
+  }
+
+  void reduce(const ProcessGroup& group, double& value) const {
+    if (std::isinf(p_)) {
+      take_largest(group, value);
+      return;
+    }
+    const at::Tensor sum = at::full({1}, value, at::kDouble);
+    group.all_reduce(sum);
+    value = sum.item<double>();
+  }
+
+  // NaN is sent in a second element, because a maximum would lose it.
+  static void take_largest(const ProcessGroup& group, double& value) {
+    const bool is_nan = std::isnan(value);
+    const at::Tensor largest = at::tensor({is_nan ? 0.0 : value, is_nan ? 1.0 : 0.0}, at::kDouble);
+    group.all_reduce(largest, {.op = ReduceOp::kMax});
+    const double* const values = largest.const_data_ptr<double>();
+    value = values[1] != 0 ? std::numeric_limits<double>::quiet_NaN() : values[0];
+  }
+
+  std::span<const ParameterShard> shards_;
+  double p_;
+  std::vector<Part> parts_;
+  std::vector<at::Tensor> gradients_;
+};
+
+}  // namespace
+
+double gradient_norm(std::span<const ParameterShard> shards, double norm_type) {
+  constexpr double kNoLimit = std::numeric_limits<double>::infinity();
+  return clip_grad_norm_(shards, kNoLimit, {.norm_type = norm_type});
+}
+
+double clip_grad_norm_(std::span<const ParameterShard> shards, double max_norm,
+                       const ClipGradNormOptions& options) {
+  check_clip_options(max_norm, options);
+  const at::NoGradGuard no_grad;
+  shard::check_gradients_reduced("cadre::clip_grad_norm_", shards);
+  JointNorm joint(shards, options.norm_type);
+  const double norm = joint.value();
+  if (options.error_if_nonfinite && !std::isfinite(norm)) joint.refuse(norm);
+  limit_gradients(joint.gradients(), norm, max_norm);
+  return norm;
+}
+
+}  // namespace cadre

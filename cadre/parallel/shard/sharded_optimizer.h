@@ -1,0 +1,133 @@
+// An optimizer whose step() is an update of shards: the only step that mapped shards allow. On
+// gathered ones it does what O does.
+//
+//   cadre::FullyShardedDataParallel model{net, world, {.form = cadre::ShardForm::kMapped}};
+//   cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, torch::optim::AdamWOptions(3e-4)};
+//
+// Threads: as O. Blocking: the constructor, step() and load(), until the other ranks call them,
+// too. Lifetime: shares the fence. Errors: those of O and of ShardFence; kInvalidArgument on all
+// ranks from the constructor in inference mode. step() throws kInvalidArgument on all ranks, before
+// anything is written, where groups, options or the steps of states differ between the ranks, or a
+// gradient of one of them waits for its reduction. A step that throws in O leaves mapped shards
+// unusable on all ranks, because some elements may be those of before and some those of after it.
+// torch::save() writes the state of this rank's shards and whose they are; torch::load() of another
+// rank's file, or one that O refuses on any rank, throws on all ranks and changes nothing.
+// The parameters of O are the shards of units of one fence, ParameterShard::values, and others of
+// the program. O is elementwise: what it does to an element depends on no other one.
+// Source: torch.optim over sharded parameters, as FSDP2 uses it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Type.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/optimizer.h>
+
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/tensor/optim/saved_part.h"
+#include "cadre/tensor/optim/state_loading.h"
+#include "cadre/tensor/optim/state_tensors.h"
+#include "cadre/parallel/shard/shard_fence.h"
+#include "cadre/tensor/hooks/tensor_version.h"
+
+namespace cadre {
+
+// A wrapper whose shards one fence guards: FullyShardedDataParallel.
+template <typename Model>
+concept HasShardFence = requires(const Model& model) {
+  { model.shard_fence() } -> std::convertible_to<std::shared_ptr<ShardFence>>;
+  { model.parameters() } -> std::convertible_to<std::vector<at::Tensor>>;
+};
+
+template <typename T>
+concept GroupsOfParameters =
+    std::same_as<std::remove_cvref_t<T>, std::vector<torch::optim::OptimizerParamGroup>>;
+
+template <typename O>
+class ShardedOptimizer : public O {
+  static_assert(std::is_base_of_v<torch::optim::Optimizer, O>,
+                "cadre::ShardedOptimizer<O>: O must be an optimizer of torch::optim or of Cadre");
+  static_assert(!std::is_base_of_v<torch::optim::LBFGS, O>,
+                "cadre::ShardedOptimizer<O>: LBFGS uses sums over all elements of all parameters, "
+                "and each rank has only its shard; use an optimizer that is elementwise");
+
+ public:
+  // For all parameters of the model. arguments: those of O's constructor behind the parameters.
+  template <HasShardFence Model, typename... Arguments>
+    requires(!(GroupsOfParameters<Arguments> || ...))
+  explicit ShardedOptimizer(const Model& model, Arguments&&... arguments)
+      : ShardedOptimizer(model.shard_fence(), model.parameters(),
+                         std::forward<Arguments>(arguments)...) {}
+  // For groups of them, which may also have other parameters of the program.
+  template <HasShardFence Model, typename... Arguments>
+  ShardedOptimizer(const Model& model, const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                   Arguments&&... arguments)
+      : ShardedOptimizer(model.shard_fence(), groups, std::forward<Arguments>(arguments)...) {}
+  // For leaves made by FlatParameters::values(). arguments: those of O's constructor.
+  template <typename... Arguments>
+  explicit ShardedOptimizer(std::shared_ptr<ShardFence> fence, Arguments&&... arguments)
+      : O(std::forward<Arguments>(arguments)...), fence_(std::move(fence)) {
+    const auto check = [] { wrap::refuse_inference_mode(kName); };
+    fence_ ? fence_->check_on_all(kName, check) : check();
+  }
+
+  // The closure runs before the update, because it uses the parameters.
+  at::Tensor step(typename O::LossClosure closure = nullptr) override {
+    at::Tensor loss;
+    if (closure) {
+      const at::AutoGradMode with_grad(true);
+      loss = closure();
+    }
+    check_has_fence();
+    fence_->agree_on_step({.optimizer = c10::demangle_type<O>(),
+                           .number = ++num_steps_,
+                           .groups = this->param_groups(),
+                           .state_mark_of = [this](const at::Tensor& leaf) {
+                             return optim_state::mark_of_state<O>(*this, leaf);
+                           }});
+    ShardUpdate update(fence_);
+    O::step();
+    update.finish();
+    return loss;
+  }
+
+  void save(torch::serialize::OutputArchive& archive) const override {
+    O::save(archive);
+    if constexpr (!optim_state::SavesPart<O>) {
+      optim_state::write_part(archive, this->param_groups());
+    }
+  }
+  // On all ranks, of what each of them has saved.
+  void load(torch::serialize::InputArchive& archive) override {
+    check_has_fence();
+    optim_state::SetAside earlier(*this);
+    fence_->check_on_all(kName, [&] {
+      optim_state::check_part(archive, this->param_groups(), kName);
+      O::load(archive);
+    });
+    earlier.keep_loaded();
+  }
+
+ private:
+  static constexpr const char* kName = "cadre::ShardedOptimizer";
+
+  void check_has_fence() const {
+    if (fence_) return;
+    throw Error(ErrorCode::kInvalidArgument,
+                "cadre::ShardedOptimizer: it has no shard fence, because it was moved from or was "
+                "made from a null one; use the object that it was moved to, or make it from the "
+                "wrapped model");
+  }
+
+  std::shared_ptr<ShardFence> fence_;  // shared with the FlatParameters
+  int64_t num_steps_ = 0;
+};
+
+}  // namespace cadre

@@ -1,0 +1,40 @@
+#include "cadre/tensor/group/backward/backward_collectives.h"
+
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <map>
+
+namespace cadre {
+namespace {
+
+// By global ranks: the newest backward that has run a collective of such a group. A backward that
+// is nested in another one has the larger number. Each thread has its own, because the only thing
+// that the nodes of a graph and the wrapper whose pass runs them have in common is the thread; it
+// has one entry for each set of ranks.
+std::map<std::vector<int>, int>& newest_backwards() {
+  thread_local std::map<std::vector<int>, int> newest;
+  return newest;
+}
+
+}  // namespace
+
+int current_backward() {
+  return torch::autograd::get_current_graph_task_id();
+}
+
+void note_backward_collective(const ProcessGroup& group) {
+  const int backward = current_backward();
+  const auto [entry, is_new] = newest_backwards().try_emplace(group.global_ranks(), backward);
+  if (!is_new) entry->second = std::max(entry->second, backward);
+}
+
+std::vector<std::vector<int>> collectives_since(int backward) {
+  std::vector<std::vector<int>> found;
+  for (const auto& [ranks, newest] : newest_backwards()) {
+    if (newest >= backward) found.push_back(ranks);
+  }
+  return found;
+}
+
+}  // namespace cadre

@@ -1,0 +1,86 @@
+// Differentiable collectives: each returns a new tensor, and its backward runs the adjoint
+// collective on the same group.
+//
+// Threads: as ProcessGroup; the backward runs in the thread that called backward(). Collectives run
+// in backward in the reverse of their order in forward, if one thread of the rank made them.
+// Blocking: until the collective is done, in forward and in backward. Lifetime: the graph keeps the
+// group. Errors: cadre::Error; kInvalidArgument for a tensor that the operation does not support,
+// or, while gradients are recorded, for an operation without a backward. backward() throws an error
+// whose message begins with "backward of" and the operation. Tensors: as ProcessGroup takes them,
+// contiguous or not, and also negated views and zero tensors without memory, which are copied; the
+// result is contiguous and shares no memory with the input, with the exception of copy_to_group.
+// Integers and bool: no gradient. Ranks are group ranks.
+// Source: torch.distributed.nn.functional, names of torch.distributed._functional_collectives;
+// Megatron-LM, https://arxiv.org/abs/1909.08053.
+// docs/guide/differentiable-collectives.md has the table of backwards and the differences.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/export.h"
+#include "cadre/tensor/group/process_group.h"
+
+namespace cadre::functional {
+
+// The gradient of the SUM over ranks of each rank's loss. While GradMode is on, the result of a
+// floating-point input requires grad on every rank, whether or not this rank's input does, so that
+// every rank takes part in backward. On all ranks the result must contribute to the tensor on which
+// backward() is called. A timeout is that of the forward; the backward has the group's.
+
+// SUM, AVG, PREMUL_SUM, MAX and MIN have a backward; PRODUCT is refused while gradients are
+// recorded. The gradient of MAX and MIN goes to the ranks that hold the extremum, in equal parts
+// where several do, as that of at::amax; it is NaN where the result is NaN.
+CADRE_EXPORT at::Tensor all_reduce(const at::Tensor& input, const ProcessGroup& group,
+                                   const AllReduceOptions& options = {});
+// input: (n, ...), of one shape on all ranks, or (); result: (world_size * n, ...), or
+// (world_size).
+CADRE_EXPORT at::Tensor all_gather_tensor(const at::Tensor& input, const ProcessGroup& group,
+                                          const AllGatherOptions& options = {});
+// input: (world_size * n, ...); result: (n, ...). SUM, AVG and PREMUL_SUM have a backward; the
+// others are refused while gradients are recorded.
+CADRE_EXPORT at::Tensor reduce_scatter_tensor(const at::Tensor& input, const ProcessGroup& group,
+                                              const ReduceScatterOptions& options = {});
+// input: (n, ...); result: (m, ...), where the splits add up to n and m. Splits that are given for
+// one side only: the other one is even, and m is n if it is the result's.
+CADRE_EXPORT at::Tensor all_to_all_single(const at::Tensor& input, const ProcessGroup& group,
+                                          const AllToAllSingleOptions& options = {});
+// The result is the root's input. On other ranks only the input's shape and dtype are used; its
+// gradient is zero.
+CADRE_EXPORT at::Tensor broadcast(const at::Tensor& input, const ProcessGroup& group,
+                                  const BroadcastOptions& options = {});
+
+// The gradient of ONE loss that all ranks compute: tensor parallelism, where a group divides the
+// work of one process. A replicated tensor is equal on all ranks, as is its requires_grad, which
+// decides whether the backward communicates.
+
+struct ReduceFromGroupOptions {
+  std::optional<Duration> timeout = {};
+};
+// dim: counted from the end if negative. timeout: of gather_from_group.
+struct DimensionOptions {
+  int64_t dim = -1;
+  std::optional<Duration> timeout = {};
+};
+
+// Megatron's f, before a layer with divided weights: the identity; backward: all_reduce with SUM.
+// input: replicated, any shape. While gradients are recorded the result is a view of the input, and
+// changing either in place is refused by autograd; otherwise it is the input itself.
+CADRE_EXPORT at::Tensor copy_to_group(const at::Tensor& input, const ProcessGroup& group);
+// Megatron's g, after such a layer: all_reduce with SUM; backward: the identity. The result is
+// replicated.
+CADRE_EXPORT at::Tensor reduce_from_group(const at::Tensor& input, const ProcessGroup& group,
+                                          const ReduceFromGroupOptions& options = {});
+// This rank's of world_size equal parts along `dim`; backward: gather_from_group. input:
+// replicated. No communication in forward.
+CADRE_EXPORT at::Tensor scatter_to_group(const at::Tensor& input, const ProcessGroup& group,
+                                         const DimensionOptions& options = {});
+// The ranks' inputs, of one shape, concatenated along `dim`; backward: scatter_to_group. The result
+// is replicated.
+CADRE_EXPORT at::Tensor gather_from_group(const at::Tensor& input, const ProcessGroup& group,
+                                          const DimensionOptions& options = {});
+
+}  // namespace cadre::functional

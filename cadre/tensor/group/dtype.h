@@ -1,0 +1,23 @@
+// The map between libtorch's element types and the ones that a group moves.
+//
+// Threads: pure functions. Blocking: never. Errors: nullopt for a type that no group moves.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <optional>
+#include <string>
+
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/types.h"
+
+namespace cadre {
+
+CADRE_EXPORT std::optional<DType> to_dtype(at::ScalarType type);
+// "uint8, int32, ... and float16": for messages.
+std::string dtype_names();
+// "float32"; also of a type that is not supported, by PyTorch's name: "complex64".
+std::string dtype_name(at::ScalarType type);
+CADRE_EXPORT at::ScalarType to_scalar_type(DType dtype);
+
+}  // namespace cadre

@@ -1,0 +1,88 @@
+#include "cadre/tensor/group/file_memory.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/Storage.h>
+#include <c10/core/StorageImpl.h>
+
+#include <utility>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/os/files/scratch_memory.h"
+
+namespace cadre {
+
+struct FileMemory::Block {
+  std::shared_ptr<FileMemory> owner;  // shared by all tensors in it
+  os::ScratchMemory memory;
+};
+
+std::shared_ptr<FileMemory> FileMemory::open(const std::string& folder) {
+  return std::make_shared<FileMemory>(Key(), os::ScratchArena::create(folder).value_or_throw());
+}
+
+int64_t FileMemory::in_pages(int64_t num_bytes) {
+  return static_cast<int64_t>(os::ScratchArena::in_pages(static_cast<size_t>(num_bytes)));
+}
+
+void FileMemory::reserve(int64_t num_bytes) {
+  arena_->reserve(static_cast<size_t>(num_bytes)).value_or_throw();
+}
+
+void FileMemory::release(void* block) {
+  const std::unique_ptr<Block> owned(static_cast<Block*>(block));
+  owned->owner->used_bytes_ -= static_cast<int64_t>(owned->memory.bytes().size());
+}
+
+at::Tensor FileMemory::zeros(int64_t numel, at::ScalarType dtype) {
+  const size_t num_bytes = static_cast<size_t>(numel) * c10::elementSize(dtype);
+  at::DataPtr data(nullptr, at::kCPU);
+  if (num_bytes > 0) {
+    auto block = std::make_unique<Block>(
+        Block{.owner = shared_from_this(), .memory = arena_->allocate(num_bytes).value_or_throw()});
+    const Bytes bytes = block->memory.bytes();
+    used_bytes_ += static_cast<int64_t>(bytes.size());
+    data = {bytes.data(), block.release(), &release, at::kCPU};
+  }
+  c10::Storage storage(c10::Storage::use_byte_size_t(), num_bytes, std::move(data),
+                       /*allocator=*/nullptr, /*resizable=*/false);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+      c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_contiguous({numel});
+  return tensor;
+}
+
+std::shared_ptr<FileMemory> FileMemory::of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) return nullptr;
+  // Without the checks that throw for a tensor whose memory is guarded.
+  const c10::DataPtr& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  const auto* const block = data.cast_context<Block>(&release);
+  return block == nullptr ? nullptr : block->owner;
+}
+
+namespace {
+
+// Zeros with the tensor's sizes and, if it has no gaps between elements, its strides.
+at::Tensor zeros_as(FileMemory& memory, const at::Tensor& tensor) {
+  const at::Tensor flat = memory.zeros(tensor.numel(), tensor.scalar_type());
+  if (!tensor.is_non_overlapping_and_dense()) return flat.view(tensor.sizes());
+  return flat.as_strided(tensor.sizes(), tensor.strides());
+}
+
+}  // namespace
+
+at::Tensor zeros_beside(const at::Tensor& tensor) {
+  const std::shared_ptr<FileMemory> memory = FileMemory::of(tensor);
+  const at::NoGradGuard no_grad;
+  return memory ? zeros_as(*memory, tensor) : at::zeros_like(tensor);
+}
+
+at::Tensor moved_beside(const at::Tensor& place, const at::Tensor& tensor) {
+  const std::shared_ptr<FileMemory> memory = FileMemory::of(place);
+  if (!memory || !tensor.defined() || FileMemory::of(tensor) == memory) return tensor;
+  const at::NoGradGuard no_grad;
+  return zeros_as(*memory, tensor).copy_(tensor);
+}
+
+}  // namespace cadre

@@ -1,0 +1,89 @@
+#include "cadre/tensor/group/group_work.h"
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+namespace cadre {
+namespace {
+
+void wait_until(const Work& work, std::optional<Deadline> deadline) {
+  deadline ? work.wait(*deadline) : work.wait();
+}
+
+class FinishedAfter final : public Work::State, public std::enable_shared_from_this<FinishedAfter> {
+ public:
+  FinishedAfter(Work operation, std::function<void()> finish)
+      : operation_(std::move(operation)), finish_(std::move(finish)) {}
+
+  void wait(std::optional<Deadline> deadline) override {
+    wait_until(operation_, deadline);
+    std::call_once(is_finished_, finish_);
+  }
+  bool is_completed() const override { return operation_.is_completed(); }
+  std::optional<Error> error() const override { return operation_.error(); }
+  void on_completed(Work::Callback callback) override {
+    operation_.on_completed([self = shared_from_this(),
+                             callback = std::move(callback)](const std::optional<Error>& error) {
+      if (!error) std::call_once(self->is_finished_, self->finish_);
+      callback(error);
+    });
+  }
+  Deadline deadline_in(Duration timeout) const override { return operation_.deadline_in(timeout); }
+
+ private:
+  const Work operation_;
+  const std::function<void()> finish_;
+  std::once_flag is_finished_;
+};
+
+class AllOf final : public Work::State, public std::enable_shared_from_this<AllOf> {
+ public:
+  explicit AllOf(std::vector<Work> works) : works_(std::move(works)) {}
+
+  void wait(std::optional<Deadline> deadline) override {
+    for (const Work& work : works_) wait_until(work, deadline);
+  }
+  bool is_completed() const override {
+    return std::all_of(works_.begin(), works_.end(),
+                       [](const Work& work) { return work.is_completed(); });
+  }
+  std::optional<Error> error() const override {
+    for (const Work& work : works_) {
+      if (std::optional<Error> error = work.error()) return error;
+    }
+    return std::nullopt;
+  }
+  void on_completed(Work::Callback callback) override {
+    if (works_.empty()) return callback(std::nullopt);
+    const auto num_left = std::make_shared<std::atomic<size_t>>(works_.size());
+    for (const Work& work : works_) {
+      work.on_completed(
+          [self = shared_from_this(), num_left, callback](const std::optional<Error>&) {
+            if (num_left->fetch_sub(1, std::memory_order_acq_rel) == 1) callback(self->error());
+          });
+    }
+  }
+  Deadline deadline_in(Duration timeout) const override {
+    // Without operations no deadline is used.
+    return works_.empty() ? Deadline(TimePoint()) : works_.front().deadline_in(timeout);
+  }
+
+ private:
+  const std::vector<Work> works_;
+};
+
+}  // namespace
+
+Work finish_after(Work operation, std::function<void()> finish) {
+  return Work(std::make_shared<FinishedAfter>(std::move(operation), std::move(finish)));
+}
+
+Work all_of(std::vector<Work> works) {
+  return Work(std::make_shared<AllOf>(std::move(works)));
+}
+
+}  // namespace cadre

@@ -1,0 +1,19 @@
+// Works of a group that stand for more than one operation of its Communicator.
+//
+// Threads, blocking, lifetime, errors: as Work.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "cadre/core/comm/work.h"
+
+namespace cadre {
+
+// Ends with the operation. The first wait() that sees it succeed calls `finish` before it returns.
+Work finish_after(Work operation, std::function<void()> finish);
+
+// Ends when all have ended; fails with the first error in the order of the list.
+Work all_of(std::vector<Work> works);
+
+}  // namespace cadre

@@ -1,0 +1,42 @@
+// The messages of a wrapper on the group that it shares with the program: ProcessGroup's send and
+// recv with tags that neither the program nor another wrapper can name.
+//
+// Threads, blocking, tensors: as ProcessGroup's calls of these names. Lifetime: a cheap value that
+// keeps the group. Errors: theirs; an error names the wrapper with the tag. The constructor is a
+// collective of the group; every rank constructs it at the same place of its operations, and if the
+// ranks construct it for different users, all throw the same kInvalidArgument.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/types.h"
+#include "cadre/core/comm/messages/message_space.h"
+#include "cadre/core/comm/work.h"
+#include "cadre/tensor/group/process_group.h"
+
+namespace cadre {
+
+class PrivateMessages {
+ public:
+  // `user`: static text, for example "cadre::Pipeline".
+  PrivateMessages(ProcessGroup group, std::string_view user);
+
+  const ProcessGroup& group() const { return group_; }
+
+  void send(const at::Tensor& tensor, Rank destination, const SendOptions& options = {}) const;
+  Work send_async(const at::Tensor& tensor, Rank destination,
+                  const SendOptions& options = {}) const;
+  void recv(const at::Tensor& tensor, Rank source, const SendOptions& options = {}) const;
+  Work recv_async(const at::Tensor& tensor, Rank source, const SendOptions& options = {}) const;
+  int recv_from_any(const at::Tensor& tensor, const SendOptions& options = {}) const;
+  Work batch_send_recv_async(const std::vector<P2POp>& ops, const BatchOptions& options = {}) const;
+
+ private:
+  ProcessGroup group_;
+  MessageSpace space_;
+};
+
+}  // namespace cadre

@@ -1,0 +1,40 @@
+#include "cadre/tensor/group/operands/memory_extent.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <numeric>
+
+namespace cadre {
+
+MemoryExtent memory_extent(const at::Tensor& tensor) {
+  int64_t last = 0;
+  for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
+    last += (tensor.size(dim) - 1) * tensor.stride(dim);
+  }
+  const auto size = static_cast<int64_t>(tensor.element_size());
+  const auto* const begin = tensor.is_meta()
+                                ? reinterpret_cast<const std::byte*>(
+                                      static_cast<uintptr_t>(tensor.storage_offset() * size))
+                                : static_cast<const std::byte*>(tensor.const_data_ptr());
+  return {begin, begin + (last + 1) * size};
+}
+
+std::vector<std::vector<size_t>> connected_extents(std::span<const MemoryExtent> extents) {
+  std::vector<size_t> order(extents.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::ranges::stable_sort(order, std::less<>(), [&](size_t i) { return extents[i].begin; });
+  std::vector<std::vector<size_t>> sets;
+  const std::byte* end = nullptr;  // end of the last set
+  for (const size_t i : order) {
+    if (sets.empty() || extents[i].begin >= end) {
+      sets.emplace_back();
+      end = extents[i].end;
+    }
+    sets.back().push_back(i);
+    end = std::max(end, extents[i].end);
+  }
+  return sets;
+}
+
+}  // namespace cadre

@@ -1,0 +1,72 @@
+#include "cadre/tensor/group/operands/operands.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <chrono>
+#include <utility>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/group/operands/tensor_checks.h"
+#include "cadre/tensor/group/world_of_one.h"
+#include "cadre/core/os/system.h"
+
+namespace cadre {
+
+Communicator& group_behind(const std::shared_ptr<Communicator>& handle, std::string_view call) {
+  if (handle != nullptr) {
+    WorldOfOneScope::check(*handle, call);
+    return *handle;
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              format("{}: this ProcessGroup was moved from and has no group; use the one that it "
+                     "was moved to, or copy it instead",
+                     call));
+}
+
+Deadline deadline_of(const Communicator& group, std::string_view call, Duration timeout) {
+  if (timeout > Duration(0)) return group.system().deadline_in(timeout);
+  const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(timeout);
+  refuse_tensor(group, call,
+                format("the timeout is {} ms; pass a positive one, or leave it out for the default",
+                       limit.count()));
+}
+
+GroupCall::GroupCall(const std::shared_ptr<Communicator>& handle, std::string_view call_name,
+                     std::optional<Duration> timeout)
+    : GroupCall(group_behind(handle, call_name), call_name, timeout) {}
+
+GroupCall::GroupCall(Communicator& group_in, std::string_view call_name,
+                     std::optional<Duration> timeout)
+    : group(group_in),
+      name(call_name),
+      deadline(timeout ? std::optional(deadline_of(group, call_name, *timeout)) : std::nullopt) {}
+
+void mark_changed(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+Bytes bytes_of(const at::Tensor& tensor) {
+  mark_changed(tensor);
+  return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
+}
+
+ConstBytes const_bytes_of(const at::Tensor& tensor) {
+  return {static_cast<const std::byte*>(tensor.const_data_ptr()), tensor.nbytes()};
+}
+
+Collective comparing(const at::Tensor& compared, Collective collective) {
+  const at::IntArrayRef sizes = compared.sizes();
+  collective.shape = std::span(sizes.data(), sizes.size());
+  return collective;
+}
+
+at::Tensor tensor_on(const std::shared_ptr<SymmetricBuffer>& buffer, Bytes bytes,
+                     at::ScalarType dtype) {
+  const auto numel = static_cast<int64_t>(bytes.size() / c10::elementSize(dtype));
+  return at::from_blob(
+      bytes.data(), {numel}, [kept = buffer](void*) mutable { kept.reset(); },
+      at::TensorOptions().dtype(dtype));
+}
+
+}  // namespace cadre

@@ -1,0 +1,320 @@
+#include "cadre/tensor/group/operands/tensor_checks.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <functional>
+#include <string>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/collective/reduction_table.h"
+#include "cadre/core/comm/calls/checks.h"
+#include "cadre/tensor/group/dtype.h"
+
+namespace cadre {
+
+std::string shape_of(const at::Tensor& tensor) {
+  return list_of(tensor.sizes());
+}
+
+namespace {
+
+// What to do about a tensor that `conversion` would make fit.
+std::string instead_of(std::string_view role, std::string_view conversion) {
+  if (role == kInput) return format("pass input.{}", conversion);
+  const std::string_view name = role == kOutput ? "output" : "tensor";
+  return format(
+      "keep copy = {0}.{1}, pass the copy and, when the operation is done, call "
+      "{0}.copy_(copy)",
+      name, conversion);
+}
+
+// Two tensors may share memory only where the engines allow it: the small one is this rank's slice
+// of the large one.
+void check_aliasing(const Communicator& communicator, std::string_view operation,
+                    const at::Tensor& large, const at::Tensor& small) {
+  const auto* whole = static_cast<const std::byte*>(large.const_data_ptr());
+  const auto* part = static_cast<const std::byte*>(small.const_data_ptr());
+  const bool is_apart =
+      small.numel() == 0 || part + small.nbytes() <= whole || whole + large.nbytes() <= part;
+  const auto rank = static_cast<size_t>(communicator.rank().value);
+  if (is_apart || part == whole + rank * small.nbytes()) return;
+  refuse_tensor(
+      communicator, operation,
+      format("the input and the output share memory, and {} is not slice {} of {}; pass that "
+             "slice, or a clone() of the input",
+             shape_of(small), communicator.rank(), shape_of(large)));
+}
+
+// As torch's in-place operations.
+void check_may_change(const Communicator& communicator, std::string_view operation,
+                      std::string_view role, const at::Tensor& tensor) {
+  if (!at::GradMode::is_enabled() || !tensor.requires_grad()) return;
+  const bool is_of_leaf = tensor.is_view() && tensor._base().is_leaf();
+  if (!tensor.is_leaf() && !is_of_leaf) return;
+  refuse_tensor(communicator, operation,
+                format("{} {} is {} leaf that requires grad, which is not changed in place while "
+                       "gradients are recorded; call this under torch::NoGradGuard",
+                       role, shape_of(tensor), is_of_leaf ? "a view of a" : "a"));
+}
+
+// Checks two tensors that exchange data; returns their dtype.
+DType check_two(const Communicator& communicator, std::string_view operation,
+                const at::Tensor& output, const at::Tensor& input) {
+  const DType dtype = check_tensor(communicator, operation, kInput, input);
+  if (check_tensor(communicator, operation, kOutput, output) != dtype) {
+    refuse_tensor(communicator, operation,
+                  format("the input is {} but the output is {}; both must have one dtype",
+                         dtype_name(input.scalar_type()), dtype_name(output.scalar_type())));
+  }
+  check_contiguous(communicator, operation, kInput, input);
+  check_contiguous(communicator, operation, kOutput, output);
+  return dtype;
+}
+
+// The elements for, or from, each rank: `splits` are rows of the tensor, none of them even ones.
+std::vector<uint64_t> split_counts(const Communicator& communicator, std::string_view operation,
+                                   std::string_view role, const at::Tensor& tensor,
+                                   const std::vector<int64_t>& splits) {
+  const auto world_size = static_cast<size_t>(communicator.world_size());
+  const int64_t num_rows = tensor.size(0);
+  if (splits.empty()) {
+    return std::vector<uint64_t>(world_size, static_cast<uint64_t>(tensor.numel()) / world_size);
+  }
+  if (splits.size() != world_size) {
+    refuse_tensor(communicator, operation,
+                  format("{} {} has {} splits, expected one for each of {} ranks", role,
+                         shape_of(tensor), splits.size(), world_size));
+  }
+  const int64_t row = num_rows == 0 ? 0 : tensor.numel() / num_rows;
+  std::vector<uint64_t> counts;
+  int64_t left = num_rows;
+  for (const int64_t split : splits) {
+    if (split < 0 || split > left) {
+      refuse_tensor(
+          communicator, operation,
+          format("{} {} cannot give {} rows where {} are left; splits are >= 0 and add up to "
+                 "its dimension 0",
+                 role, shape_of(tensor), split, left));
+    }
+    left -= split;
+    counts.push_back(static_cast<uint64_t>(split * row));
+  }
+  if (left > 0) {
+    refuse_tensor(communicator, operation,
+                  format("the splits of {} {} add up to {}, expected {}", role, shape_of(tensor),
+                         num_rows - left, num_rows));
+  }
+  return counts;
+}
+
+void check_divisible(const Communicator& communicator, std::string_view operation,
+                     std::string_view role, const at::Tensor& tensor,
+                     const std::vector<int64_t>& splits) {
+  if (tensor.dim() == 0) {
+    refuse_tensor(communicator, operation,
+                  format("{} has no dimension 0 to be split; pass view({{1}})", role));
+  }
+  if (!splits.empty() || tensor.size(0) % communicator.world_size() == 0) return;
+  refuse_tensor(communicator, operation,
+                format("dimension 0 of {} {} is no multiple of the world size {}; pass splits",
+                       role, shape_of(tensor), communicator.world_size()));
+}
+
+}  // namespace
+
+void refuse_tensor(const Communicator& communicator, std::string_view operation,
+                   const std::string& problem) {
+  throw refusal_of(communicator, operation, problem);
+}
+
+DType check_tensor(const Communicator& communicator, std::string_view operation,
+                   std::string_view role, const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    refuse_tensor(communicator, operation, format("{} is undefined; pass one with data", role));
+  }
+  if (tensor.layout() != at::kStrided) {
+    refuse_tensor(communicator, operation,
+                  format("{} {} is sparse; only dense tensors are exchanged: {}", role,
+                         shape_of(tensor), instead_of(role, "to_dense()")));
+  }
+  if (!tensor.device().is_cpu()) {
+    refuse_tensor(communicator, operation,
+                  format("{} {} is on {}; this group exchanges CPU tensors: {}", role,
+                         shape_of(tensor), tensor.device().str(), instead_of(role, "cpu()")));
+  }
+  // Its memory holds the numbers with the other sign.
+  if (tensor.is_neg()) {
+    refuse_tensor(communicator, operation,
+                  format("{} {} is a negated view; {}", role, shape_of(tensor),
+                         instead_of(role, "resolve_neg()")));
+  }
+  if (tensor._is_zerotensor()) {
+    refuse_tensor(communicator, operation,
+                  format("{} {} is a zero without memory; {}", role, shape_of(tensor),
+                         instead_of(role, "clone()")));
+  }
+  const std::optional<DType> dtype = to_dtype(tensor.scalar_type());
+  if (!dtype) {
+    refuse_tensor(communicator, operation,
+                  format("{} {} is {}; supported are {}", role, shape_of(tensor),
+                         dtype_name(tensor.scalar_type()), dtype_names()));
+  }
+  if (role != kInput) check_may_change(communicator, operation, role, tensor);
+  return *dtype;
+}
+
+void check_contiguous(const Communicator& communicator, std::string_view operation,
+                      std::string_view role, const at::Tensor& tensor) {
+  if (tensor.is_contiguous()) return;
+  const std::string copies_back =
+      role == kInPlace ? ", or call the operation without _async, which does that" : "";
+  refuse_tensor(communicator, operation,
+                format("{} {} is not contiguous; {}{}", role, shape_of(tensor),
+                       instead_of(role, "contiguous()"), copies_back));
+}
+
+void check_reduce_op(const Communicator& communicator, std::string_view operation, DType dtype,
+                     ReduceOp op) {
+  const Status status = check_reduction(dtype, op);
+  if (!status.ok()) refuse_tensor(communicator, operation, status.error().message());
+}
+
+DType check_pair(const Communicator& communicator, std::string_view operation,
+                 const at::Tensor& output, const at::Tensor& input, bool output_is_large) {
+  const DType dtype = check_two(communicator, operation, output, input);
+  const at::Tensor& large = output_is_large ? output : input;
+  const at::Tensor& small = output_is_large ? input : output;
+  if (large.numel() != small.numel() * communicator.world_size()) {
+    refuse_tensor(communicator, operation,
+                  format("the {} has {} elements {}, expected world size {} times the {}'s {} {}",
+                         output_is_large ? "output" : "input", large.numel(), shape_of(large),
+                         communicator.world_size(), output_is_large ? "input" : "output",
+                         small.numel(), shape_of(small)));
+  }
+  check_aliasing(communicator, operation, large, small);
+  return dtype;
+}
+
+DType check_rooted(const Communicator& communicator, std::string_view operation, Rank root,
+                   const at::Tensor& output, const at::Tensor& input, bool output_is_large) {
+  if (communicator.rank() == root) {
+    return check_pair(communicator, operation, output, input, output_is_large);
+  }
+  const std::string_view role = output_is_large ? kInput : kOutput;
+  const at::Tensor& small = output_is_large ? input : output;
+  const DType dtype = check_tensor(communicator, operation, role, small);
+  check_contiguous(communicator, operation, role, small);
+  return dtype;
+}
+
+Exchange check_exchange(const Communicator& communicator, std::string_view operation,
+                        const at::Tensor& output, const at::Tensor& input,
+                        const AllToAllSingleOptions& options) {
+  Exchange exchange{check_two(communicator, operation, output, input), {}, {}};
+  check_divisible(communicator, operation, kInput, input, options.input_split_sizes);
+  check_divisible(communicator, operation, kOutput, output, options.output_split_sizes);
+  if (options.input_split_sizes.empty() && options.output_split_sizes.empty()) {
+    if (input.numel() == output.numel()) return exchange;
+    refuse_tensor(communicator, operation,
+                  format("the output has {} elements {}, expected the input's {} {}; pass splits",
+                         output.numel(), shape_of(output), input.numel(), shape_of(input)));
+  }
+  exchange.input_counts =
+      split_counts(communicator, operation, kInput, input, options.input_split_sizes);
+  exchange.output_counts =
+      split_counts(communicator, operation, kOutput, output, options.output_split_sizes);
+  return exchange;
+}
+
+void check_entries_apart(const Communicator& communicator, std::string_view operation,
+                         std::initializer_list<const std::vector<at::Tensor>*> lists) {
+  struct Extent {
+    const std::byte* begin;
+    const std::byte* end;
+    size_t entry;
+  };
+  std::vector<Extent> extents;
+  for (const std::vector<at::Tensor>* list : lists) {
+    for (size_t i = 0; i < list->size(); ++i) {
+      const at::Tensor& tensor = (*list)[i];
+      const auto* begin = static_cast<const std::byte*>(tensor.const_data_ptr());
+      const bool is_dense = tensor.unsafeGetTensorImpl()->is_non_overlapping_and_dense();
+      const size_t num_bytes = is_dense ? tensor.nbytes() : tensor.element_size();
+      if (tensor.numel() > 0) extents.push_back({begin, begin + num_bytes, i});
+    }
+  }
+  std::ranges::sort(extents, std::less<>(), &Extent::begin);
+  for (size_t i = 1; i < extents.size(); ++i) {
+    Extent& next = extents[i];
+    const Extent& before = extents[i - 1];
+    if (next.begin < before.end && next.entry != before.entry) {
+      const auto [first, second] = std::minmax(before.entry, next.entry);
+      refuse_tensor(communicator, operation,
+                    format("the tensors {} and {} of the list share memory; pass tensors that do "
+                           "not overlap",
+                           first, second));
+    }
+    next.end = std::max(next.end, before.end);
+  }
+}
+
+DType check_list(const Communicator& communicator, std::string_view operation,
+                 std::string_view listed, const std::vector<at::Tensor>& tensors) {
+  if (tensors.size() != static_cast<size_t>(communicator.world_size())) {
+    refuse_tensor(communicator, operation,
+                  format("the list of {}s has {} tensors, expected one for each of {} ranks",
+                         listed.substr(4), tensors.size(), communicator.world_size()));
+  }
+  std::optional<DType> first;
+  for (const at::Tensor& tensor : tensors) {
+    const DType dtype = check_tensor(communicator, operation, listed, tensor);
+    if (listed == kOutput) check_elements_apart(communicator, operation, tensor);
+    if (dtype == first.value_or(dtype)) {
+      first = dtype;
+      continue;
+    }
+    refuse_tensor(
+        communicator, operation,
+        format("the {}s are {} and {}; all must have one dtype", listed.substr(4), *first, dtype));
+  }
+  if (listed == kOutput) check_entries_apart(communicator, operation, {&tensors});
+  return *first;
+}
+
+DType check_beside_list(const Communicator& communicator, std::string_view operation,
+                        std::string_view role, const at::Tensor& tensor,
+                        const std::vector<at::Tensor>& tensors) {
+  const DType dtype = check_tensor(communicator, operation, role, tensor);
+  if (role == kOutput) check_elements_apart(communicator, operation, tensor);
+  if (tensors.empty()) return dtype;
+  const at::Tensor& own = tensors[static_cast<size_t>(communicator.rank().value)];
+  if (tensor.scalar_type() == own.scalar_type() && tensor.numel() == own.numel()) return dtype;
+  refuse_tensor(communicator, operation,
+                format("{} is {} {}, but this rank's tensor in the list is {} {}; both must have "
+                       "one dtype and as many elements",
+                       role, dtype_name(tensor.scalar_type()), shape_of(tensor),
+                       dtype_name(own.scalar_type()), shape_of(own)));
+}
+
+at::Tensor with_values_in_memory(const at::Tensor& tensor) {
+  return tensor.is_neg() || tensor._is_zerotensor() ? tensor.clone() : tensor;
+}
+
+bool carries_tangent(const at::Tensor& tensor) {
+  return tensor._fw_grad(/*level=*/0).defined();
+}
+
+void check_elements_apart(const Communicator& communicator, std::string_view name,
+                          const at::Tensor& tensor) {
+  if (at::has_internal_overlap(tensor) != at::MemOverlap::Yes) return;
+  refuse_tensor(
+      communicator, name,
+      format("elements of the tensor {} share memory, as after expand(), so it cannot hold a "
+             "result; keep copy = tensor.clone(), pass the copy and use that",
+             shape_of(tensor)));
+}
+
+}  // namespace cadre

@@ -1,0 +1,259 @@
+#include "cadre/tensor/group/process_group.h"
+
+#include <ATen/ops/zeros.h>
+
+#include <string_view>
+#include <utility>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/group/dtype.h"
+#include "cadre/tensor/group/mapped_parts.h"
+#include "cadre/tensor/group/operands/operands.h"
+#include "cadre/tensor/group/operands/tensor_checks.h"
+
+namespace cadre {
+namespace {
+
+Collective gather_of(const GroupCall& call, const at::Tensor& output, const at::Tensor& input) {
+  const DType dtype = check_pair(call.group, call.name, output, input, /*output_is_large=*/true);
+  return comparing(input, Collective::all_gather(const_bytes_of(input), bytes_of(output), dtype));
+}
+
+Collective gather_of(const GroupCall& call, const at::Tensor& output, const at::Tensor& input,
+                     Rank root) {
+  const DType dtype =
+      check_rooted(call.group, call.name, root, output, input, /*output_is_large=*/true);
+  const Bytes out = call.group.rank() == root ? bytes_of(output) : Bytes();
+  return comparing(input, Collective::gather(const_bytes_of(input), out, dtype, root));
+}
+
+Collective scatter_of(const GroupCall& call, const at::Tensor& output, const at::Tensor& input,
+                      Reduction op) {
+  const DType dtype = check_pair(call.group, call.name, output, input, /*output_is_large=*/false);
+  check_reduce_op(call.group, call.name, dtype, op.op());
+  return comparing(output,
+                   Collective::reduce_scatter(const_bytes_of(input), bytes_of(output), dtype, op));
+}
+
+Collective scatter_of(const GroupCall& call, const at::Tensor& output, const at::Tensor& input,
+                      Rank root) {
+  const DType dtype =
+      check_rooted(call.group, call.name, root, output, input, /*output_is_large=*/false);
+  const ConstBytes in = call.group.rank() == root ? const_bytes_of(input) : ConstBytes();
+  return comparing(output, Collective::scatter(in, bytes_of(output), dtype, root));
+}
+
+Collective exchange_of(const GroupCall& call, const at::Tensor& output, const at::Tensor& input,
+                       const AllToAllSingleOptions& options) {
+  Exchange exchange = check_exchange(call.group, call.name, output, input, options);
+  const ConstBytes in = const_bytes_of(input);
+  const Bytes out = bytes_of(output);
+  if (exchange.input_counts.empty()) {
+    return comparing(input, Collective::all_to_all(in, out, exchange.dtype));
+  }
+  return Collective::all_to_all_v(
+      in, out, exchange.dtype,
+      {.input = std::move(exchange.input_counts), .output = std::move(exchange.output_counts)});
+}
+
+}  // namespace
+
+ProcessGroup::ProcessGroup(std::shared_ptr<Communicator> communicator)
+    : communicator_(std::move(communicator)) {
+  if (!communicator_) {
+    throw Error(ErrorCode::kInvalidArgument, "ProcessGroup: the communicator is null");
+  }
+}
+
+int ProcessGroup::rank() const {
+  return group_behind(communicator_, "rank").rank();
+}
+
+int ProcessGroup::world_size() const {
+  return group_behind(communicator_, "world_size").world_size();
+}
+
+const std::string& ProcessGroup::name() const {
+  return group_behind(communicator_, "name").name();
+}
+
+Communicator& ProcessGroup::communicator() const {
+  return group_behind(communicator_, "communicator");
+}
+
+std::optional<Error> ProcessGroup::error() const {
+  return group_behind(communicator_, "error").error();
+}
+
+void ProcessGroup::all_reduce(const at::Tensor& tensor, const AllReduceOptions& options) const {
+  const GroupCall call(communicator_, "all_reduce", options.timeout);
+  const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
+  check_reduce_op(call.group, call.name, dtype, options.op.op());
+  run_packed(call, tensor, [&](const at::Tensor& data) {
+    const Bytes bytes = bytes_of(data);
+    call.group.run(comparing(tensor, Collective::all_reduce(bytes, bytes, dtype, options.op)),
+                   blocking(call, data));
+  });
+}
+
+Work ProcessGroup::all_reduce_async(const at::Tensor& tensor,
+                                    const AllReduceOptions& options) const {
+  const GroupCall call(communicator_, "all_reduce_async", options.timeout);
+  const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
+  check_reduce_op(call.group, call.name, dtype, options.op.op());
+  check_contiguous(call.group, call.name, kInPlace, tensor);
+  const Bytes bytes = bytes_of(tensor);
+  return call.group.issue(
+      comparing(tensor, Collective::all_reduce(bytes, bytes, dtype, options.op)),
+      keeping(call, tensor));
+}
+
+void ProcessGroup::broadcast(const at::Tensor& tensor, const BroadcastOptions& options) const {
+  const GroupCall call(communicator_, "broadcast", options.timeout);
+  const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
+  run_packed(call, tensor, [&](const at::Tensor& data) {
+    call.group.run(comparing(tensor, Collective::broadcast(bytes_of(data), dtype, options.root)),
+                   blocking(call, data));
+  });
+}
+
+Work ProcessGroup::broadcast_async(const at::Tensor& tensor,
+                                   const BroadcastOptions& options) const {
+  const GroupCall call(communicator_, "broadcast_async", options.timeout);
+  const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
+  check_contiguous(call.group, call.name, kInPlace, tensor);
+  return call.group.issue(
+      comparing(tensor, Collective::broadcast(bytes_of(tensor), dtype, options.root)),
+      keeping(call, tensor));
+}
+
+void ProcessGroup::all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
+                                          const AllGatherOptions& options) const {
+  const GroupCall call(communicator_, "all_gather_into_tensor", options.timeout);
+  call.group.run(gather_of(call, output, input), blocking(call, output, input));
+}
+
+Work ProcessGroup::all_gather_into_tensor_async(const at::Tensor& output, const at::Tensor& input,
+                                                const AllGatherOptions& options) const {
+  const GroupCall call(communicator_, "all_gather_into_tensor_async", options.timeout);
+  return call.group.issue(gather_of(call, output, input), keeping(call, output, input));
+}
+
+void ProcessGroup::reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
+                                         const ReduceScatterOptions& options) const {
+  const GroupCall call(communicator_, "reduce_scatter_tensor", options.timeout);
+  call.group.run(scatter_of(call, output, input, options.op), blocking(call, output, input));
+}
+
+Work ProcessGroup::reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
+                                               const ReduceScatterOptions& options) const {
+  const GroupCall call(communicator_, "reduce_scatter_tensor_async", options.timeout);
+  return call.group.issue(scatter_of(call, output, input, options.op),
+                          keeping(call, output, input));
+}
+
+void ProcessGroup::reduce(const at::Tensor& tensor, const ReduceOptions& options) const {
+  const GroupCall call(communicator_, "reduce", options.timeout);
+  const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
+  check_reduce_op(call.group, call.name, dtype, options.op.op());
+  const auto run = [&](const at::Tensor& data, Bytes out) {
+    call.group.run(comparing(tensor, Collective::reduce(const_bytes_of(data), out, dtype,
+                                                        options.op, options.root)),
+                   blocking(call, data));
+  };
+  if (call.group.rank() != options.root) {
+    run(tensor.detach().contiguous(), {});
+    return;
+  }
+  run_packed(call, tensor, [&](const at::Tensor& data) { run(data, bytes_of(data)); });
+}
+
+Work ProcessGroup::reduce_async(const at::Tensor& tensor, const ReduceOptions& options) const {
+  const GroupCall call(communicator_, "reduce_async", options.timeout);
+  const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
+  check_reduce_op(call.group, call.name, dtype, options.op.op());
+  check_contiguous(call.group, call.name, kInPlace, tensor);
+  const Bytes out = call.group.rank() == options.root ? bytes_of(tensor) : Bytes();
+  return call.group.issue(comparing(tensor, Collective::reduce(const_bytes_of(tensor), out, dtype,
+                                                               options.op, options.root)),
+                          keeping(call, tensor));
+}
+
+void ProcessGroup::gather(const at::Tensor& output, const at::Tensor& input,
+                          const GatherOptions& options) const {
+  const GroupCall call(communicator_, "gather", options.timeout);
+  call.group.run(gather_of(call, output, input, options.root), blocking(call, output, input));
+}
+
+Work ProcessGroup::gather_async(const at::Tensor& output, const at::Tensor& input,
+                                const GatherOptions& options) const {
+  const GroupCall call(communicator_, "gather_async", options.timeout);
+  return call.group.issue(gather_of(call, output, input, options.root),
+                          keeping(call, output, input));
+}
+
+void ProcessGroup::scatter(const at::Tensor& output, const at::Tensor& input,
+                           const ScatterOptions& options) const {
+  const GroupCall call(communicator_, "scatter", options.timeout);
+  call.group.run(scatter_of(call, output, input, options.root), blocking(call, output, input));
+}
+
+Work ProcessGroup::scatter_async(const at::Tensor& output, const at::Tensor& input,
+                                 const ScatterOptions& options) const {
+  const GroupCall call(communicator_, "scatter_async", options.timeout);
+  return call.group.issue(scatter_of(call, output, input, options.root),
+                          keeping(call, output, input));
+}
+
+void ProcessGroup::all_to_all_single(const at::Tensor& output, const at::Tensor& input,
+                                     const AllToAllSingleOptions& options) const {
+  const GroupCall call(communicator_, "all_to_all_single", options.timeout);
+  call.group.run(exchange_of(call, output, input, options), blocking(call, output, input));
+}
+
+Work ProcessGroup::all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
+                                           const AllToAllSingleOptions& options) const {
+  const GroupCall call(communicator_, "all_to_all_single_async", options.timeout);
+  return call.group.issue(exchange_of(call, output, input, options), keeping(call, output, input));
+}
+
+void ProcessGroup::barrier(const BarrierOptions& options) const {
+  const GroupCall call(communicator_, "barrier", options.timeout);
+  call.group.barrier(call.options());
+}
+
+Work ProcessGroup::barrier_async(const BarrierOptions& options) const {
+  const GroupCall call(communicator_, "barrier_async", options.timeout);
+  return call.group.barrier_async(call.options());
+}
+
+at::Tensor ProcessGroup::empty_symmetric(int64_t numel, at::ScalarType type) const {
+  const GroupCall call(communicator_, "empty_symmetric");
+  const std::optional<DType> dtype = to_dtype(type);
+  if (!dtype || numel < 0 || numel > kMaxElements) {
+    refuse_tensor(call.group, call.name,
+                  format("{} elements of {} cannot be exchanged; pass a count from 0 to {} and one "
+                         "of {}",
+                         numel, dtype_name(type), kMaxElements, dtype_names()));
+  }
+  const size_t num_bytes = static_cast<size_t>(numel) * size_of(*dtype);
+  if (num_bytes == 0) return at::zeros({0}, at::TensorOptions().dtype(type));
+  const auto buffer = call.group.allocate_symmetric(num_bytes, call.options());
+  return tensor_on(buffer, buffer->local().first(num_bytes), type);
+}
+
+std::optional<MappedParts> ProcessGroup::map_parts(int64_t numel, at::ScalarType dtype) const {
+  return MappedParts::allocate(*this, numel, dtype);
+}
+
+void ProcessGroup::abort(const std::string& reason) const {
+  group_behind(communicator_, "abort").abort(reason);
+}
+
+void ProcessGroup::close(Duration timeout) const {
+  Communicator& group = group_behind(communicator_, "close");
+  group.close(deadline_of(group, "close", timeout));
+}
+
+}  // namespace cadre

@@ -1,0 +1,320 @@
+// A group of ranks that exchange tensors: checks, the dtype map, and lifetime over a Communicator.
+//
+// Threads: as Communicator; it has no thread, socket or lock of its own.
+// Blocking: the operations without `_async`. Lifetime: a cheap value over shared state; a Work
+// keeps its tensors alive. Errors: cadre::Error. An argument that is refused on this rank
+// (kInvalidArgument: an unsupported tensor, a timeout that is not positive) leaves the group usable
+// on all ranks, because nothing has been issued: call it again with valid arguments. A failure,
+// also shapes or dtypes that differ between ranks (kInvalidArgument on all of them), ends the
+// group; error() tells the two apart. A handle that was moved from refuses every call. Tensors:
+// CPU, dense; every dtype of base/types.h; any shape, also 0-dim and empty. Which operations a
+// dtype supports, and what they compute: docs/guide/reductions.md. Ranks are group ranks. Autograd
+// does not record these operations (differentiable.h has those that it records), but a tensor that
+// one may write counts as changed in place: its version counter moves when the call is made, so
+// that a backward that needs the values of before throws; and while gradients are recorded a leaf
+// that requires grad, or a view of one, is refused, as by torch's in-place operations. Source:
+// c10d::ProcessGroup, and of the comparison its TORCH_DISTRIBUTED_DEBUG=DETAIL.
+// Guide: docs/guide/groups-and-messages.md and errors.md.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/types.h"
+#include "cadre/core/collective/collective.h"
+#include "cadre/core/comm/communicator.h"
+#include "cadre/core/fabric/defaults.h"
+#include "cadre/core/comm/groups/split.h"
+#include "cadre/core/comm/work.h"
+
+namespace cadre {
+
+// Options of the operations. timeout: positive, counted from the call; without one, the timeout of
+// the group (InitOptions::timeout), counted from the start of the operation. op: a ReduceOp, or
+// Reduction::premul_sum(factor).
+struct AllReduceOptions {
+  Reduction op = ReduceOp::kSum;
+  std::optional<Duration> timeout = {};
+};
+struct BroadcastOptions {
+  Rank root = 0;
+  std::optional<Duration> timeout = {};
+};
+struct ReduceScatterOptions {
+  Reduction op = ReduceOp::kSum;
+  std::optional<Duration> timeout = {};
+};
+struct AllGatherOptions {
+  std::optional<Duration> timeout = {};
+};
+struct BarrierOptions {
+  std::optional<Duration> timeout = {};
+};
+struct ReduceOptions {
+  Rank root = 0;
+  Reduction op = ReduceOp::kSum;
+  std::optional<Duration> timeout = {};
+};
+struct GatherOptions {
+  Rank root = 0;
+  std::optional<Duration> timeout = {};
+};
+struct ScatterOptions {
+  Rank root = 0;
+  std::optional<Duration> timeout = {};
+};
+struct AllToAllOptions {
+  std::optional<Duration> timeout = {};
+};
+// Sizes along dimension 0, one for each rank. Empty: even. Either all ranks give splits or none.
+struct AllToAllSingleOptions {
+  std::vector<int64_t> output_split_sizes = {};  // what comes from each rank
+  std::vector<int64_t> input_split_sizes = {};   // what goes to each rank
+  std::optional<Duration> timeout = {};
+};
+struct SendOptions {
+  int tag = 0;
+  std::optional<Duration> timeout = {};
+};
+
+// One message of batch_send_recv(). Source: c10d's P2POp.
+struct P2POp {
+  enum class Kind : uint8_t { kSend, kRecv };
+
+  static P2POp send(at::Tensor tensor, Rank destination, int tag = 0) {
+    return {Kind::kSend, std::move(tensor), destination, tag};
+  }
+  static P2POp recv(at::Tensor tensor, Rank source, int tag = 0) {
+    return {Kind::kRecv, std::move(tensor), source, tag};
+  }
+
+  Kind kind = Kind::kSend;
+  at::Tensor tensor = {};
+  Rank peer = 0;
+  int tag = 0;
+};
+struct BatchOptions {
+  std::optional<Duration> timeout = {};  // for each message
+};
+
+struct RejoinOptions {
+  // For ranks that are not known to be lost; the group goes on without those that do not come.
+  Duration timeout = kDefaultConnectTimeout;
+  Duration connect_timeout = kDefaultConnectTimeout;
+};
+
+class MappedParts;
+
+class CADRE_EXPORT ProcessGroup {
+ public:
+  explicit ProcessGroup(std::shared_ptr<Communicator> communicator);
+
+  // An int, so that it goes where a number goes: torch::full(), std::max(), printf().
+  int rank() const;
+  int world_size() const;
+  const std::string& name() const;
+  Communicator& communicator() const;
+  // The failure of the group, which every later call throws; nullopt while the group is usable. As
+  // Communicator::error().
+  std::optional<Error> error() const;
+
+  // In place. tensor: any shape. The blocking calls pack a non-contiguous tensor and copy it back;
+  // the asynchronous ones refuse it, because they could not copy it back. The memory of an
+  // asynchronous call is kept until it is done, even if the tensor is resized or gets other memory
+  // meanwhile.
+  void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {}) const;
+  Work all_reduce_async(const at::Tensor& tensor, const AllReduceOptions& options = {}) const;
+  void broadcast(const at::Tensor& tensor, const BroadcastOptions& options = {}) const;
+  Work broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options = {}) const;
+  // The root's tensor becomes the reduction, with the bits of all_reduce; the others' keep their
+  // content.
+  void reduce(const at::Tensor& tensor, const ReduceOptions& options = {}) const;
+  Work reduce_async(const at::Tensor& tensor, const ReduceOptions& options = {}) const;
+
+  // Flat forms: the parts of the ranks lie one behind the other in one tensor. Both tensors are
+  // contiguous; the smaller one may be this rank's part of the larger one.
+  //
+  // output: (world_size * n, ...) or (world_size, n, ...) for input (n, ...); output.numel() ==
+  // world_size * input.numel().
+  void all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
+                              const AllGatherOptions& options = {}) const;
+  Work all_gather_into_tensor_async(const at::Tensor& output, const at::Tensor& input,
+                                    const AllGatherOptions& options = {}) const;
+  // input.numel() == world_size * output.numel().
+  void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
+                             const ReduceScatterOptions& options = {}) const;
+  Work reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
+                                   const ReduceScatterOptions& options = {}) const;
+  // On the root as all_gather_into_tensor. Elsewhere output is ignored; pass an undefined tensor.
+  void gather(const at::Tensor& output, const at::Tensor& input,
+              const GatherOptions& options = {}) const;
+  Work gather_async(const at::Tensor& output, const at::Tensor& input,
+                    const GatherOptions& options = {}) const;
+  // On the root input.numel() == world_size * output.numel(). Elsewhere input is ignored; pass an
+  // undefined tensor.
+  void scatter(const at::Tensor& output, const at::Tensor& input,
+               const ScatterOptions& options = {}) const;
+  Work scatter_async(const at::Tensor& output, const at::Tensor& input,
+                     const ScatterOptions& options = {}) const;
+  // Sends rows of input, (n, ...), to the ranks in their order and receives rows of output, (m,
+  // ...), from them. The splits are the numbers of rows and add up to n and m; without splits n and
+  // m are divided evenly. The number of elements that one rank sends must be the number that the
+  // other expects; otherwise all ranks throw an error that names both. The tensors do not overlap.
+  void all_to_all_single(const at::Tensor& output, const at::Tensor& input,
+                         const AllToAllSingleOptions& options = {}) const;
+  Work all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
+                               const AllToAllSingleOptions& options = {}) const;
+
+  // List forms: one tensor for each rank, in rank order, of one dtype, contiguous or not. The data
+  // is copied once more than by the flat forms. The outputs of an asynchronous call hold the result
+  // when wait() has returned, not before.
+  //
+  // The tensors of two ranks may differ in shape: outputs[r] has as many elements as the input of
+  // rank r. Each rank passes the sizes of all ranks' inputs in this way; ranks that pass others are
+  // refused. The outputs do not overlap; outputs[r] has a shape of the caller's choice.
+  void all_gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                  const AllGatherOptions& options = {}) const;
+  Work all_gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                        const AllGatherOptions& options = {}) const;
+  // Rank r gets the reduction of the ranks' inputs[r], which may differ in shape from inputs[s].
+  void reduce_scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                      const ReduceScatterOptions& options = {}) const;
+  Work reduce_scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                            const ReduceScatterOptions& options = {}) const;
+  // As many elements from each rank. Elsewhere than on the root outputs is ignored; pass an empty
+  // list.
+  void gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
+              const GatherOptions& options = {}) const;
+  Work gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
+                    const GatherOptions& options = {}) const;
+  // As many elements for each rank. Elsewhere than on the root inputs is ignored; pass an empty
+  // list.
+  void scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+               const ScatterOptions& options = {}) const;
+  Work scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                     const ScatterOptions& options = {}) const;
+  // Sends inputs[r] to rank r and receives outputs[r] from it; any sizes, which are compared as
+  // those of all_to_all_single are.
+  void all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+                  const AllToAllOptions& options = {}) const;
+  Work all_to_all_async(const std::vector<at::Tensor>& outputs,
+                        const std::vector<at::Tensor>& inputs,
+                        const AllToAllOptions& options = {}) const;
+
+  // Several operations in one call and under one Work, in the order of the list, which is the same
+  // on all ranks; lists of different lengths fail with kInvalidArgument on all ranks before data
+  // moves. All tensors are checked before the first operation is issued. Tensors: as those of the
+  // operation in its asynchronous form; their dtypes may differ; no tensor of an entry overlaps one
+  // of another entry; the list is not empty. The Work's error is the first one.
+  void all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
+                            const AllReduceOptions& options = {}) const;
+  Work all_reduce_coalesced_async(const std::vector<at::Tensor>& tensors,
+                                  const AllReduceOptions& options = {}) const;
+  void all_gather_into_tensor_coalesced(const std::vector<at::Tensor>& outputs,
+                                        const std::vector<at::Tensor>& inputs,
+                                        const AllGatherOptions& options = {}) const;
+  Work all_gather_into_tensor_coalesced_async(const std::vector<at::Tensor>& outputs,
+                                              const std::vector<at::Tensor>& inputs,
+                                              const AllGatherOptions& options = {}) const;
+  void reduce_scatter_tensor_coalesced(const std::vector<at::Tensor>& outputs,
+                                       const std::vector<at::Tensor>& inputs,
+                                       const ReduceScatterOptions& options = {}) const;
+  Work reduce_scatter_tensor_coalesced_async(const std::vector<at::Tensor>& outputs,
+                                             const std::vector<at::Tensor>& inputs,
+                                             const ReduceScatterOptions& options = {}) const;
+
+  // A rank that does not come is named by the error of those that wait: what c10d's
+  // monitored_barrier is for.
+  void barrier(const BarrierOptions& options = {}) const;
+  Work barrier_async(const BarrierOptions& options = {}) const;
+
+  // Messages. A tensor that is sent may have any layout; what is received follows all_reduce.
+  void send(const at::Tensor& tensor, Rank destination, const SendOptions& options = {}) const;
+  Work send_async(const at::Tensor& tensor, Rank destination,
+                  const SendOptions& options = {}) const;
+  void recv(const at::Tensor& tensor, Rank source, const SendOptions& options = {}) const;
+  Work recv_async(const at::Tensor& tensor, Rank source, const SendOptions& options = {}) const;
+  // Receives from the rank that sends first with this tag, and returns that rank. c10d's
+  // recv without a source.
+  int recv_from_any(const at::Tensor& tensor, const SendOptions& options = {}) const;
+  // All messages at once, so that no order of sends and receives in the list can deadlock. All are
+  // checked before the first is issued; received tensors are contiguous. An empty list issues
+  // nothing and succeeds at once, so that a rank without a neighbour needs no case of its own.
+  // Source: c10d's batch_isend_irecv.
+  void batch_send_recv(const std::vector<P2POp>& ops, const BatchOptions& options = {}) const;
+  Work batch_send_recv_async(const std::vector<P2POp>& ops, const BatchOptions& options = {}) const;
+
+  // (numel) of `dtype` in memory that the ranks of a host share; collective, same arguments on all
+  // ranks. Zeroed. The tensor keeps the memory alive, also after the group is closed.
+  at::Tensor empty_symmetric(int64_t numel, at::ScalarType dtype) const;
+  // Memory of which every rank owns `numel` elements and reads those of all: mapped_parts.h.
+  // Collective. Returns nullopt on all ranks if the ranks share no memory or one of them cannot map
+  // it.
+  std::optional<MappedParts> map_parts(int64_t numel, at::ScalarType dtype) const;
+
+  // Create subgroups; every rank of this group calls them in the order of its operations. A rank
+  // that is in no subgroup (in split: without a color, or with a negative one) gets nullopt. See
+  // comm/groups/split.h.
+  std::optional<ProcessGroup> split(const SplitOptions& options,
+                                    Duration timeout = kDefaultConnectTimeout) const;
+  std::optional<ProcessGroup> new_group(const std::vector<int>& ranks,
+                                        Duration timeout = kDefaultConnectTimeout) const;
+  // A subgroup that only its members create; the other ranks do not call it.
+  ProcessGroup new_group_over_store(const std::vector<int>& ranks, const StoreGroupOptions& options,
+                                    Duration timeout = kDefaultConnectTimeout) const;
+  // Closes this group, which fails on all ranks if it has not failed yet, and connects a new one of
+  // the ranks that are left, which all call it and keep their order. An operation that has ended on
+  // this rank may still run on another one, also a barrier: it may throw kAborted there, and that
+  // rank calls rejoin() as after any failure. As rejoin_group() in comm/groups/rejoin_group.h.
+  ProcessGroup rejoin(const RejoinOptions& options = {}) const;
+  // The ranks of this group in the world, by rank of this group; one of them; and the reverse,
+  // nullopt for a rank of the world that is not in this group. c10d's get_process_group_ranks,
+  // get_global_rank and get_group_rank.
+  std::vector<int> global_ranks() const;
+  int global_rank(int group_rank) const;
+  std::optional<int> group_rank(int global_rank) const;
+
+  // Fails this group on all ranks: pending and later operations throw kAborted with `reason`. Never
+  // blocks, and may be called from any thread, for example by one that watches for a failure of its
+  // own. As Communicator::abort().
+  void abort(const std::string& reason) const;
+  // Waits up to `timeout` for pending operations, then leaves the group. Operations that are
+  // pending after that time are aborted: their Work::wait() throws kAborted, on all ranks; close()
+  // does not. It throws kInvalidArgument for a timeout that is not positive, and if the last
+  // collectives of the ranks differed. As Communicator::close().
+  void close(Duration timeout = kDefaultCloseTimeout) const;
+
+ private:
+  std::optional<ProcessGroup> child(std::unique_ptr<Communicator> communicator) const;
+
+  std::shared_ptr<Communicator> communicator_;
+};
+
+// Both timeouts are positive.
+struct InitOptions {
+  // For each operation without a timeout of its own, from its start: collectives, messages and
+  // waits for signals, in the world and in the groups that are split from it.
+  Duration timeout = kDefaultOperationTimeout;
+  // For init_process_group(): until all ranks have come and are connected. split(), new_group() and
+  // rejoin() have arguments of their own.
+  Duration connect_timeout = kDefaultConnectTimeout;
+  TransportChoice transport = TransportChoice::kAuto;  // the same on all ranks
+};
+
+// Joins the job that the environment describes: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
+// CADRE_JOB_TOKEN, as `cadre run` or torchrun sets them. Without RANK and WORLD_SIZE, a world of
+// one. CADRE_LOG and CADRE_FLIGHT_RECORDS apply in both cases. All variables:
+// rendezvous/job_environment.h. Throws kInvalidArgument for a variable with an invalid value,
+// kTimeout with the ranks that are missing, and the errors of Communicator::connect().
+CADRE_EXPORT ProcessGroup init_process_group(const InitOptions& options = {});
+
+}  // namespace cadre

@@ -1,0 +1,178 @@
+// Properties of a group besides its results: rank and backend, the lifetime of memory in use, and
+// remedies in messages that keep the result.
+#include <ATen/native/Resize.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+
+namespace cadre {
+namespace {
+
+using testing::failure_of;
+using testing::require;
+using testing::run_groups;
+using torch::Tensor;
+
+TEST(ProcessGroup, SaysWhatMovesItsBytes) {
+  for (const auto& [choice, name] :
+       {std::pair(TransportChoice::kAuto, "host"), std::pair(TransportChoice::kTcp, "net")}) {
+    const auto result = run_groups(
+        2,
+        [&, name = name](const ProcessGroup& group) {
+          const std::string_view actual = group.communicator().backend_name();
+          require(actual == name, actual);
+        },
+        choice);
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+  EXPECT_TRUE(run_groups(1, [](const ProcessGroup& group) {
+                require(group.communicator().backend_name() == "solo", "alone");
+              }).ok());
+}
+
+// A rank used as a number: as a value, in comparisons, in printf's arguments.
+TEST(ProcessGroup, ItsRankIsANumber) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    require(torch::full({2}, group.rank())[0].item<int>() == group.rank(), "full");
+    require(std::max(group.rank(), 1) == 1, "max");
+    std::array<char, 16> text{};
+    std::snprintf(text.data(), text.size(), "%d of %d", group.rank(), group.world_size());
+    require(text[0] == '0' + group.rank(), text.data());
+    const Rank rank = group.rank();
+    require(rank == group.rank(), "as a Rank");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Memory that records when it is freed.
+class WatchedAllocator : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t num_bytes) override {
+    void* data = std::malloc(num_bytes);
+    return {data, data, &release, at::kCPU};
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  void copy_data(void* to, const void* from, size_t num_bytes) const override {
+    std::memcpy(to, from, num_bytes);
+  }
+
+  static inline std::atomic<int> num_freed = 0;
+
+ private:
+  static void release(void* data) {
+    if (data != nullptr) ++num_freed;
+    std::free(data);
+  }
+};
+
+// (100) float32 of ones, of libtorch's own allocator for the time of the call.
+Tensor watched_ones() {
+  static WatchedAllocator allocator;
+  c10::Storage storage(c10::Storage::use_byte_size_t{}, 400, &allocator, /*resizable=*/true);
+  return torch::empty({0}).set_(storage, 0, {100}, {1}).fill_(1);
+}
+
+// Rank 1 enters the operation after rank 0 has released the memory of its tensors.
+TEST(ProcessGroup, MemoryOfAnOperationInFlightIsNotFreed) {
+  const std::vector<std::pair<const char*, std::function<void(Tensor&)>>> ways = {
+      {"emptied", [](Tensor& t) { t.storage().unsafeGetStorageImpl()->set_data_ptr({}); }},
+      {"shrunk",
+       [](Tensor& t) { at::native::resize_bytes_cpu(t.storage().unsafeGetStorageImpl(), 0); }},
+      {"grown", [](Tensor& t) { t.resize_({5000}); }},
+      {"given other memory", [](Tensor& t) { t.set_data(torch::zeros({100})); }},
+      {"dropped", [](Tensor& t) { t = Tensor(); }}};
+  for (const auto& [name, take_away] : ways) {
+    std::promise<void> taken;
+    const auto result = run_groups(2, [&](const ProcessGroup& group) {
+      if (group.rank() == 1) {
+        require(taken.get_future().wait_for(testing::kRankTimeout) == std::future_status::ready,
+                "too late");
+        group.all_reduce(torch::ones({100}));
+        return;
+      }
+      Tensor tensor = watched_ones();
+      const int before = WatchedAllocator::num_freed;
+      const Work work = group.all_reduce_async(tensor);
+      take_away(tensor);
+      const int in_flight = WatchedAllocator::num_freed;
+      taken.set_value();
+      work.wait();
+      require(in_flight == before, std::string("freed in flight when ") + name);
+    });
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+}
+
+// A temporary copy is fine as an input; as an output its result would be lost.
+TEST(ProcessGroup, ItsRemediesKeepTheResult) {
+  const auto result = run_groups(1, [](const ProcessGroup& group) {
+    const auto expect = [](const std::function<void()>& call, const std::string& remedy) {
+      const std::string failure = failure_of(call);
+      require(failure.find(remedy) != std::string::npos, "expected " + remedy + ": " + failure);
+    };
+    const Tensor rows = torch::zeros({4, 4}).t();
+    const Tensor plain = torch::zeros({4, 4});
+    const std::string in_place =
+        "is not contiguous; keep copy = tensor.contiguous(), pass the copy and, when the operation "
+        "is done, call tensor.copy_(copy), or call the operation without _async";
+    expect([&] { (void)group.all_reduce_async(rows); }, in_place);
+    expect([&] { (void)group.broadcast_async(rows); }, in_place);
+    expect([&] { (void)group.reduce_async(rows); }, in_place);
+    expect([&] { (void)group.recv_async(rows, 0); }, in_place);
+    expect([&] { group.all_gather_into_tensor(plain, rows); },
+           "is not contiguous; pass input.contiguous()");
+    expect([&] { group.all_gather_into_tensor(rows, plain); },
+           "keep copy = output.contiguous(), pass the copy and, when the operation is done, call "
+           "output.copy_(copy)");
+    const Tensor negated = torch::imag(torch::zeros({2}, torch::kComplexFloat).conj());
+    expect([&] { group.all_reduce(negated); }, "keep copy = tensor.resolve_neg(), pass the copy");
+    expect([&] { group.send(negated, 0); }, "pass input.resolve_neg()");
+    expect([&] { group.all_reduce(torch::zeros({1}).expand({4})); },
+           "keep copy = tensor.clone(), pass the copy and use that");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Rank 1 does not call it.
+TEST(ProcessGroup, IsMadeByItsMembersAlone) {
+  const auto result = run_groups(3, [](const ProcessGroup& world) {
+    const StoreGroupOptions options{
+        .store = world.communicator().membership().store, .id = "pair", .name = "the pair"};
+    if (world.rank() != 1) {
+      const ProcessGroup pair = world.new_group_over_store({2, 0}, options);
+      require(pair.rank() == (world.rank() == 2 ? 0 : 1) && pair.world_size() == 2, "its ranks");
+      require(pair.name() == "the pair", pair.name());
+      const Tensor sum = torch::full({1}, world.rank());
+      pair.all_reduce(sum);
+      require(sum.item<int>() == 2, "sum");
+      pair.close();
+    }
+    require(world.communicator().num_collectives() == 0, "nothing of the world");
+    const std::string failure = failure_of([&] {
+      (void)world.new_group_over_store({(world.rank() + 1) % 3, (world.rank() + 2) % 3}, options);
+    });
+    require(failure.find("this rank is not in the list") != std::string::npos, failure);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,466 @@
+// Each operation against its formula on thread ranks, and each refusal by its sentence.
+#include "cadre/tensor/group/process_group.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/tensor/group/dtype.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+
+namespace cadre {
+namespace {
+
+using testing::failure_of;
+using ::testing::HasSubstr;
+using testing::require;
+using testing::run_groups;
+using torch::Tensor;
+
+class OnRanks : public ::testing::TestWithParam<int> {
+ protected:
+  void expect_on_all(const std::function<void(const ProcessGroup&)>& body) {
+    const testing::RanksResult result = run_groups(GetParam(), body);
+    EXPECT_TRUE(result.ok()) << result.failures();
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(ProcessGroup, OnRanks, ::testing::Values(1, 2, 3));
+
+TEST_P(OnRanks, AllReduceOfEveryDTypeAndShape) {
+  expect_on_all([](const ProcessGroup& group) {
+    const int n = group.world_size();
+    for (int d = 0; d < kNumDTypes; ++d) {
+      const at::ScalarType type = to_scalar_type(static_cast<DType>(d));
+      for (const std::vector<int64_t>& shape :
+           {std::vector<int64_t>{}, {0}, {1}, {3, 5}, {40000}}) {
+        const Tensor tensor = torch::full(shape, group.rank() + 1, type);
+        group.all_reduce(tensor);
+        // A bool holds whether any is true, and full() stores 1 for it.
+        require(torch::equal(tensor, torch::full(shape, n * (n + 1) / 2, type)), "sum");
+        const Tensor largest = torch::full(shape, group.rank() + 1, type);
+        group.all_reduce_async(largest, {.op = ReduceOp::kMax}).wait();
+        require(torch::equal(largest, torch::full(shape, n, type)), "max");
+      }
+    }
+    const Tensor mean = torch::full({7}, group.rank() + 1.0);
+    group.all_reduce(mean, {.op = ReduceOp::kAvg});
+    require(torch::allclose(mean, torch::full({7}, (n + 1) / 2.0)), "average");
+  });
+}
+
+// PyTorch's own operators over the stacked inputs of all ranks are the truth.
+TEST_P(OnRanks, AllReduceOfEveryOperationEqualsTorch) {
+  expect_on_all([](const ProcessGroup& group) {
+    const int n = group.world_size();
+    const auto brought = [](int rank) { return (torch::arange(7) * 3 + rank * 5).fmod(6) + 1; };
+    std::vector<Tensor> all;
+    for (int rank = 0; rank < n; ++rank) all.push_back(brought(rank));
+    const Tensor stacked = torch::stack(all).to(torch::kDouble);
+    const auto reduced = [&](at::ScalarType type, const AllReduceOptions& options) {
+      const Tensor tensor = brought(group.rank()).to(type);
+      group.all_reduce(tensor, options);
+      return tensor.to(torch::kDouble);
+    };
+    for (const at::ScalarType type :
+         {torch::kHalf, torch::kBFloat16, torch::kFloat, torch::kDouble, torch::kShort}) {
+      require(torch::equal(reduced(type, {.op = ReduceOp::kSum}), stacked.sum(0)), "sum");
+      require(torch::equal(reduced(type, {.op = ReduceOp::kProduct}), stacked.prod(0)), "product");
+      require(torch::equal(reduced(type, {.op = ReduceOp::kMin}), std::get<0>(stacked.min(0))),
+              "min");
+      require(torch::equal(reduced(type, {.op = ReduceOp::kMax}), std::get<0>(stacked.max(0))),
+              "max");
+    }
+    Tensor band = all[0];
+    Tensor bor = all[0];
+    Tensor bxor = all[0];
+    for (int rank = 1; rank < n; ++rank) {
+      band = torch::bitwise_and(band, all[static_cast<size_t>(rank)]);
+      bor = torch::bitwise_or(bor, all[static_cast<size_t>(rank)]);
+      bxor = torch::bitwise_xor(bxor, all[static_cast<size_t>(rank)]);
+    }
+    require(torch::equal(reduced(torch::kChar, {.op = ReduceOp::kBand}), band.to(torch::kDouble)),
+            "band");
+    require(torch::equal(reduced(torch::kInt, {.op = ReduceOp::kBor}), bor.to(torch::kDouble)),
+            "bor");
+    require(torch::equal(reduced(torch::kLong, {.op = ReduceOp::kBxor}), bxor.to(torch::kDouble)),
+            "bxor");
+    Tensor weighted = torch::zeros({7}, torch::kDouble);
+    for (int rank = 0; rank < n; ++rank) weighted += stacked[rank] * (rank + 0.5);
+    const AllReduceOptions premul{.op = Reduction::premul_sum(group.rank() + 0.5)};
+    require(torch::equal(reduced(torch::kHalf, premul), weighted), "premul_sum");
+    const Tensor part = torch::empty({7}, torch::kDouble);
+    group.reduce_scatter_tensor(part, brought(group.rank()).to(torch::kDouble).repeat({n}),
+                                {.op = Reduction::premul_sum(group.rank() + 0.5)});
+    require(torch::equal(part, weighted), "premul_sum, scattered");
+  });
+}
+
+TEST_P(OnRanks, BoolsNaNsAndHalvesKeepTheTablesPromises) {
+  expect_on_all([](const ProcessGroup& group) {
+    const int n = group.world_size();
+    const Tensor mine = torch::tensor({group.rank() == 0, true, false});
+    const Tensor any = mine.clone();
+    group.all_reduce(any, {.op = ReduceOp::kSum});
+    require(torch::equal(any, torch::tensor({true, true, false})), "sum of bools is any");
+    const Tensor every = mine.clone();
+    group.all_reduce(every, {.op = ReduceOp::kProduct});
+    require(torch::equal(every, torch::tensor({n == 1, true, false})), "product of bools is all");
+    const Tensor last_has_nan = torch::full({3}, group.rank() == n - 1 ? NAN : 1.0F, torch::kHalf);
+    for (const ReduceOp op : {ReduceOp::kMin, ReduceOp::kMax}) {
+      const Tensor tensor = last_has_nan.clone();
+      group.all_reduce(tensor, {.op = op});
+      require(tensor.isnan().all().item<bool>(), "a NaN comes out");
+    }
+    // 2048 + 1 is no float16, but n - 1 ones are added to it in float32 first.
+    const Tensor half = torch::full({3}, group.rank() == 0 ? 2048 : 1, torch::kHalf);
+    group.all_reduce(half);
+    require(torch::equal(half, torch::full({3}, 2048 + n - 1, torch::kFloat).to(torch::kHalf)),
+            "rounded once");
+  });
+}
+
+TEST_P(OnRanks, TheInputMayBeThisRanksSliceOfTheOutput) {
+  expect_on_all([](const ProcessGroup& group) {
+    const int n = group.world_size();
+    const Tensor whole = torch::zeros({n, 3});
+    whole[group.rank()].fill_(group.rank() + 1);
+    group.all_gather_into_tensor(whole, whole[group.rank()]);
+    for (int rank = 0; rank < n; ++rank) {
+      require(torch::equal(whole[rank], torch::full({3}, rank + 1.0)), "gathered in place");
+    }
+    group.reduce_scatter_tensor(whole[group.rank()], whole);
+    require(torch::equal(whole[group.rank()], torch::full({3}, n * (group.rank() + 1.0))),
+            "scattered in place");
+    const Tensor scalar = torch::tensor(group.rank() + 1.0);
+    const Tensor scalars = torch::empty({n}, torch::kDouble);
+    group.all_gather_into_tensor(scalars, scalar.to(torch::kDouble));
+    require(torch::equal(scalars, torch::arange(1, n + 1, torch::kDouble)), "0-dim");
+    group.all_gather_into_tensor(torch::empty({n, 0}), torch::empty({0}));
+    const torch::NoGradGuard no_grad;
+    Tensor leaf = torch::ones({n, 3}).requires_grad_(true);
+    const Tensor row = torch::zeros({3}).requires_grad_(true);
+    group.reduce_scatter_tensor(row, leaf);
+    require(torch::equal(row.detach(), torch::full({3}, 1.0 * n)), "leaves that require grad");
+    require(row.is_leaf() && leaf.is_leaf(), "no graph");
+  });
+}
+
+TEST_P(OnRanks, NonContiguousTensorsAndLeavesThatRequireGrad) {
+  expect_on_all([](const ProcessGroup& group) {
+    const int n = group.world_size();
+    const Tensor base = torch::zeros({4, 6});
+    const Tensor columns = base.narrow(1, 1, 2).t();
+    columns.fill_(group.rank() + 1);
+    group.all_reduce(columns);
+    require(torch::equal(columns, torch::full({2, 4}, n * (n + 1) / 2.0)), "the view");
+    require(base.sum().item<double>() == 8 * n * (n + 1) / 2.0, "nothing around it");
+
+    const torch::NoGradGuard no_grad;
+    Tensor leaf = torch::full({3}, group.rank() + 5.0).requires_grad_(true);
+    group.broadcast(leaf, {.root = n - 1});
+    require(torch::equal(leaf.detach(), torch::full({3}, n + 4.0)), "the last rank's values");
+    require(leaf.is_leaf() && !leaf.grad_fn(), "no graph");
+  });
+}
+
+TEST_P(OnRanks, GatherAndScatterInRankOrder) {
+  expect_on_all([](const ProcessGroup& group) {
+    const int n = group.world_size();
+    const Tensor input = torch::arange(4) + 10 * group.rank();
+    const Tensor gathered = torch::empty({n, 4}, torch::kLong);
+    group.all_gather_into_tensor(gathered, input);
+    const Tensor rows = torch::arange(n).unsqueeze(1) * 10 + torch::arange(4);
+    require(torch::equal(gathered, rows), "rows in rank order");
+
+    const Tensor piece = torch::empty({4}, torch::kLong);
+    group.reduce_scatter_tensor_async(piece, rows.contiguous()).wait();
+    require(torch::equal(piece, rows[group.rank()] * n), "this rank's row, summed");
+    group.barrier();
+  });
+}
+
+TEST_P(OnRanks, AsynchronousGatherAndBroadcast) {
+  expect_on_all([](const ProcessGroup& group) {
+    const int n = group.world_size();
+    const Tensor input = torch::arange(4) + 10 * group.rank();
+    const Tensor gathered = torch::empty({n, 4}, torch::kLong);
+    const Work gather = group.all_gather_into_tensor_async(gathered, input);
+    const int root = n - 1;
+    const Tensor words = torch::full({5}, group.rank() + 1.0);
+    const Work broadcast = group.broadcast_async(words, {.root = root});
+    broadcast.wait();
+    gather.wait();
+    require(gather.is_completed() && broadcast.is_completed(), "done after the waits");
+    require(torch::equal(gathered, torch::arange(n).unsqueeze(1) * 10 + torch::arange(4)),
+            "rows in rank order");
+    require(torch::equal(words, torch::full({5}, root + 1.0)), "the root's");
+  });
+}
+
+TEST_P(OnRanks, ReduceToTheRootLeavesTheOthersAlone) {
+  expect_on_all([](const ProcessGroup& group) {
+    const int n = group.world_size();
+    const int root = n - 1;
+    const bool is_root = group.rank() == root;
+    const Tensor base = torch::full({4, 6}, group.rank() + 1.0);
+    group.reduce(base.t(), {.root = root});
+    require(torch::equal(base, torch::full({4, 6}, is_root ? n * (n + 1) / 2.0 : group.rank() + 1)),
+            "the sum in a transposed view on the root");
+    const torch::NoGradGuard no_grad;
+    const Tensor leaf = torch::full({3}, group.rank() + 1.0).requires_grad_(true);
+    group.reduce_async(leaf, {.root = root, .op = ReduceOp::kMax}).wait();
+    require(torch::equal(leaf.detach(), torch::full({3}, is_root ? n : group.rank() + 1.0)),
+            "the largest");
+  });
+}
+
+TEST_P(OnRanks, GatherToAndScatterFromTheRoot) {
+  expect_on_all([](const ProcessGroup& group) {
+    const int n = group.world_size();
+    for (int root = 0; root < n; ++root) {
+      const bool is_root = group.rank() == root;
+      const Tensor rows = torch::arange(n).unsqueeze(1) * 10 + torch::arange(4);
+      const Tensor gathered = is_root ? torch::empty({n, 4}, torch::kLong) : Tensor();
+      group.gather(gathered, rows[group.rank()], {.root = root});
+      require(!is_root || torch::equal(gathered, rows), "rows in rank order");
+      const Tensor piece = torch::empty({4}, torch::kLong);
+      group.scatter(piece, is_root ? rows.contiguous() : Tensor(), {.root = root});
+      require(torch::equal(piece, rows[group.rank()]), "this rank's row");
+      const Tensor again = is_root ? torch::empty({n * 4}, torch::kLong) : Tensor();
+      group.gather_async(again, piece, {.root = root}).wait();
+      require(!is_root || torch::equal(again, rows.flatten()), "the same, flat");
+      group.scatter_async(piece, again, {.root = root}).wait();
+      require(torch::equal(piece, rows[group.rank()]), "this rank's row again");
+    }
+  });
+}
+
+TEST_P(OnRanks, AllToAllExchangesRows) {
+  expect_on_all([](const ProcessGroup& group) {
+    const int n = group.world_size();
+    const int me = group.rank();
+    // Row 2j and 2j + 1 of rank i's input are for rank j.
+    const auto row = [](int from, int to) { return torch::full({1, 3}, 100 * from + to); };
+    std::vector<Tensor> to;
+    std::vector<Tensor> from;
+    AllToAllSingleOptions uneven;
+    std::vector<Tensor> uneven_to;
+    std::vector<Tensor> uneven_from;
+    for (int other = 0; other < n; ++other) {
+      to.insert(to.end(), 2, row(me, other));
+      from.insert(from.end(), 2, row(other, me));
+      // Rank i sends i + j rows to rank j: rank 0 sends itself none.
+      uneven.input_split_sizes.push_back(me + other);
+      uneven.output_split_sizes.push_back(other + me);
+      uneven_to.insert(uneven_to.end(), static_cast<size_t>(me + other), row(me, other));
+      uneven_from.insert(uneven_from.end(), static_cast<size_t>(me + other), row(other, me));
+    }
+    const Tensor output = torch::zeros({2 * n, 3}, torch::kLong);
+    group.all_to_all_single(output, torch::cat(to));
+    require(torch::equal(output, torch::cat(from)), "two rows from each");
+
+    const auto cat = [](const std::vector<Tensor>& rows) {
+      return rows.empty() ? torch::zeros({0, 3}, torch::kLong) : torch::cat(rows);
+    };
+    const Tensor received = torch::zeros_like(cat(uneven_from));
+    group.all_to_all_single(received, cat(uneven_to), uneven);
+    require(torch::equal(received, cat(uneven_from)), "as many rows as the splits say");
+    received.zero_();
+    group.all_to_all_single_async(received, cat(uneven_to), uneven).wait();
+    require(torch::equal(received, cat(uneven_from)), "also later");
+  });
+}
+
+TEST(ProcessGroup, SplitsThatDisagreeAreExplainedOnAllRanks) {
+  const auto result = run_groups(3, [](const ProcessGroup& group) {
+    AllToAllSingleOptions options{.output_split_sizes = {2, 2, 2}, .input_split_sizes = {2, 2, 2}};
+    if (group.rank() == 2) options.output_split_sizes[0] = 1;
+    const Tensor output = torch::zeros({group.rank() == 2 ? 5 : 6, 4});
+    const std::string failure = failure_of([&] {
+      group.all_to_all_single(output, torch::ones({6, 4}), options);
+    });
+    require(
+        failure.starts_with(
+            "kInvalidArgument: all_to_all_single (all_to_all_v #1) on group \"world\" failed") &&
+            failure.find("the ranks disagree: rank 0 (") != std::string::npos &&
+            failure.find(") sends float32 x 8 to rank 2 (") != std::string::npos &&
+            failure.find("), which expects 4.") != std::string::npos,
+        failure);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The shapes have the same number of elements: the same memory, but not the same tensor.
+TEST(ProcessGroup, ShapesThatDisagreeAreExplainedOnAllRanks) {
+  struct Call {
+    const char* name;
+    std::function<void(const ProcessGroup&, const Tensor& small, const Tensor& large)> run;
+  };
+  const std::vector<Call> calls = {
+      {"all_reduce(sum, ", [](auto& group, auto& small, auto&) { group.all_reduce(small); }},
+      {"broadcast(", [](auto& group, auto& small, auto&) { group.broadcast(small); }},
+      {"reduce(sum, ", [](auto& group, auto& small, auto&) { group.reduce(small); }},
+      {"all_gather(",
+       [](auto& group, auto& small, auto& large) { group.all_gather_into_tensor(large, small); }},
+      {"gather(", [](auto& group, auto& small, auto& large) { group.gather(large, small); }},
+      {"scatter(", [](auto& group, auto& small, auto& large) { group.scatter(small, large); }},
+      {"reduce_scatter(sum, ",
+       [](auto& group, auto& small, auto& large) { group.reduce_scatter_tensor(small, large); }},
+      {"all_to_all(", [](auto& group, auto& small, auto&) {
+         group.all_to_all_single(torch::zeros_like(small), small);
+       }}};
+  for (const Call& call : calls) {
+    const auto result = run_groups(2, [&](const ProcessGroup& group) {
+      const bool is_first = group.rank() == 0;
+      const Tensor small = is_first ? torch::ones({4, 3, 2}) : torch::ones({4, 6});
+      const std::string failure = failure_of([&] {
+        call.run(group, small, torch::ones({2, 24}));
+        group.barrier();
+      });
+      const std::string called = std::string(") called ") + call.name + "float32 x ";
+      require(failure.find(called + "[4, 3, 2]") != std::string::npos &&
+                  failure.find(called + "[4, 6]") != std::string::npos,
+              failure);
+    });
+    EXPECT_TRUE(result.ok()) << call.name << result.failures();
+  }
+}
+
+TEST_P(OnRanks, SymmetricMemoryIsZeroedAndOutlivesTheGroup) {
+  std::vector<Tensor> kept(static_cast<size_t>(GetParam()));
+  expect_on_all([&](const ProcessGroup& group) {
+    const Tensor tensor = group.empty_symmetric(5000, torch::kDouble);
+    require(tensor.count_nonzero().item<int64_t>() == 0, "zeroed");
+    tensor.fill_(group.rank() + 1);
+    group.all_reduce(tensor);
+    require(group.empty_symmetric(0, torch::kFloat).numel() == 0, "empty");
+    for (const int64_t numel : {int64_t{1} << 61, (int64_t{1} << 61) + 512}) {
+      const std::string failure =
+          testing::failure_of([&] { (void)group.empty_symmetric(numel, torch::kLong); });
+      require(failure.find("pass a count from 0 to") != std::string::npos, failure);
+    }
+    kept[group.rank()] = tensor;
+  });
+  const double sum = GetParam() * (GetParam() + 1) / 2.0;
+  for (const Tensor& tensor : kept) {
+    EXPECT_TRUE(torch::equal(tensor, torch::full({5000}, sum, torch::kDouble)));
+  }
+}
+
+TEST_P(OnRanks, SendAndReceiveAroundTheRing) {
+  expect_on_all([](const ProcessGroup& group) {
+    const int n = group.world_size();
+    if (n == 1) return;
+    const int own_rank = group.rank();
+    const int left = (own_rank + n - 1) % n;
+    const Tensor pattern = torch::arange(6).view({3, 2});
+    const Work sent = group.send_async(pattern + own_rank, (own_rank + 1) % n, {.tag = 3});
+    const Tensor received = torch::zeros({3, 2}, torch::kLong);
+    group.recv(received, left, {.tag = 3});
+    sent.wait();
+    require(torch::equal(received, pattern + left), "the left neighbour's");
+  });
+}
+
+TEST(ProcessGroup, AnAsynchronousCallKeepsItsTensorsAlive) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    std::vector<Work> works;
+    for (int i = 0; i < 20; ++i) {
+      works.push_back(group.all_reduce_async(torch::full({3000}, 1.0 + i)));
+    }
+    for (const Work& work : works) work.wait();
+    const Tensor last = torch::ones({4});
+    group.all_reduce(last);
+    require(torch::equal(last, torch::full({4}, 2.0)), "the operations stayed in step");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(ProcessGroup, RefusesWhatCannotTakePart) {
+  const auto result = run_groups(1, [](const ProcessGroup& group) {
+    const auto expect = [](const std::function<void()>& call, const std::string& text) {
+      const std::string failure = failure_of(call);
+      require(failure.find("kInvalidArgument") != std::string::npos &&
+                  failure.find(text) != std::string::npos,
+              "expected \"" + text + "\", got \"" + failure + "\"");
+    };
+    const std::string where = "on group \"world\", rank 0: ";
+    expect([&] { group.all_reduce(Tensor()); }, "all_reduce " + where + "the tensor is undefined");
+    expect([&] { group.all_reduce(torch::zeros({2}, torch::kComplexFloat)); },
+           "the tensor (2) is complex64; supported are uint8, int32,");
+    expect([&] { group.all_reduce(torch::zeros({1}).expand({4})); },
+           "all_reduce " + where + "elements of the tensor (4) share memory, as after expand()");
+    expect([&] { group.recv(torch::zeros({1}).expand({4}), 0); }, "share memory");
+    expect([&] { group.all_reduce(torch::imag(torch::zeros({2}, torch::kComplexFloat).conj())); },
+           "is a negated view; keep copy = tensor.resolve_neg()");
+    const Tensor six = torch::zeros({6});
+    expect([&] { group.all_gather_into_tensor(six.narrow(0, 0, 4), six.narrow(0, 2, 4)); },
+           "the input and the output share memory, and (4) is not slice 0 of (4)");
+    expect([&] { group.reduce_scatter_tensor(six.narrow(0, 0, 4), six.narrow(0, 2, 4)); },
+           "share memory");
+    expect([&] { group.all_reduce(six, {.op = ReduceOp::kPremulSum}); },
+           "all_reduce " + where + "premul_sum needs this rank's factor");
+    expect([&] { group.broadcast(torch::zeros({2, 2}).to_sparse()); }, "is sparse");
+    expect([&] { group.all_reduce(torch::zeros({2}, torch::kMeta)); }, "is on meta");
+    expect([&] { group.all_reduce(torch::zeros({2}, torch::kInt), {.op = ReduceOp::kAvg}); },
+           "all_reduce " + where + "avg of int32 is refused: the mean of integers is no integer");
+    expect([&] { group.reduce_scatter_tensor(six, six.clone(), {.op = ReduceOp::kBor}); },
+           "bor of float32 is refused");
+    expect([&] { (void)group.all_reduce_async(torch::zeros({4, 4}).t()); }, "is not contiguous");
+    expect([&] { group.all_gather_into_tensor(torch::zeros({3}), torch::zeros({2})); },
+           "the output has 3 elements (3), expected world size 1 times the input's 2 (2)");
+    expect([&] { group.reduce_scatter_tensor(torch::zeros({2}), torch::zeros({2}, torch::kInt)); },
+           "the input is int32 but the output is float32");
+    expect([&] { (void)group.empty_symmetric(4, torch::kComplexDouble); },
+           "elements of complex128");
+    expect([&] { group.reduce(torch::zeros({2}), {.root = 1}); },
+           "reduce " + where + "root 1 is not in the group of 1 ranks");
+    expect([&] { group.all_to_all_single(six, six); },
+           "all_to_all_single " + where + "the input and the output overlap");
+    expect([&] { (void)group.broadcast_async(six, {.root = 1}); }, "broadcast_async " + where);
+    expect([&] { group.gather(torch::zeros({3}), torch::zeros({2})); },
+           "the output has 3 elements (3), expected world size 1 times the input's 2 (2)");
+    expect([&] { group.scatter(torch::zeros({2}), Tensor()); }, "the input is undefined");
+    const Tensor rows = torch::zeros({4, 2});
+    expect(
+        [&] {
+          group.all_to_all_single(torch::zeros({3, 2}), rows);
+        },
+        "the output has 6 elements (3, 2), expected the input's 8 (4, 2); pass splits");
+    expect([&] { group.all_to_all_single(rows, rows); }, "the input and the output overlap");
+    expect([&] { group.all_to_all_single(torch::zeros({}), torch::zeros({1})); },
+           "the output has no dimension 0 to be split");
+    const Tensor other = torch::zeros({4, 2});
+    expect(
+        [&] {
+          group.all_to_all_single(other, rows, {.input_split_sizes = {2, 2}});
+        },
+        "the input (4, 2) has 2 splits, expected one for each of 1 ranks");
+    expect([&] { group.all_to_all_single(other, rows, {.output_split_sizes = {5}}); },
+           "the output (4, 2) cannot give 5 rows where 4 are left");
+    expect([&] { group.all_to_all_single(other, rows, {.output_split_sizes = {3}}); },
+           "the splits of the output (4, 2) add up to 3, expected 4");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(ProcessGroup, WithoutALauncherTheWorldIsThisProcess) {
+  const ProcessGroup world = init_process_group();
+  EXPECT_EQ(world.rank(), 0);
+  EXPECT_EQ(world.world_size(), 1);
+  const Tensor tensor = torch::full({3}, 4.0);
+  world.all_reduce(tensor, {.op = ReduceOp::kAvg});
+  EXPECT_TRUE(torch::equal(tensor, torch::full({3}, 4.0)));
+  world.close();
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,59 @@
+// A tensor of which every rank of a group has one of the same size, in memory that the ranks of a
+// host share: each reads, writes and signals to the others in place.
+//
+// Threads: as ProcessGroup. Blocking: allocate(), a collective, and wait_signal(). Lifetime: a
+// value over shared state; its tensors keep the memory, also after the group is closed. Errors:
+// those of the group; kInvalidArgument for another rank where shares_memory() is false, and after
+// this was moved from. After the first failure of the group peer(), signal() and wait_signal()
+// throw it. local() then keeps its content, as SymmetricBuffer says; the tensors of peers that were
+// taken before stay valid, but what they hold is undefined. What a peer's tensor holds, and when,
+// is agreed by operations or by signals: what was written before signal() is seen after
+// wait_signal(). Source: SymmetricBuffer, of which it is the form for tensors;
+// torch.distributed._symmetric_memory. Guide: docs/guide/groups-and-messages.md.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/types.h"
+#include "cadre/core/comm/communicator.h"
+#include "cadre/tensor/group/process_group.h"
+
+namespace cadre {
+
+class CADRE_EXPORT SymmetricTensor {
+ public:
+  // numel: of each rank, at least 1; equal on all ranks, as dtype. Zeroed.
+  static SymmetricTensor allocate(const ProcessGroup& group, int64_t numel, at::ScalarType dtype);
+
+  // (numel), this rank's.
+  const at::Tensor& local() const;
+  // Whether the tensors of the other ranks are within reach: not over TCP, nor in a world of one.
+  bool shares_memory() const;
+  // (numel), that of a rank, which may be this one.
+  at::Tensor peer(Rank rank) const;
+  // Counts a signal to a rank. slot: below SymmetricBuffer::kNumSignals. Never blocks.
+  void signal(Rank rank, uint32_t slot) const;
+  // Takes one signal of a rank that no earlier wait has taken. Without a timeout that of the group;
+  // a timeout is the group's failure and names the rank.
+  void wait_signal(Rank rank, uint32_t slot, std::optional<Duration> timeout = {}) const;
+
+ private:
+  SymmetricTensor(ProcessGroup group, std::shared_ptr<SymmetricBuffer> buffer, at::Tensor local)
+      : group_(std::move(group)), buffer_(std::move(buffer)), local_(std::move(local)) {}
+  // Refuses `call` after this was moved from.
+  SymmetricBuffer& buffer(std::string_view call) const;
+
+  ProcessGroup group_;
+  std::shared_ptr<SymmetricBuffer> buffer_;  // shared with the tensors
+  at::Tensor local_;
+};
+
+}  // namespace cadre

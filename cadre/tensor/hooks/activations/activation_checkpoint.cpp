@@ -1,0 +1,222 @@
+#include "cadre/tensor/hooks/activations/activation_checkpoint.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <mutex>
+#include <utility>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+
+namespace cadre {
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::Tensor random_state() {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  return generator.get_state();
+}
+
+void set_random_state(const at::Tensor& state) {
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_state(state);
+}
+
+// The global state that a forward depends on: random numbers and autocast.
+struct ForwardState {
+  at::Tensor random = random_state();
+  bool is_autocast = at::autocast::is_autocast_enabled(at::kCPU);
+  at::ScalarType autocast_dtype = at::autocast::get_autocast_dtype(at::kCPU);
+
+  void restore() const {
+    set_random_state(random);
+    at::autocast::set_autocast_enabled(at::kCPU, is_autocast);
+    at::autocast::set_autocast_dtype(at::kCPU, autocast_dtype);
+  }
+};
+
+// The state of a first forward, for a second one.
+class Restored {
+ public:
+  explicit Restored(const ForwardState& state) {
+    at::autocast::increment_nesting();
+    state.restore();
+  }
+  // Autocast caches the casts of parameters until the outermost scope ends. If they were kept
+  // longer, the next forward would use casts of the values before the optimizer's step.
+  ~Restored() {
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+    before_.restore();
+  }
+  Restored(const Restored&) = delete;
+  Restored& operator=(const Restored&) = delete;
+
+ private:
+  ForwardState before_;
+};
+
+struct Checkpointed {
+  TensorFunction function;
+  ForwardState state;
+  std::vector<at::Tensor> buffers;       // which a second forward leaves as they are
+  std::vector<bool> requires_grad = {};  // by input
+  bool may_be_partial = false;           // a backward with a list of inputs may go through it
+};
+
+std::vector<uint32_t> versions_of(const std::vector<at::Tensor>& tensors) {
+  std::vector<uint32_t> versions;
+  for (const at::Tensor& tensor : tensors) {
+    versions.push_back(tensor.is_inference() ? 0 : static_cast<uint32_t>(tensor._version()));
+  }
+  return versions;
+}
+
+// Keeps the present values of tensors and restores them at its end, after the second forward and
+// the backward that reads what it changed. Version counters do not change, as batch_norm's do not.
+class KeptValues {
+ public:
+  explicit KeptValues(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {
+    for (const at::Tensor& tensor : tensors_) values_.push_back(tensor.detach().clone());
+  }
+  ~KeptValues() {
+    const at::NoGradGuard no_grad;
+    for (size_t i = 0; i < tensors_.size(); ++i) tensors_[i].variable_data().copy_(values_[i]);
+  }
+  KeptValues(const KeptValues&) = delete;
+  KeptValues& operator=(const KeptValues&) = delete;
+
+ private:
+  std::vector<at::Tensor> tensors_;
+  std::vector<at::Tensor> values_;
+};
+
+// The first forward. Refuses a function that changes its inputs, because the second one gets the
+// same.
+variable_list run_first(const Checkpointed& checkpointed, const variable_list& inputs) {
+  const std::vector<uint32_t> of_inputs = versions_of(inputs);
+  variable_list outputs = checkpointed.function(inputs);
+  const std::vector<uint32_t> now = versions_of(inputs);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (now[i] == of_inputs[i]) continue;
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        format("cadre::ActivationCheckpoint: forward() has changed tensor {} of {} among its "
+               "arguments in place, and backward would compute it again from the changed "
+               "values. Work on a copy: x.clone(), or x + y instead of x.add_(y)",
+               i, inputs.size()));
+  }
+  return outputs;
+}
+
+// saved_data of the context can hold a value of any type only as a CustomClassHolder.
+struct Holder : torch::CustomClassHolder {
+  explicit Holder(Checkpointed held) : checkpointed(std::move(held)) {}
+  Checkpointed checkpointed;
+};
+
+struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
+  // `leaf`: has no element and requires grad, so that backward comes here even if no input does.
+  static variable_list forward(AutogradContext* context, const at::Tensor& /*leaf*/,
+                               at::TensorList inputs, const c10::intrusive_ptr<Holder>& holder) {
+    variable_list given(inputs.begin(), inputs.end());
+    for (const at::Tensor& input : given) {
+      holder->checkpointed.requires_grad.push_back(input.requires_grad());
+    }
+    context->save_for_backward(given);
+    context->saved_data["holder"] = c10::IValue::make_capsule(holder);
+    variable_list outputs = run_first(holder->checkpointed, given);
+    variable_list without_grad;
+    for (at::Tensor& output : outputs) {
+      // An output that is an input itself would be an alias that autograd does not track.
+      for (const at::Tensor& input : given) {
+        if (output.is_same(input)) output = output.view_as(output);
+      }
+      // Grad mode is off, so an output that requires grad was made outside of the function, like a
+      // returned parameter, which must not become a result of this node.
+      if (output.requires_grad()) output = output.detach();
+      if (!output.is_floating_point() && !output.is_complex()) without_grad.push_back(output);
+    }
+    context->mark_non_differentiable(without_grad);
+    return outputs;
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    if (at::GradMode::is_enabled()) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          "cadre::ActivationCheckpoint: backward with create_graph=true does not go through "
+          "a checkpointed module; use the plain module where second derivatives are needed");
+    }
+    const auto capsule = context->saved_data["holder"].toCapsule();
+    const auto& checkpointed = static_cast<Holder&>(*capsule).checkpointed;
+    // The backward of the second forward writes the gradients of all parameters that this uses.
+    if (!checkpointed.may_be_partial &&
+        !torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "cadre::ActivationCheckpoint: autograd::grad(), and backward() with a list of "
+                  "inputs, do not go through a checkpointed module, because its parameters would "
+                  "get gradients that were not asked for; use a plain backward(), or the plain "
+                  "module");
+    }
+    variable_list inputs = context->get_saved_variables();
+    for (size_t i = 0; i < inputs.size(); ++i) {
+      inputs[i] = inputs[i].detach();
+      inputs[i].requires_grad_(checkpointed.requires_grad[i]);
+    }
+    const KeptValues buffers(checkpointed.buffers);
+    variable_list outputs;
+    {
+      const Restored state(checkpointed.state);
+      const at::AutoGradMode with_grad(true);
+      outputs = checkpointed.function(inputs);
+    }
+    variable_list roots;
+    variable_list roots_gradients;
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      if (!outputs[i].requires_grad() || !gradients[i].defined()) continue;
+      roots.push_back(outputs[i]);
+      roots_gradients.push_back(gradients[i]);
+    }
+    if (!roots.empty()) torch::autograd::backward(roots, roots_gradients);
+    variable_list result(inputs.size() + 2);  // none for the leaf and the holder
+    for (size_t i = 0; i < inputs.size(); ++i) result[i + 1] = inputs[i].grad();
+    return result;
+  }
+};
+
+}  // namespace
+
+std::vector<at::Tensor> checkpoint(TensorFunction function, const std::vector<at::Tensor>& inputs,
+                                   std::vector<at::Tensor> buffers) {
+  const at::Tensor leaf = at::zeros({0}).requires_grad_(true);
+  return CheckpointFunction::apply(leaf, at::TensorList(inputs),
+                                   c10::make_intrusive<Holder>(Checkpointed{
+                                       std::move(function), ForwardState{}, std::move(buffers)}));
+}
+
+bool is_checkpoint(const torch::autograd::Node& node) {
+  return dynamic_cast<const torch::autograd::CppNode<CheckpointFunction>*>(&node) != nullptr;
+}
+
+void allow_partial_backward(torch::autograd::Node& checkpoint) {
+  auto& node = dynamic_cast<torch::autograd::CppNode<CheckpointFunction>&>(checkpoint);
+  const auto capsule = node.ctx_.saved_data["holder"].toCapsule();
+  static_cast<Holder&>(*capsule).checkpointed.may_be_partial = true;
+}
+
+bool checkpointing_is_useful() {
+  return at::GradMode::is_enabled();
+}
+
+}  // namespace cadre

@@ -1,0 +1,141 @@
+// Activation checkpointing: a module whose forward() keeps its arguments only; backward computes
+// the forward again to get what it needs.
+//
+//   using Block = torch::nn::ModuleHolder<cadre::ActivationCheckpoint<BlockImpl>>;
+//
+// An ActivationCheckpoint<M> is an M with the same constructors, names of parameters and signature
+// of forward(). For a unit of FullyShardedDataParallel write
+// ShardUnit<ActivationCheckpoint<BlockImpl>>. Without grad it only calls M::forward().
+//
+// The second forward draws the same random numbers, from the default CPU generator, and sees the
+// same autocast state. It is a backward inside of the backward: a parameter that two checkpointed
+// modules share gets its gradient in two steps, which DistributedDataParallel refuses.
+// autograd::grad(), and backward() with a list of inputs, do not go through it, because they would
+// add to the gradients of parameters that were not asked for. A buffer that forward() changes in
+// place, as BatchNorm's statistics, changes once. What forward() keeps in a member, for a loss of
+// its own, has no graph: return it instead.
+//
+// Threads: as the module. Blocking: as M::forward(). Lifetime: a graph keeps the arguments, and
+// refers to the module, which must live until backward. Errors: those of M::forward(), also out of
+// backward(); kInvalidArgument where it changes an argument in place, which the second forward
+// would get changed, and out of autograd::grad(); c10::Error where an argument was changed in place
+// in between. Source: T. Chen et al., arXiv:1604.06174; torch.utils.checkpoint with
+// use_reentrant=True.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+#include "cadre/tensor/hooks/forward_signature.h"
+#include "cadre/tensor/hooks/map_tensors.h"
+#include "cadre/tensor/hooks/output_tensors.h"
+
+namespace torch::autograd {
+struct Node;
+}
+
+namespace cadre {
+
+using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
+
+// function(inputs), now without grad, and again in backward. All inputs and outputs are defined.
+// buffers: what the second call changes in them is undone.
+CADRE_EXPORT std::vector<at::Tensor> checkpoint(TensorFunction function,
+                                                const std::vector<at::Tensor>& inputs,
+                                                std::vector<at::Tensor> buffers = {});
+// Whether it is the node of a checkpoint(), which computes in its backward, besides the gradients
+// of the inputs, those of all parameters that the function uses.
+CADRE_EXPORT bool is_checkpoint(const torch::autograd::Node& node);
+// Lets a backward with a list of inputs go through this checkpoint: the caller knows that it adds
+// to the gradients of all its parameters. REQUIRES: is_checkpoint().
+CADRE_EXPORT void allow_partial_backward(torch::autograd::Node& checkpoint);
+// Whether there is anything to save: grad is on.
+CADRE_EXPORT bool checkpointing_is_useful();
+
+template <typename M, typename Forward = wrap::ForwardPointer<M>>
+class ActivationCheckpoint : public M {
+  static_assert(!std::is_same_v<Forward, wrap::NoSingleForward>,
+                "cadre::ActivationCheckpoint<M>: M must have exactly one public forward(), which "
+                "is not a template (torch::nn::Sequential has a template): put the module into one "
+                "of your own whose forward() has one signature");
+};
+
+// The body of ActivationCheckpoint<M>::forward().
+template <typename Output, typename... Args, typename Call>
+Output call_checkpointed(const Call& forward, std::vector<at::Tensor> buffers,
+                         std::remove_reference_t<Args>&... args) {
+  static_assert((std::is_copy_constructible_v<std::remove_cvref_t<Args>> && ...) &&
+                    ((wrap::kHoldsReplaceableTensors<Args> ||
+                      wrap::kHoldsNoTensor<std::remove_cvref_t<Args>>)&&...),
+                "cadre::ActivationCheckpoint<M>: the arguments of M::forward() are kept until "
+                "backward, so they must be copyable, and tensors among them tensors, or in tuples, "
+                "pairs, arrays, vectors, maps and optionals");
+  static_assert(
+      wrap::kHoldsReplaceableTensors<Output> && std::is_same_v<Output, std::remove_cvref_t<Output>>,
+      "cadre::ActivationCheckpoint<M>: M::forward() must return a tensor, or a tuple, "
+      "pair, array, vector, map or optional of tensors, by value");
+  static_assert(
+      ((!std::is_lvalue_reference_v<Args> || std::is_const_v<std::remove_reference_t<Args>>)&&...),
+      "cadre::ActivationCheckpoint<M>: M::forward() takes an argument by mutable "
+      "reference, which a second forward would change a second time");
+  if (!checkpointing_is_useful()) return forward(static_cast<Args&&>(args)...);
+  // What came out of the last forward, with other tensors in backward.
+  const auto output = std::make_shared<std::optional<Output>>();
+  const auto kept = std::make_shared<std::tuple<std::remove_cvref_t<Args>...>>(args...);
+  std::vector<at::Tensor> inputs;
+  std::apply([&](const auto&... parts) { (wrap::append_tensors(parts, inputs), ...); }, *kept);
+  const auto without_tensor = [](const at::Tensor& tensor) { return tensor.new_empty({0}); };
+  const auto results = checkpoint(
+      [forward, output, kept](const std::vector<at::Tensor>& given) {
+        auto again = *kept;
+        wrap::replace_tensors(again,
+                              [&, i = size_t{0}](const at::Tensor&) mutable { return given[i++]; });
+        output->emplace(std::apply(
+            [&](auto&... parts) { return forward(static_cast<Args&&>(parts)...); }, again));
+        return wrap::tensors_of(**output);
+      },
+      inputs, std::move(buffers));
+  // The graph keeps the inputs by itself, in a way that notices changes.
+  wrap::replace_tensors(*kept, without_tensor);
+  Output result = std::move(**output);
+  output->reset();
+  wrap::replace_tensors(result,
+                        [&, i = size_t{0}](const at::Tensor&) mutable { return results[i++]; });
+  return result;
+}
+
+template <typename M, typename C, typename Output, typename... Args>
+class ActivationCheckpoint<M, Output (C::*)(Args...)> : public M {
+ public:
+  using M::M;
+  Output forward(Args... args) {
+    return call_checkpointed<Output, Args...>(
+        [this](auto&&... given) -> Output {
+          return M::forward(std::forward<decltype(given)>(given)...);
+        },
+        this->buffers(), args...);
+  }
+};
+
+template <typename M, typename C, typename Output, typename... Args>
+class ActivationCheckpoint<M, Output (C::*)(Args...) const> : public M {
+ public:
+  using M::M;
+  Output forward(Args... args) const {
+    return call_checkpointed<Output, Args...>(
+        [this](auto&&... given) -> Output {
+          return M::forward(std::forward<decltype(given)>(given)...);
+        },
+        this->buffers(), args...);
+  }
+};
+
+}  // namespace cadre

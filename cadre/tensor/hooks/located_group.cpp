@@ -1,0 +1,135 @@
+#include "cadre/tensor/hooks/located_group.h"
+
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/fabric/defaults.h"
+#include "cadre/core/comm/work.h"
+
+namespace cadre::wrap {
+namespace {
+
+// The same values without autograd: a wrapper exchanges the values of parameters, which require
+// grad, and fills again the memory of gathered parameters whose values a graph has saved.
+at::Tensor written(const at::Tensor& tensor) {
+  return tensor.variable_data();
+}
+
+}  // namespace
+
+struct LocatedGroup::Location {
+  explicit Location(std::optional<Owner> given) : owner(std::move(given)) {}
+  ~Location();
+  Location(const Location&) = delete;
+  Location& operator=(const Location&) = delete;
+
+  void add(const Work& work);
+
+  const std::optional<Owner> owner;
+  Place place = {};
+
+ private:
+  std::mutex mutex_;
+  std::vector<Work> running_;  // and some that have ended since
+};
+
+LocatedGroup::Location::~Location() {
+  if (running_.empty()) return;
+  try {
+    const Deadline deadline = running_.back().deadline_in(kDefaultCloseTimeout);
+    for (const Work& work : running_) work.wait(deadline);
+  } catch (...) {
+    // The group has failed, or another rank does not come; then it fails when it is destroyed.
+  }
+}
+
+void LocatedGroup::Location::add(const Work& work) {
+  const std::scoped_lock lock(mutex_);
+  std::erase_if(running_, [](const Work& earlier) { return earlier.is_completed(); });
+  running_.push_back(work);
+}
+
+LocatedGroup::LocatedGroup(const ProcessGroup& group)
+    : group_(group), location_(std::make_shared<Location>(std::nullopt)) {}
+
+LocatedGroup::LocatedGroup(const ProcessGroup& group, Owner owner)
+    : group_(group), location_(std::make_shared<Location>(std::move(owner))) {}
+
+void LocatedGroup::enter(const Place& place) const {
+  location_->place = place;
+}
+
+LogSink& LocatedGroup::log_sink() const {
+  const auto& log = group_.communicator().options().log;
+  return log ? *log : null_log_sink();
+}
+
+template <typename Operation>
+auto LocatedGroup::run(Operation operation) const {
+  try {
+    return operation();
+  } catch (const Error& error) {
+    // The error has a reporter if the ranks called different operations, and none if this rank
+    // refused its own arguments.
+    if (!location_->owner || error.code() != ErrorCode::kInvalidArgument ||
+        !error.details().reporter) {
+      throw;
+    }
+    const Owner& owner = *location_->owner;
+    const Place& place = location_->place;
+    throw error.with_context(
+        format("{} of {}, rank {}, in {}: the ranks are not at the same place "
+               "of the same step. One of them left out a forward, a backward() or another call "
+               "that all ranks make (an exception that was caught, a step on some ranks only), or "
+               "made one more, or alone wrote to its shards, which are gathered again then. Leave "
+               "out a step "
+               "on all ranks or on none. The operations that met",
+               owner.wrapper, owner.module, rank(), format(place.text, place.number)));
+  }
+}
+
+std::function<void()> LocatedGroup::wait_for(Work work) const {
+  location_->add(work);
+  return [group = *this, work = std::move(work)] { group.run([&] { work.wait(); }); };
+}
+
+at::Tensor LocatedGroup::empty_flat(int64_t numel, at::ScalarType dtype) const {
+  return run([&] { return group_.empty_symmetric(numel, dtype); });
+}
+
+std::optional<MappedParts> LocatedGroup::map_parts(int64_t numel, at::ScalarType dtype) const {
+  return run([&] { return group_.map_parts(numel, dtype); });
+}
+
+std::function<void()> LocatedGroup::all_reduce_async(const at::Tensor& tensor, ReduceOp op) const {
+  return wait_for(run([&] { return group_.all_reduce_async(written(tensor), {.op = op}); }));
+}
+
+void LocatedGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
+  run([&] { group_.all_reduce(written(tensor), {.op = op}); });
+}
+
+void LocatedGroup::broadcast(const at::Tensor& tensor, Rank root) const {
+  run([&] { group_.broadcast(written(tensor), {.root = root}); });
+}
+
+void LocatedGroup::all_gather(const at::Tensor& output, const at::Tensor& input) const {
+  run([&] { group_.all_gather_into_tensor(written(output), input); });
+}
+
+std::function<void()> LocatedGroup::all_gather_async(const at::Tensor& output,
+                                                     const at::Tensor& input) const {
+  return wait_for(run([&] { return group_.all_gather_into_tensor_async(written(output), input); }));
+}
+
+std::function<void()> LocatedGroup::reduce_scatter_async(const at::Tensor& output,
+                                                         const at::Tensor& input,
+                                                         ReduceOp op) const {
+  return wait_for(
+      run([&] { return group_.reduce_scatter_tensor_async(written(output), input, {.op = op}); }));
+}
+
+}  // namespace cadre::wrap

@@ -1,0 +1,91 @@
+// The group of one wrapper: the collectives of a ProcessGroup on values, without autograd, whose
+// errors say where in the wrapper's step this rank was.
+//
+// Threads: as ProcessGroup; enter() between operations. Blocking: all but the _async calls and the
+// accessors, until the group's deadline; the destructor of the last copy, up to
+// kDefaultCloseTimeout, for the _async operations that still run: a group that is destroyed with
+// pending operations fails on all ranks, and with it every group of the job, and an exception may
+// have left some behind. Lifetime: a handle; copies share the group and the place, and keep the
+// group alive, also after the wrapper is gone. Errors: those of the group. When the
+// ranks called different operations, and there is an owner, the message begins with the wrapper,
+// its module, this rank, and the part of the step that the operation belongs to: the program has
+// called none of these operations by name.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/log.h"
+#include "cadre/core/base/types.h"
+#include "cadre/tensor/group/mapped_parts.h"
+#include "cadre/tensor/group/process_group.h"
+
+namespace cadre::wrap {
+
+class CADRE_EXPORT LocatedGroup {
+ public:
+  struct Owner {
+    std::string wrapper;  // "DistributedDataParallel"
+    std::string module;   // "Net"
+  };
+  // A part of the wrapper's step, in its own words: "the backward() after its forward {}", where
+  // `number` takes the place of {}. The text is not copied: a literal.
+  struct Place {
+    std::string_view text = "its construction";
+    int64_t number = 0;
+  };
+
+  // Without an owner errors are those of the group.
+  LocatedGroup(const ProcessGroup& group);  // NOLINT(google-explicit-constructor): adds nothing yet
+  LocatedGroup(const ProcessGroup& group, Owner owner);
+
+  // What the operations from here on belong to, of all copies. REQUIRES: an owner.
+  void enter(const Place& place) const;
+
+  const ProcessGroup& process_group() const { return group_; }
+  Rank rank() const { return group_.rank(); }
+  int world_size() const { return group_.world_size(); }
+  // Where the wrapper says what its user should know. It lives as long as the group.
+  LogSink& log_sink() const;
+
+  // (numel), zeroed, in memory that is cheap to reduce. Collective: same arguments on all ranks.
+  at::Tensor empty_flat(int64_t numel, at::ScalarType dtype) const;
+  // Memory of which every rank owns `numel` elements and reads those of all. Collective. Nothing,
+  // on all ranks alike, where the ranks share no memory.
+  std::optional<MappedParts> map_parts(int64_t numel, at::ScalarType dtype) const;
+  // In place on a contiguous tensor. The returned function waits for the result and throws its
+  // error; the operation runs whether or not it is called.
+  std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) const;
+  // In place; on the calling thread, where that saves waking another one.
+  void all_reduce(const at::Tensor& tensor, ReduceOp op) const;
+  void broadcast(const at::Tensor& tensor, Rank root) const;
+  // output: (world_size * n) for input (n), both contiguous. The input may be this rank's part of
+  // the output, elements [rank * n, (rank + 1) * n), and may not share memory with it otherwise.
+  void all_gather(const at::Tensor& output, const at::Tensor& input) const;
+  // The same, waited for as all_reduce_async.
+  std::function<void()> all_gather_async(const at::Tensor& output, const at::Tensor& input) const;
+  // output: (n) for input (world_size * n), both contiguous. The output may be this rank's part of
+  // the input, and may not share memory with it otherwise; the input is not changed elsewhere.
+  // Waited for as all_reduce_async.
+  std::function<void()> reduce_scatter_async(const at::Tensor& output, const at::Tensor& input,
+                                             ReduceOp op) const;
+
+ private:
+  struct Location;
+  template <typename Operation>
+  auto run(Operation operation) const;
+  std::function<void()> wait_for(Work work) const;
+
+  ProcessGroup group_;
+  // Behind the group, so that the last copy waits before it releases the group.
+  std::shared_ptr<Location> location_;
+};
+
+}  // namespace cadre::wrap

@@ -1,0 +1,92 @@
+// Notices that the parameters of a module are no longer those that were wrapped: one that came,
+// went, was replaced or has another form would train without being reduced, or be reduced wrongly;
+// and that they were written to at a time when nothing may write to them.
+//
+// Threads: as the module. Blocking: never. Lifetime: shares the module and its parameters.
+// Errors: none; a change comes back in words. Cost: a look at each parameter and, for a module with
+// children, one allocation.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+#include "cadre/tensor/hooks/named_tensors.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace cadre::wrap {
+
+class CADRE_EXPORT ParameterWatch {
+ public:
+  explicit ParameterWatch(std::shared_ptr<const torch::nn::Module> module);
+
+  // "\"fc.bias\" was added": the first difference from what was there at construction. Other values
+  // are no difference, and neither is a parameter that was frozen since.
+  std::optional<std::string> change() const;
+  // The same, but only of the list: a parameter that came, went or was replaced.
+  std::optional<std::string> change_of_list() const;
+
+ private:
+  struct Known {
+    std::string name;
+    at::Tensor tensor;
+    at::ScalarType dtype;
+    at::Device device;
+    std::vector<int64_t> sizes;
+    std::vector<int64_t> strides;
+    bool requires_grad;
+    std::string text;  // the form in words, for messages
+  };
+
+  static std::optional<std::string> change_of(const Known& known);
+  bool has_the_same_list() const;
+
+  std::shared_ptr<const torch::nn::Module> module_;
+  std::vector<Known> known_;  // in the order of named_parameters()
+};
+
+// Notices that something other than an optimizer writes to parameters: a forward that normalizes
+// its weight, an Embedding with max_norm. It compares version counters and addresses, so it does
+// not notice writes through a raw pointer or through at::Tensor::data(), except for samples().
+class CADRE_EXPORT WriteWatch {
+ public:
+  explicit WriteWatch(std::vector<NamedTensor> parameters);
+
+  // Remembers what the parameters are now.
+  void begin();
+  // The parameters that have been written to, or been given other memory, since begin(): their
+  // places in parameters(), in ascending order.
+  std::vector<size_t> written() const;
+  // How often the parameters have been written to, in all: the sum of their version counters.
+  uint32_t num_writes() const;
+  // A digest of the bits of one element of each parameter, which all but certainly changes when an
+  // optimizer steps, also one that writes through at::Tensor::data(), as torch::optim::SGD does.
+  // Each `turn` takes other elements. REQUIRES: the parameters have memory.
+  uint64_t samples(uint64_t turn = 0) const;
+
+  const std::vector<NamedTensor>& parameters() const { return parameters_; }
+
+ private:
+  struct Seen {
+    uint32_t version = 0;
+    const void* storage = nullptr;
+    int64_t offset = 0;
+
+    bool operator==(const Seen&) const = default;
+  };
+  static Seen now(const at::Tensor& tensor);
+
+  std::vector<NamedTensor> parameters_;
+  std::vector<Seen> seen_;  // by parameter
+};
+
+}  // namespace cadre::wrap

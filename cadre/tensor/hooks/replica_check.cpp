@@ -1,0 +1,273 @@
+#include "cadre/tensor/hooks/replica_check.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/fnv1a.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/hooks/shard_mark.h"
+#include "cadre/tensor/hooks/tensor_version.h"
+
+namespace cadre::wrap {
+
+namespace {
+
+constexpr int64_t kBroadcastChunkBytes = int64_t{64} << 20;
+// Tensors of at least this size are broadcast in place, without a copy.
+constexpr size_t kLargeTensorBytes = size_t{1} << 20;
+
+// One line for each tensor: what kind, its name, then what must agree.
+std::string describe(const ReplicaTensors& tensors) {
+  std::string text;
+  const auto add = [&text](std::string_view kind, const NamedTensor& named) {
+    const at::Tensor& tensor = named.tensor;
+    const ShardMark* const mark = shard_mark_of(tensor);
+    text += format("{} \"{}\"\t{} {}{}{}{}\n", kind, named.name,
+                   c10::toString(tensor.scalar_type()), list_of(tensor.sizes()),
+                   tensor.is_contiguous() ? "" : " with strides " + list_of(tensor.strides()),
+                   tensor.requires_grad() ? " that requires grad" : "",
+                   mark == nullptr ? "" : format(", shard {} ({})", mark->rank, mark->owner));
+  };
+  for (const NamedTensor& named : tensors.parameters) add("parameter", named);
+  for (const NamedTensor& named : tensors.buffers) add("buffer", named);
+  return text;
+}
+
+bool has_shards(std::span<const NamedTensor> tensors) {
+  return std::ranges::any_of(
+      tensors, [](const NamedTensor& named) { return shard_mark_of(named.tensor) != nullptr; });
+}
+
+std::string broadcast_text(const std::string& own, int64_t size, Rank root,
+                           const LocatedGroup& group) {
+  const at::Tensor bytes = at::empty({size}, at::kByte);
+  if (group.rank() == root) std::memcpy(bytes.mutable_data_ptr(), own.data(), own.size());
+  group.broadcast(bytes, root);
+  return std::string(static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(size));
+}
+
+std::string_view take_line(std::string_view& text) {
+  const size_t end = text.find('\n');
+  const std::string_view line = text.substr(0, end);
+  text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+  return line;
+}
+
+// "parameter "fc.weight" is Float (4, 3) on rank 0 but Float (4, 5) on rank 2".
+std::string first_difference(std::string_view zero, std::string_view other, int other_rank) {
+  while (true) {
+    const std::string_view a = take_line(zero);
+    const std::string_view b = take_line(other);
+    if (a == b) continue;
+    const std::string_view a_name = a.substr(0, a.find('\t'));
+    const std::string_view b_name = b.substr(0, b.find('\t'));
+    if (a_name == b_name) {
+      return format("{} is {} on rank 0 but {} on rank {}", a_name, a.substr(a_name.size() + 1),
+                    b.substr(b_name.size() + 1), other_rank);
+    }
+    return format("rank 0 has {} where rank {} has {}", a.empty() ? "nothing more" : a_name,
+                  other_rank, b.empty() ? "nothing more" : b_name);
+  }
+}
+
+}  // namespace
+
+void check_replicas_match(std::string_view wrapper, const ReplicaTensors& tensors,
+                          const LocatedGroup& group) {
+  const std::string own = describe(tensors);
+  const at::Tensor mine = at::empty({2}, at::kLong);
+  mine.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(fnv1a(own));
+  mine.mutable_data_ptr<int64_t>()[1] = static_cast<int64_t>(own.size());
+  const at::Tensor gathered = at::empty({2 * group.world_size()}, at::kLong);
+  group.all_gather(gathered, mine);
+  const int64_t* all = gathered.const_data_ptr<int64_t>();
+  int differing = 1;
+  while (differing < group.world_size() && all[2 * differing] == all[0] &&
+         all[2 * differing + 1] == all[1]) {
+    ++differing;
+  }
+  if (differing >= group.world_size()) return;
+  const std::string zero = broadcast_text(own, all[1], 0, group);
+  const std::string other = broadcast_text(own, all[2 * differing + 1], differing, group);
+  throw Error(ErrorCode::kInvalidArgument,
+              format("{}: the models differ: {}. Build the same model on all ranks{}", wrapper,
+                     first_difference(zero, other, differing),
+                     has_shards(tensors.parameters)
+                         ? ", in a group of ranks that hold the same shards of its parameters"
+                         : ""));
+}
+
+namespace {
+
+bool is_sent_in_place(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && tensor.nbytes() >= kLargeTensorBytes;
+}
+
+bool has_bytes(const at::Tensor& tensor, const void* bytes) {
+  const at::Tensor contiguous = tensor.contiguous();
+  return std::memcmp(contiguous.const_data_ptr(), bytes, contiguous.nbytes()) == 0;
+}
+
+// `bytes`: the elements in their logical order.
+void write_bytes(const at::Tensor& tensor, const std::byte* bytes) {
+  if (tensor.is_contiguous()) {
+    std::memcpy(tensor.mutable_data_ptr(), bytes, tensor.nbytes());
+    return;
+  }
+  const at::Tensor values = at::empty(tensor.sizes(), tensor.options());
+  std::memcpy(values.mutable_data_ptr(), bytes, values.nbytes());
+  tensor.variable_data().copy_(values);  // which has a version counter of its own
+}
+
+// Writes what came from the root, and lets autograd know where the rule says so.
+class ReceivedValues {
+ public:
+  ReceivedValues(std::span<const NamedTensor> tensors,
+                 const std::function<bool(size_t)>& moves_version)
+      : tensors_(tensors), moves_version_(moves_version) {}
+
+  void write(size_t place, const std::byte* bytes) const {
+    const at::Tensor& tensor = tensors_[place].tensor;
+    if (has_bytes(tensor, bytes)) return;
+    const bool moves = moves_version_(place);
+    write_bytes(tensor.detach(), bytes);
+    if (moves) move_version(tensor);
+  }
+
+ private:
+  std::span<const NamedTensor> tensors_;
+  const std::function<bool(size_t)>& moves_version_;
+};
+
+// `places`: of the tensors, which go into messages of limited size together.
+void broadcast_packed(std::span<const NamedTensor> tensors, std::span<const size_t> places,
+                      Rank root, const LocatedGroup& group, const ReceivedValues& received) {
+  const auto bytes_of = [&](size_t i) {
+    return static_cast<int64_t>(tensors[places[i]].tensor.nbytes());
+  };
+  size_t first = 0;
+  while (first < places.size()) {
+    int64_t num_bytes = bytes_of(first);
+    size_t end = first + 1;
+    while (end < places.size() && num_bytes + bytes_of(end) <= kBroadcastChunkBytes) {
+      num_bytes += bytes_of(end++);
+    }
+    const at::Tensor packed = at::empty({num_bytes}, at::kByte);
+    const auto walk = [&](auto&& visit) {
+      std::byte* position = static_cast<std::byte*>(packed.mutable_data_ptr());
+      for (size_t i = first; i < end; ++i) {
+        visit(places[i], position);
+        position += bytes_of(i);
+      }
+    };
+    const bool is_root = group.rank() == root;
+    if (is_root) {
+      walk([&](size_t place, std::byte* position) {
+        const at::Tensor contiguous = tensors[place].tensor.detach().contiguous();
+        std::memcpy(position, contiguous.const_data_ptr(), contiguous.nbytes());
+      });
+    }
+    group.broadcast(packed, root);
+    if (!is_root) {
+      walk([&](size_t place, const std::byte* position) { received.write(place, position); });
+    }
+    first = end;
+  }
+}
+
+// `apart`: into other memory first, so that equal values are no change.
+struct LargeTensor {
+  size_t place;
+  bool apart;
+};
+
+void broadcast_large(std::span<const NamedTensor> tensors, const LargeTensor& large, Rank root,
+                     const LocatedGroup& group, const ReceivedValues& received) {
+  const at::Tensor bytes = tensors[large.place].tensor.detach().view(-1).view(at::kByte);
+  if (!large.apart || group.rank() == root) {
+    group.broadcast(bytes, root);
+    return;
+  }
+  const at::Tensor apart = at::empty_like(bytes);
+  group.broadcast(apart, root);
+  received.write(large.place, static_cast<const std::byte*>(apart.const_data_ptr()));
+}
+
+uint64_t digest_of(const at::Tensor& tensor) {
+  const at::Tensor contiguous = tensor.detach().contiguous();
+  const auto* bytes = static_cast<const std::byte*>(contiguous.const_data_ptr());
+  Fnv1a digest;
+  size_t begin = 0;
+  for (; begin + sizeof(uint64_t) <= contiguous.nbytes(); begin += sizeof(uint64_t)) {
+    uint64_t word = 0;
+    std::memcpy(&word, bytes + begin, sizeof(word));
+    digest.add(word);
+    digest.add(word >> 32);  // a product keeps no difference of high bits
+  }
+  for (; begin < contiguous.nbytes(); ++begin) digest.add(static_cast<uint64_t>(bytes[begin]));
+  return digest.value();
+}
+
+}  // namespace
+
+void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group,
+                       const std::function<bool(size_t)>& moves_version) {
+  const at::NoGradGuard no_grad;
+  const ReceivedValues received(tensors, moves_version);
+  std::vector<size_t> packed;
+  std::vector<size_t> large;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    (is_sent_in_place(tensors[i].tensor) ? large : packed).push_back(i);
+  }
+  broadcast_packed(tensors, packed, root, group, received);
+  for (const size_t place : large) {
+    broadcast_large(tensors, {.place = place, .apart = moves_version(place)}, root, group,
+                    received);
+  }
+}
+
+void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group) {
+  const at::NoGradGuard no_grad;
+  const std::function<bool(size_t)> always = [](size_t) { return true; };
+  const ReceivedValues received(tensors, always);
+  std::vector<size_t> packed;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (!is_sent_in_place(tensors[i].tensor)) {
+      packed.push_back(i);
+      continue;
+    }
+    broadcast_large(tensors, {.place = i, .apart = false}, root, group, received);
+    if (group.rank() != root) move_version(tensors[i].tensor);
+  }
+  broadcast_packed(tensors, packed, root, group, received);
+}
+
+std::optional<UnlikeTensor> first_unlike(std::span<const at::Tensor> tensors,
+                                         const LocatedGroup& group) {
+  if (tensors.empty()) return std::nullopt;
+  const auto count = static_cast<int64_t>(tensors.size());
+  const at::Tensor own = at::empty({count}, at::kLong);
+  for (int64_t i = 0; i < count; ++i) {
+    own.mutable_data_ptr<int64_t>()[i] =
+        static_cast<int64_t>(digest_of(tensors[static_cast<size_t>(i)]));
+  }
+  const at::Tensor gathered = at::empty({count * group.world_size()}, at::kLong);
+  group.all_gather(gathered, own);
+  const int64_t* const all = gathered.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < count; ++i) {
+    for (int rank = 1; rank < group.world_size(); ++rank) {
+      if (all[rank * count + i] == all[i]) continue;
+      return UnlikeTensor{.place = static_cast<size_t>(i), .rank = rank};
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace cadre::wrap

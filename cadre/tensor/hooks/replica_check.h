@@ -1,0 +1,53 @@
+// Makes replicas equal before training: checks that all ranks hold the same model, then copies rank
+// 0's values.
+//
+// Threads: one. Blocking: collective, until the group's deadline. Errors: kInvalidArgument naming
+// the first tensor that differs, the same sentence on all ranks.
+// Source: c10d's _verify_param_shape_across_processes and _sync_module_states.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "cadre/tensor/hooks/located_group.h"
+#include "cadre/tensor/hooks/named_tensors.h"
+
+namespace cadre::wrap {
+
+struct ReplicaTensors {
+  std::span<const NamedTensor> parameters;
+  std::span<const NamedTensor> buffers;
+};
+
+// Names, shapes, strides, dtypes and requires_grad of parameters, and of buffers, are the same on
+// all ranks, and so is the shard of a tensor that is marked as one. `wrapper`: the name with which
+// the error begins.
+void check_replicas_match(std::string_view wrapper, const ReplicaTensors& tensors,
+                          const LocatedGroup& group);
+
+// Rank `root`'s values everywhere, in few messages. Any dtype. A tensor that gets other values
+// counts as changed in place: the backward of a graph that has saved it throws.
+void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group);
+
+// The same for tensors of which `moves_version(i)` says whether a change of tensors[i] counts as a
+// change in place. It is called after the tensors before i have their values, so these may tell.
+// Tensors that have the values already are not written.
+void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group,
+                       const std::function<bool(size_t)>& moves_version);
+
+// The first of the tensors whose values are not the same on all ranks, and the first rank whose
+// values are not those of rank 0. The same on all ranks. Compares digests of 8 bytes.
+struct UnlikeTensor {
+  size_t place;  // in `tensors`
+  int rank;
+};
+std::optional<UnlikeTensor> first_unlike(std::span<const at::Tensor> tensors,
+                                         const LocatedGroup& group);
+
+}  // namespace cadre::wrap

@@ -1,0 +1,56 @@
+// Tells a tensor that is this rank's shard of a parameter from one that is a whole parameter: the
+// gradients of shards are not the same on all ranks, so a norm of theirs is not that of the model.
+//
+// Threads: as the tensor. Blocking: never. Lifetime: the mark goes with the tensor and with what
+// detach() makes of it; set_data() removes it. Errors: kInvalidArgument from refuse_shards() and
+// refuse_shard_as_whole().
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "cadre/core/base/export.h"
+
+namespace cadre {
+struct ParameterDivision;  // shard/parameter_shard.h
+}
+
+namespace cadre::wrap {
+
+struct ShardMark {
+  std::string parameter;  // its name in the plain module
+  std::string owner;      // what the shard belongs to: "in bucket 0 of DistributedDataParallel"
+  int rank = 0;
+  int num_ranks = 1;  // that have the shards of the parameter
+  uint64_t part = 0;  // part_of(); equal for shards of the same elements
+  // The shard computes samples of several ranks, so their loss is one mean over the samples of all.
+  bool has_joint_loss = false;
+  // For wrappers of a module whose parameters are divided already. Null where no mesh is known.
+  std::shared_ptr<const ParameterDivision> division = {};
+  // The fence of the updates that write the shard, to tell it from others; null: none.
+  const void* fence = nullptr;
+};
+
+// Tells the part of a parameter that begins at an element of it from other parts. The parameter may
+// be a shard itself.
+CADRE_EXPORT uint64_t part_of(const at::Tensor& parameter, int64_t first_element);
+
+CADRE_EXPORT void mark_as_shard(const at::Tensor& tensor, ShardMark mark);
+// Null for any other tensor, also an undefined one.
+CADRE_EXPORT const ShardMark* shard_mark_of(const at::Tensor& tensor);
+
+// Throws for the first of these that is a shard. `call`: what the program called; `remedy`: what it
+// is to call instead.
+CADRE_EXPORT void refuse_shards(std::span<const at::Tensor> parameters, std::string_view call,
+                                std::string_view remedy);
+
+// Throws if this tensor of a module is a shard, which would be taken for the whole parameter.
+CADRE_EXPORT void refuse_shard_as_whole(std::string_view name, const at::Tensor& tensor,
+                                        std::string_view call, std::string_view remedy);
+
+}  // namespace cadre::wrap

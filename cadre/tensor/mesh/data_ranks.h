@@ -1,0 +1,42 @@
+// Which ranks of a mesh have different rows of a batch, and which the same: what a data loader is
+// given.
+//
+//   const cadre::DataRanks data = cadre::data_ranks(mesh);       // {pp: 2, dp: 2, tp: 2}
+//   cadre::DataLoader loader(dataset, {.batch_size = 64, .group = data.group});
+//
+// Along pp, cp and tp ranks work on the same rows; along dp, dp_replicate, dp_shard and ep each has
+// rows of its own.
+//
+// Threads: as DeviceMesh::joint_group. Blocking: the first call of a mesh, until all ranks of the
+// group have called it. Lifetime: a value; keeps the group. Errors: kInvalidArgument for an axis of
+// another name that is in neither list of the options, one that is in both, one that the mesh does
+// not have, and a slice of a mesh, which does not show all axes.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+
+namespace cadre {
+
+struct DataRanksOptions {
+  // Axes with other names: ranks along the first have different rows, along the second the same.
+  std::vector<std::string> split_axes = {};
+  std::vector<std::string> shared_axes = {};
+};
+
+struct DataRanks {
+  int rank = 0;  // which part of a batch this rank has
+  int size = 1;  // how many parts there are
+  // Ranks with different parts, in the order of the parts; nullopt: all ranks have the same rows.
+  std::optional<ProcessGroup> group = {};
+};
+
+// mesh: the mesh of all ranks.
+CADRE_EXPORT DataRanks data_ranks(const DeviceMesh& mesh, const DataRanksOptions& options = {});
+
+}  // namespace cadre

@@ -1,0 +1,125 @@
+// The ranks of a group as a grid with named axes, and the groups along its axes.
+//
+// Threads: as ProcessGroup. The constructor is a collective of the world. Blocking: the
+// constructor; the first group() of each axis, until all members of that group have called it;
+// close(). Lifetime: a cheap value over shared state; slices and flattened meshes share the groups
+// of the mesh that they come from. The groups live as long as the last of them, and keep the world.
+// Errors: cadre::Error, kInvalidArgument for axes whose sizes do not multiply to the world's size,
+// for unknown axes and, on all ranks, for axes that differ between ranks. The world and the groups
+// of a mesh fail together, on all ranks of the world. After that: rejoin() the world and create a
+// new mesh.
+// Ranks are in row-major order: neighbouring ranks differ in the last axis. A world of one needs no
+// store and no connection. Source: torch.distributed.device_mesh; docs/decisions/0012.
+// Guide: docs/guide/mesh.md.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+#include "cadre/tensor/group/process_group.h"
+
+namespace cadre {
+
+class MeshGroups;
+
+struct MeshAxis {
+  std::string name;
+  int size;
+  friend bool operator==(const MeshAxis&, const MeshAxis&) = default;
+};
+
+class CADRE_EXPORT DeviceMesh {
+ public:
+  // The slowest axis first. Sizes are at least 1 and multiply to the world's size; names are unique
+  // and not empty.
+  DeviceMesh(const ProcessGroup& world, std::vector<MeshAxis> axes);
+  // A move is a copy, so that an object that was moved from is usable.
+  DeviceMesh(const DeviceMesh&) = default;
+  DeviceMesh& operator=(const DeviceMesh&) = default;
+
+  const std::vector<MeshAxis>& axes() const;
+  // The sizes alone, by axis.
+  const std::vector<int>& shape() const;
+  // The number of ranks.
+  int size() const;
+  int size(std::string_view axis) const;
+  // The coordinates of this rank, by axis; and the one in an axis, which is its rank in
+  // group(axis).
+  const std::vector<int>& coordinates() const;
+  int coordinate(std::string_view axis) const;
+
+  // The group of the ranks that differ from this one in this axis only, or in these axes only
+  // (row-major, in the order of the mesh). Created once, at the first use; the reference is valid
+  // as long as the mesh, its copies, slices and flattened meshes. Along an axis of size 1 it is a
+  // group of one.
+  const ProcessGroup& group(std::string_view axis) const;
+  const ProcessGroup& joint_group(const std::vector<std::string>& axes) const;
+  // The ranks of group(axis) in the group that was connected first, by coordinate; no
+  // communication.
+  std::vector<int> ranks(std::string_view axis) const;
+
+  // The mesh of these axes through this rank; the order is kept. No communication.
+  DeviceMesh slice(const std::vector<std::string>& axes) const;
+  DeviceMesh operator[](std::string_view axis) const { return slice({std::string(axis)}); }
+  // These axes, at least one and not necessarily neighbours, become one axis of this name at the
+  // place of the first of them; its coordinates count them in row-major order. The other axes stay.
+  // No communication.
+  DeviceMesh flatten(const std::vector<std::string>& axes, std::string name) const;
+
+  // The mesh of the axes of both, in the order of the mesh from which both come by slices or
+  // flattened meshes; an axis that both have is there once. Throws if they come from different
+  // meshes, if an axis of one is a part of a flattened axis of the other, or if two axes of
+  // different ranks have one name. No communication.
+  DeviceMesh joined_with(const DeviceMesh& other) const;
+  // The axes of whole() that an axis consists of, the slowest first: one, or those that were
+  // flattened.
+  std::vector<std::string> whole_axes_of(std::string_view axis) const;
+  // The reverse: an axis of this name that consists of these axes of whole(), as a mesh of one
+  // axis. It equals the one that flatten() makes, also on ranks that have not called that. No
+  // communication.
+  DeviceMesh axis_over(const std::vector<std::string>& whole_axes, std::string name) const;
+  // The axis along which the ranks of this group lie, as a mesh of one axis: one of the mesh from
+  // which this one comes. nullopt if the group has other ranks than any axis. No communication.
+  std::optional<DeviceMesh> axis_of(const ProcessGroup& group) const;
+  // The mesh of all ranks of the world from which this one comes.
+  DeviceMesh whole() const;
+
+  // Closes all groups created by this mesh and by meshes that share its groups, as
+  // ProcessGroup::close().
+  void close() const;
+
+  // "{dp: 2, tp: 4}", for messages.
+  std::string to_string() const;
+
+ private:
+  // A stride of an axis through the ranks of the world. A flattened axis has several, the slowest
+  // first.
+  struct Step {
+    int size;
+    int stride;
+    size_t axis;  // its index in the world mesh
+
+    bool operator==(const Step&) const = default;
+  };
+  struct View;
+
+  DeviceMesh(std::shared_ptr<MeshGroups> groups, std::vector<MeshAxis> axes,
+             std::vector<std::vector<Step>> steps, std::shared_ptr<const View> whole = nullptr);
+  size_t index_of(std::string_view axis) const;
+  // In ascending order. Throws if an axis is named twice, or for an empty list.
+  std::vector<size_t> indices_of(std::span<const std::string> axes) const;
+  // Ranks of the world that differ from this one in these axes, in row-major order.
+  std::vector<int> ranks_along(std::span<const size_t> axes) const;
+  [[noreturn]] void refuse(const std::string& problem) const;
+
+  std::shared_ptr<MeshGroups> groups_;  // shared by all slices and flattened meshes
+  std::shared_ptr<const View> view_;    // copies are cheap
+  std::shared_ptr<const View> whole_;   // view of the world mesh
+};
+
+}  // namespace cadre

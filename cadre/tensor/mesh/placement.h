@@ -1,0 +1,85 @@
+// The distribution of a tensor over the ranks of a mesh: one Placement for each axis, and the box
+// of the whole tensor that a rank holds under a list of placements.
+//
+// Threads: plain values and pure functions. Blocking: never. Lifetime: values own what they hold.
+// Errors: kInvalidArgument that names the placement, the axis or the sizes.
+// Sizes, offsets and dims are in elements of the whole tensor. Source: DTensor's placements.
+// Guide: docs/guide/mesh.md.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/types.h"
+
+namespace cadre {
+
+// The ranks of the axis hold consecutive chunks of dimension `dim`, as torch.chunk makes them:
+// ceil(size / ranks) long, the last ones shorter or empty. A negative dim counts from the end.
+struct Shard {
+  explicit Shard(int64_t tensor_dim) : dim(tensor_dim) {}
+  int64_t dim;
+  friend bool operator==(const Shard&, const Shard&) = default;
+};
+
+// Every rank of the axis holds the same elements.
+struct Replicate {
+  friend bool operator==(const Replicate&, const Replicate&) = default;
+};
+
+// Every rank of the axis holds one operand of a pending reduction over the axis.
+struct Partial {
+  explicit Partial(ReduceOp reduce_op = ReduceOp::kSum) : op(reduce_op) {}
+  ReduceOp op;
+  friend bool operator==(const Partial&, const Partial&) = default;
+};
+
+class CADRE_EXPORT Placement {
+ public:
+  Placement(Shard shard) : kind_(shard) {}              // NOLINT: implicit
+  Placement(Replicate replicate) : kind_(replicate) {}  // NOLINT: implicit
+  Placement(Partial partial) : kind_(partial) {}        // NOLINT: implicit
+
+  bool is_replicate() const { return std::holds_alternative<Replicate>(kind_); }
+  // Null for a placement of another kind.
+  const Shard* shard() const { return std::get_if<Shard>(&kind_); }
+  const Partial* partial() const { return std::get_if<Partial>(&kind_); }
+
+  friend bool operator==(const Placement&, const Placement&) = default;
+
+ private:
+  std::variant<Shard, Replicate, Partial> kind_;
+};
+
+// "Shard(0)", "Replicate()", "Partial(sum)"; of a list "[Shard(0), Replicate()]".
+CADRE_EXPORT std::string to_string(const Placement& placement);
+CADRE_EXPORT std::string to_string(std::span<const Placement> placements);
+
+// The same list with dims from 0 to num_dims - 1. Throws for a list without exactly one placement
+// for each of num_axes axes, a dim that the tensor does not have, Partial(premul_sum), and Partials
+// of different reductions, whose result would depend on the order of the axes (sum and avg may be
+// combined).
+CADRE_EXPORT std::vector<Placement> normalized(std::span<const Placement> placements,
+                                               size_t num_axes, int64_t num_dims);
+
+// A part of a tensor: along each dim from offsets[dim], sizes[dim] elements.
+struct Box {
+  std::vector<int64_t> offsets;
+  std::vector<int64_t> sizes;
+
+  int64_t numel() const;
+  friend bool operator==(const Box&, const Box&) = default;
+};
+
+// The part of a tensor of these sizes that the rank at these coordinates holds. Axes that shard one
+// dim divide it in the order of the mesh, slowest first: each divides the chunk of the axis before
+// it. The box of an empty chunk is at the end of the divided range.
+// mesh_shape, coordinates and placements have one entry for each axis.
+CADRE_EXPORT Box local_box(std::span<const int64_t> sizes, std::span<const int> mesh_shape,
+                           std::span<const int> coordinates, std::span<const Placement> placements);
+
+}  // namespace cadre

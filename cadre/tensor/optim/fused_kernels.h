@@ -1,0 +1,101 @@
+// Calls libtorch's fused CPU kernels, which update a parameter in one pass over its memory, after
+// checks for all inputs that they would accept silently and compute incorrectly.
+//
+// Threads: one. Blocking: never. Lifetime: the lists hold references to their tensors.
+// Errors: kInvalidArgument with the parameter's index and name, for a parameter, gradient or state
+// for which a kernel would be incorrect; the checks change nothing.
+// The kernels walk memory, not indices: parameter, gradient and state need one dtype and one order
+// of memory. They do not bump version counters; the functions below do. On bfloat16 and float16 the
+// SGD kernel of torch 2.13 leaves whole vectors of a parameter unchanged, so kSgdDtypes lacks them.
+// Source: at::_fused_adamw_ and its siblings.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+
+namespace cadre {
+
+// For messages: "cadre::AdamW: parameter 3 (fc.weight)". The name may be empty.
+struct ParameterPlace {
+  std::string_view optimizer;
+  size_t index = 0;
+  std::string_view name;
+};
+
+// "parameter 3 (fc.weight)".
+std::string to_text(const ParameterPlace& place);
+[[noreturn]] void refuse_parameter(const ParameterPlace& place, const std::string& sentence);
+
+inline constexpr at::ScalarType kAdamDtypes[] = {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf};
+inline constexpr at::ScalarType kSgdDtypes[] = {at::kDouble, at::kFloat};
+
+// Throws unless `parameter` is a strided CPU tensor of one of `dtypes`, without gaps and overlaps,
+// with memory, and not made in inference mode, unless that mode is on.
+CADRE_EXPORT void check_parameter(const at::Tensor& parameter, const ParameterPlace& place,
+                                  std::span<const at::ScalarType> dtypes);
+// Throws unless `gradient` has the parameter's layout, dtype, device and sizes.
+CADRE_EXPORT void check_gradient(const at::Tensor& parameter, const at::Tensor& gradient,
+                                 const ParameterPlace& place);
+// The same for a state tensor, which must be defined.
+CADRE_EXPORT void check_state(const at::Tensor& parameter, const at::Tensor& state,
+                              std::string_view state_name, const ParameterPlace& place);
+// A checked gradient or state in the memory order of `parameter`: the tensor itself, or a copy if
+// its order differs or if it is a negated view or a zero tensor without memory.
+CADRE_EXPORT at::Tensor in_order_of(const at::Tensor& parameter, const at::Tensor& tensor);
+
+// The arguments of one kernel call. Entry i of every list belongs to the same parameter.
+struct FusedBatch {
+  std::vector<at::Tensor> parameters;           // updated in place
+  std::vector<at::Tensor> gradients;            // read
+  std::vector<std::vector<at::Tensor>> states;  // a list for each state of the rule; in place
+  std::vector<at::Tensor> steps;  // zero-dimensional, counting this step; none for SGD
+};
+
+// The kernels compute whole vectors with fused multiply-add and the last few elements of a tensor
+// without it, so the bits of an element depend on where its tensor ends.
+enum class TailRounding {
+  kByKernel,  // as at::_fused_adamw_ and its siblings
+  // All elements as in whole vectors: the bits of an element do not depend on the slice or tensor
+  // that it is updated in. Each tensor whose size is no multiple of 64 bytes costs some
+  // microseconds.
+  kAsWholeVectors,
+};
+
+// Calls `kernel` once on the batch and bumps the version counters of the parameters.
+// REQUIRES: checked tensors in the parameters' order of memory; no two parameters share memory.
+CADRE_EXPORT void run_fused(const FusedBatch& batch, TailRounding rounding,
+                            const std::function<void(const FusedBatch&)>& kernel);
+
+struct FusedAdamOptions {
+  double learning_rate = 0;
+  double beta1 = 0;
+  double beta2 = 0;
+  double weight_decay = 0;
+  double epsilon = 0;
+  bool amsgrad = false;
+  bool decoupled_decay = true;  // AdamW's decay, which does not enter the moments
+};
+// States: exp_avg, exp_avg_sq and, with amsgrad, max_exp_avg_sq.
+CADRE_EXPORT void run_fused_adam(const FusedBatch& batch, const FusedAdamOptions& options,
+                                 TailRounding rounding);
+
+struct FusedSgdOptions {
+  double learning_rate = 0;
+  double momentum = 0;
+  double dampening = 0;
+  double weight_decay = 0;
+  bool nesterov = false;
+  bool is_first_step = false;  // the momentum buffers are written and not read
+};
+// States: momentum_buffer, unless the momentum is 0.
+CADRE_EXPORT void run_fused_sgd(const FusedBatch& batch, const FusedSgdOptions& options,
+                                TailRounding rounding);
+
+}  // namespace cadre

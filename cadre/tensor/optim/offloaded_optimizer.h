@@ -1,0 +1,110 @@
+// An optimizer of torch::optim whose state lies where its parameters lie: for shards in files
+// (FileOffload of FullyShardedDataParallel), so that the state needs no memory either. Cadre's own
+// optimizers do that by themselves.
+//
+//   OffloadedOptimizer<torch::optim::RMSprop> optimizer(model.parameters(), 1e-3);
+//
+// Threads: as O. Blocking: for the time of the disk. Lifetime: as O. Errors: those of O, and
+// kUnavailable for a full disk.
+// step() steps one parameter after the other, because torch::optim makes state in memory, from
+// where it is moved. O is elementwise: what it does to a parameter depends on no other one.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstddef>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cadre/tensor/group/file_memory.h"
+#include "cadre/tensor/optim/saved_part.h"
+#include "cadre/tensor/optim/state_loading.h"
+#include "cadre/tensor/optim/state_tensors.h"
+
+namespace cadre {
+
+template <typename O>
+class OffloadedOptimizer : public O {
+  static_assert(!std::is_void_v<optim_state::StateOf<O>>,
+                "cadre::OffloadedOptimizer<O>: O must be AdamW, Adam, SGD, RMSprop or Adagrad of "
+                "torch::optim or of Cadre, or derived from one; others use more than one parameter "
+                "at a time, or keep state that is not known here");
+
+ public:
+  using O::O;
+
+  at::Tensor step(typename O::LossClosure closure = nullptr) override {
+    at::Tensor loss;
+    if (closure) {
+      optim_state::check_closure_mode("cadre::OffloadedOptimizer");
+      const at::AutoGradMode with_grad(true);
+      loss = closure();
+    }
+    EmptyGroups groups(*this);
+    for (size_t i = 0; i < groups.parameters().size(); ++i) {
+      std::vector<at::Tensor>& group = this->param_groups()[i].params();
+      for (const at::Tensor& parameter : groups.parameters()[i]) {
+        group.assign(1, parameter);
+        O::step();
+        move_state(parameter);
+      }
+      group.clear();
+    }
+    return loss;
+  }
+
+  void save(torch::serialize::OutputArchive& archive) const override {
+    O::save(archive);
+    if constexpr (!optim_state::SavesPart<O>) {
+      optim_state::write_part(archive, this->param_groups());
+    }
+  }
+  static constexpr bool kSavesPart = true;
+
+  void load(torch::serialize::InputArchive& archive) override {
+    optim_state::check_part(archive, this->param_groups(), "cadre::OffloadedOptimizer",
+                            optim_state::PartRule::kIfWritten);
+    optim_state::load_checked<optim_state::StateOf<O>, optim_state::OptionsOf<O>>(
+        *this, "cadre::OffloadedOptimizer", {}, [&] { O::load(archive); });
+    for (const auto& group : this->param_groups()) {
+      for (const at::Tensor& parameter : group.params()) move_state(parameter);
+    }
+  }
+
+ private:
+  // While it lives, the groups have no parameters.
+  class EmptyGroups {
+   public:
+    explicit EmptyGroups(O& optimizer) : optimizer_(optimizer) {
+      for (auto& group : optimizer.param_groups()) {
+        parameters_.push_back(std::exchange(group.params(), {}));
+      }
+    }
+    ~EmptyGroups() {
+      for (size_t i = 0; i < parameters_.size(); ++i) {
+        optimizer_.param_groups()[i].params() = std::move(parameters_[i]);
+      }
+    }
+    EmptyGroups(const EmptyGroups&) = delete;
+    EmptyGroups& operator=(const EmptyGroups&) = delete;
+
+    const std::vector<std::vector<at::Tensor>>& parameters() const { return parameters_; }
+
+   private:
+    O& optimizer_;
+    std::vector<std::vector<at::Tensor>> parameters_;  // by group
+  };
+
+  void move_state(const at::Tensor& parameter) {
+    const auto found = this->state().find(parameter.unsafeGetTensorImpl());
+    if (found == this->state().end() || found->second == nullptr) return;
+    optim_state::visit_state_tensors(
+        static_cast<optim_state::StateOf<O>&>(*found->second),
+        [&parameter](const char*, auto& tensor) { tensor = moved_beside(parameter, tensor); });
+  }
+};
+
+}  // namespace cadre

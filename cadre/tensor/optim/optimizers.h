@@ -1,0 +1,85 @@
+// AdamW, Adam and SGD of torch::optim with a different step(): libtorch's fused kernels, which read
+// and write each parameter once instead of once for each term of the formula.
+//
+// Threads: one. Blocking: never. Lifetime: shares the parameters, as torch::optim.
+// Options, parameter groups, state classes, learning rate schedulers, zero_grad, torch::save and
+// torch::load are those of the base class, so either class can resume from the state of the other.
+// Results: those of torch::optim within rounding (docs/guide/optimizers.md). The bits of an element
+// depend neither on the tensor, nor on the slice of a flat buffer, nor on the number of threads
+// that it is updated with. Parameters: CPU, any shape and dense strides, at any offset of a shared
+// storage; float64, float32, and for AdamW and Adam bfloat16 and float16. State has the parameter's
+// dtype, as in torch::optim. A parameter that is listed several times, and parameters that share
+// memory, step in sequence. load() keeps the state of a parameter that is listed several
+// times, which torch::optim loses. An archive of shards of parameters says whose they are, and
+// load() refuses that of another rank.
+// Errors: kInvalidArgument, before anything is changed, for inputs for which a kernel would be
+// incorrect: see fused_kernels.h; also for a group with the options of another optimizer. The
+// message has the parameter's index, counted through all groups from 0, and its name if the
+// optimizer was created from named parameters. A parameter without a gradient is skipped. Version
+// counters are bumped, so that autograd detects a backward through a forward before the step;
+// torch::optim::SGD does not do that. Source: torch.optim with fused=True.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+#include <torch/ordered_dict.h>
+
+#include <string>
+#include <unordered_map>
+
+#include "cadre/core/base/export.h"
+
+namespace cadre {
+
+// The type of module.named_parameters().
+using NamedParameters = torch::OrderedDict<std::string, at::Tensor>;
+// A parameter's name by its TensorImpl, which is also the key of an optimizer's state.
+using ParameterNames = std::unordered_map<const void*, std::string>;
+
+class CADRE_EXPORT AdamW : public torch::optim::AdamW {
+ public:
+  using torch::optim::AdamW::AdamW;
+  // One group, as torch::optim::AdamW(named_parameters.values(), options); messages contain the
+  // names.
+  explicit AdamW(const NamedParameters& named_parameters, torch::optim::AdamWOptions options = {});
+
+  at::Tensor step(LossClosure closure = nullptr) override;
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+  static constexpr bool kSavesPart = true;
+
+ private:
+  ParameterNames names_;
+};
+
+class CADRE_EXPORT Adam : public torch::optim::Adam {
+ public:
+  using torch::optim::Adam::Adam;
+  explicit Adam(const NamedParameters& named_parameters, torch::optim::AdamOptions options = {});
+
+  at::Tensor step(LossClosure closure = nullptr) override;
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+  static constexpr bool kSavesPart = true;
+
+ private:
+  ParameterNames names_;
+};
+
+class CADRE_EXPORT SGD : public torch::optim::SGD {
+ public:
+  using torch::optim::SGD::SGD;
+  explicit SGD(const NamedParameters& named_parameters, torch::optim::SGDOptions options);
+
+  at::Tensor step(LossClosure closure = nullptr) override;
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+  static constexpr bool kSavesPart = true;
+
+ private:
+  ParameterNames names_;
+};
+
+}  // namespace cadre

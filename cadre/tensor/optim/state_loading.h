@@ -1,0 +1,125 @@
+// Loads the state of an optimizer from an archive of torch::save: all of it, or nothing.
+//
+// Threads: one. Blocking: never. Lifetime: keeps nothing. Errors: kInvalidArgument for an archive
+// of another optimizer or with other groups, and with the parameter for a state without a tensor
+// that its options need, with one that they do not use, or with one of other sizes or another
+// dtype. The optimizer has then the state and the options that it had before.
+// torch::optim accepts such states, merges what it loads with the state of a running optimizer, and
+// has lost that when it throws.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+#include "cadre/tensor/optim/state_tensors.h"
+
+namespace cadre::optim_state {
+
+// A parameter, for messages. The name may be empty.
+struct Place {
+  std::string_view optimizer;
+  size_t index = 0;  // through all groups
+  std::string_view name;
+};
+
+// Throws in inference mode, in which a closure cannot compute gradients: libtorch would say that
+// the loss requires no grad.
+CADRE_EXPORT void check_closure_mode(std::string_view optimizer);
+// Runs `load`; what it throws becomes a sentence about the archive.
+CADRE_EXPORT void load_archive(std::string_view optimizer, const std::function<void()>& load);
+// torch::load leaves an empty state for one of two parameters that were one when the file was
+// saved.
+[[noreturn]] CADRE_EXPORT void refuse_empty_state(const Place& place);
+// A tensor that a state needs is like its parameter; one that it does not need is undefined.
+CADRE_EXPORT void check_needed(const at::Tensor& parameter, const at::Tensor& state,
+                               std::string_view state_name, const Place& place);
+CADRE_EXPORT void check_not_needed(const at::Tensor& state, std::string_view state_name,
+                                   const Place& place);
+CADRE_EXPORT void check_num_steps(int64_t num_steps, const Place& place);
+
+// Whether an optimizer with these options has this tensor of its state class.
+template <typename Options>
+bool needs(const Options& options, std::string_view name) {
+  if (name == "max_exp_avg_sq") {
+    if constexpr (requires { options.amsgrad(); }) return options.amsgrad();
+  }
+  if (name == "momentum_buffer") {
+    if constexpr (requires { options.momentum(); }) return options.momentum() != 0;
+  }
+  if (name == "grad_avg") {
+    if constexpr (requires { options.centered(); }) return options.centered();
+  }
+  return true;
+}
+
+// The state and the options of an optimizer, without its state; back in it unless keep_loaded() is
+// called.
+class SetAside {
+ public:
+  explicit SetAside(torch::optim::Optimizer& optimizer)
+      : optimizer_(optimizer), state_(std::move(optimizer.state())) {
+    optimizer.state().clear();
+    for (const auto& group : optimizer.param_groups()) options_.push_back(group.options().clone());
+  }
+  ~SetAside() {
+    if (is_loaded_) return;
+    optimizer_.state() = std::move(state_);
+    for (size_t i = 0; i < options_.size(); ++i) {
+      optimizer_.param_groups()[i].set_options(std::move(options_[i]));
+    }
+  }
+  SetAside(const SetAside&) = delete;
+  SetAside& operator=(const SetAside&) = delete;
+
+  void keep_loaded() { is_loaded_ = true; }
+
+ private:
+  using State = std::remove_reference_t<decltype(std::declval<torch::optim::Optimizer&>().state())>;
+
+  torch::optim::Optimizer& optimizer_;
+  State state_;
+  std::vector<std::unique_ptr<torch::optim::OptimizerOptions>> options_;
+  bool is_loaded_ = false;
+};
+
+// load: that of the base class. names: of parameters, for messages; may be empty.
+template <typename State, typename Options>
+void load_checked(torch::optim::Optimizer& optimizer, std::string_view optimizer_name,
+                  const std::unordered_map<const void*, std::string>& names,
+                  const std::function<void()>& load) {
+  SetAside earlier(optimizer);
+  load_archive(optimizer_name, load);
+  size_t index = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    const auto* const options = dynamic_cast<const Options*>(&group.options());
+    for (const at::Tensor& parameter : group.params()) {
+      const auto name = names.find(parameter.unsafeGetTensorImpl());
+      const Place place = {optimizer_name, index++,
+                           name == names.end() ? std::string_view() : name->second};
+      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
+      if (found == optimizer.state().end() || options == nullptr) continue;
+      if (found->second == nullptr) refuse_empty_state(place);
+      auto& state = static_cast<State&>(*found->second);
+      visit_state_tensors(state, [&](const char* key, const at::Tensor& tensor) {
+        needs(*options, key) ? check_needed(parameter, tensor, key, place)
+                             : check_not_needed(tensor, key, place);
+      });
+      if constexpr (requires { state.step() < 0; }) check_num_steps(state.step(), place);
+    }
+  }
+  earlier.keep_loaded();
+}
+
+}  // namespace cadre::optim_state

@@ -1,0 +1,38 @@
+#include "cadre/tensor/optim/step_agreement.h"
+
+#include <ATen/ops/tensor.h>
+
+#include <exception>
+
+namespace cadre::optim_state {
+
+bool agree_on_step(const wrap::LocatedGroup& group, const StepTerms& terms) {
+  std::exception_ptr refusal;
+  uint64_t digest = 0;
+  uint64_t sample = 0;
+  try {
+    terms.check();
+    digest = terms.digest();
+    if (terms.sample) sample = terms.sample();
+  } catch (...) {
+    refusal = std::current_exception();
+  }
+  // The maximum of a number and of its complement are complements if the ranks have equal numbers.
+  const auto own_digest = static_cast<int64_t>(digest);
+  const auto own_sample = static_cast<int64_t>(sample);
+  const at::Tensor bounds =
+      at::tensor({own_digest, ~own_digest, own_sample, ~own_sample, refusal ? 1L : 0L}, at::kLong);
+  group.all_reduce(bounds, ReduceOp::kMax);
+  const int64_t* const largest = bounds.const_data_ptr<int64_t>();
+  if (largest[4] != 0) {
+    check_on_all_ranks(group.process_group(), terms.subject, [&refusal] {
+      if (refusal) std::rethrow_exception(refusal);
+    });
+  }
+  if (largest[0] != ~largest[1]) {
+    check_equal_on_all_ranks(group.process_group(), terms.subject, terms.fields, terms.remedy);
+  }
+  return largest[2] == ~largest[3];
+}
+
+}  // namespace cadre::optim_state

@@ -1,0 +1,33 @@
+// Agreement of the ranks of an optimizer before a step that changes what they share: what one rank
+// refuses is thrown on all, and settings that must be equal are compared.
+//
+// Threads: one. Blocking: collective, until the group's deadline; one all_reduce of 40 bytes while
+// nothing is refused and nothing differs. Lifetime: keeps nothing. Errors: of agreement.h, the same
+// on all ranks; where the ranks are not in the same step, those of wrap::LocatedGroup.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+#include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/hooks/located_group.h"
+
+namespace cadre::optim_state {
+
+struct StepTerms {
+  const char* subject;                               // the optimizer, as in AgreementSubject
+  std::function<void()> check;                       // throws what this rank refuses
+  std::function<uint64_t()> digest;                  // digest of what must be equal
+  std::function<std::vector<AgreedField>()> fields;  // the same, where the digests differ
+  std::string_view remedy;
+  // Digest of what is equal in a good step; a difference is not refused. Null: no sample.
+  std::function<uint64_t()> sample = {};
+};
+
+// Whether the samples are equal on all ranks.
+CADRE_EXPORT bool agree_on_step(const wrap::LocatedGroup& group, const StepTerms& terms);
+
+}  // namespace cadre::optim_state

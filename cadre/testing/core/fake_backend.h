@@ -1,0 +1,79 @@
+// A blocking engine for tests: moves bytes between fake peers, and lets a test count, drop, change,
+// delay or fail any collective in one place.
+//
+// Threads: as Backend; FakeCalls from any. Blocking: as its peers and on_call do. Lifetime: shares
+// its peers and its FakeCalls with the test. Errors: those of the peers and of on_call. For tests
+// only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/core/collective/backend.h"
+#include "cadre/core/comm/groups/backend_factory.h"
+#include "cadre/testing/core/fake_peers.h"
+
+namespace cadre::testing {
+
+// A collective on its way through a fake engine.
+struct FakeCall {
+  const Rank rank;                  // that calls it
+  const uint64_t number;            // counts the group's collectives from 1
+  const OpKind called;              // kAllocate, if the collective serves an allocation
+  Collective collective;            // may be changed before it is passed on
+  std::function<Status()> pass_on;  // runs it with the peers, as it is by then
+};
+
+// What a test sets and reads; may be shared by the engines of several ranks.
+class FakeCalls {
+ public:
+  using OnCall = std::function<Status(FakeCall& call)>;
+
+  FakeCalls() = default;
+  // Runs in place of each collective, and passes it on unless it is to be dropped:
+  //   count   ++n; return call.pass_on();
+  //   drop    return {};
+  //   change  call.collective.reduction = ReduceOp::kSum; return call.pass_on();
+  //   delay   wait; return call.pass_on();
+  //   fail    return Error(...);
+  explicit FakeCalls(OnCall on_call) : on_call_(std::move(on_call)) {}
+
+  // What runs in place of each collective from now on. REQUIRES: the groups have no pending
+  // operations.
+  void set_on_call(OnCall on_call) { on_call_ = std::move(on_call); }
+  // "all_reduce(sum, float32 x 12)", in the order of the calls.
+  std::vector<std::string> log() const;
+  void clear_log();
+  // The body of a fake engine.
+  Status run(FakePeers& peers, const FakeRank& self, const OpContext& op,
+             const Collective& collective);
+
+ private:
+  OnCall on_call_ = [](FakeCall& call) { return call.pass_on(); };
+  mutable std::mutex mutex_;
+  std::vector<std::string> log_;
+};
+
+class FakeBackend final : public Backend {
+ public:
+  FakeBackend(FakeRank self, std::shared_ptr<FakePeers> peers, std::shared_ptr<FakeCalls> calls);
+
+  Capabilities capabilities() const override;
+  Completion submit(const OpContext& op, std::span<const Collective> collectives) override;
+
+ private:
+  const FakeRank self_;
+  const std::shared_ptr<FakePeers> peers_;
+  const std::shared_ptr<FakeCalls> calls_;
+};
+
+// For CommunicatorOptions::backend.
+BackendFactory fake_backend(std::shared_ptr<FakePeers> peers,
+                            std::shared_ptr<FakeCalls> calls = std::make_shared<FakeCalls>());
+
+}  // namespace cadre::testing

@@ -1,0 +1,91 @@
+// A stream-ordered engine for tests, on a fake device whose memory is the host's: submit() enqueues
+// on a stream that a thread executes, and the Completion is done later. It cannot be aborted.
+//
+// Threads: FakeStream from any; FakeStreamBackend as Backend. Blocking: FakeStream::synchronize(),
+// and the destructors, until what is enqueued has run; submit() never. Lifetime: a FakeStream is
+// Collective::stream and outlives the operations that it is used with. Errors: as FakeBackend, at
+// the end of the Completion. For tests only. Source: CUDA's streams and events, NCCL's use of them.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "cadre/core/collective/backend.h"
+#include "cadre/core/comm/groups/backend_factory.h"
+#include "cadre/core/os/system.h"
+#include "cadre/testing/core/fake_backend.h"
+#include "cadre/testing/core/fake_peers.h"
+
+namespace cadre::testing {
+
+// A flag that is set once and waited for by several threads.
+class FakeEvent {
+ public:
+  explicit FakeEvent(os::System& system) : system_(system) {}
+  void set();
+  bool is_set() const;
+  // False at the deadline.
+  bool wait(Deadline deadline);
+
+ private:
+  os::System& system_;
+  mutable std::mutex mutex_;
+  bool is_set_ = false;
+  std::vector<os::Waiter*> waiting_;
+};
+
+// Runs what is enqueued in order, in a thread of its own.
+class FakeStream {
+ public:
+  explicit FakeStream(os::System& system);
+  ~FakeStream();
+  FakeStream(const FakeStream&) = delete;
+  FakeStream& operator=(const FakeStream&) = delete;
+
+  void enqueue(std::function<void()> task);
+  // What is enqueued from now on runs after the event.
+  void wait_event(std::shared_ptr<FakeEvent> event);
+  // Set when everything that is enqueued now has run.
+  std::shared_ptr<FakeEvent> record_event();
+  // Until everything that is enqueued now has run; false at the deadline.
+  bool synchronize(Deadline deadline) { return record_event()->wait(deadline); }
+
+ private:
+  void run();
+
+  os::System& system_;
+  const std::unique_ptr<os::Waiter> waiter_;  // for the thread
+  std::mutex mutex_;
+  std::deque<std::function<void()>> tasks_;
+  bool is_stopping_ = false;
+  std::unique_ptr<os::Thread> thread_;
+};
+
+class FakeStreamBackend final : public Backend {
+ public:
+  FakeStreamBackend(FakeRank self, std::shared_ptr<FakePeers> peers,
+                    std::shared_ptr<FakeCalls> calls);
+
+  Capabilities capabilities() const override;
+  Completion submit(const OpContext& op, std::span<const Collective> collectives) override;
+
+ private:
+  Completion make_completion(std::span<const Collective> collectives,
+                             const std::shared_ptr<FakeEvent>& end);
+
+  const FakeRank self_;
+  const std::shared_ptr<FakePeers> peers_;
+  const std::shared_ptr<FakeCalls> calls_;
+  FakeStream stream_;  // last: its thread uses the rest
+};
+
+// For CommunicatorOptions::backend.
+BackendFactory fake_stream_backend(
+    std::shared_ptr<FakePeers> peers,
+    std::shared_ptr<FakeCalls> calls = std::make_shared<FakeCalls>());
+
+}  // namespace cadre::testing

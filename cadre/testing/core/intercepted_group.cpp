@@ -1,0 +1,56 @@
+#include "cadre/testing/core/intercepted_group.h"
+
+#include <utility>
+#include <vector>
+
+#include "cadre/core/comm/communicator_impl.h"
+#include "cadre/testing/core/fake_peers.h"
+
+namespace cadre::testing {
+namespace {
+
+// The other ranks, as an engine reaches them.
+class PeersOfEngine final : public FakePeers {
+ public:
+  explicit PeersOfEngine(std::unique_ptr<Backend> engine) : engine_(std::move(engine)) {}
+
+  void restrict(Capabilities& can) const override { can = engine_->capabilities(); }
+  Status run(const FakeRank&, const OpContext& op, const Collective& collective) override {
+    return engine_->submit(op, {&collective, 1}).status();  // a native engine, which blocks
+  }
+
+ private:
+  const std::unique_ptr<Backend> engine_;
+};
+
+}  // namespace
+
+void intercept(Communicator& group, std::shared_ptr<FakeCalls> calls) {
+  if (group.num_collectives() > 0) {
+    throw Error(ErrorCode::kInvalidArgument, "intercept: the group has run operations already");
+  }
+  Communicator::Impl& impl = CommunicatorParts::impl_of(group);
+  std::shared_ptr<FakePeers> peers = std::make_shared<FormulaPeers>();  // a world of one has none
+  if (impl.engine != nullptr) peers = std::make_shared<PeersOfEngine>(std::move(impl.engine));
+  impl.engine = std::make_unique<FakeBackend>(FakeRank{.group = group.name(),
+                                                       .rank = impl.rank,
+                                                       .world_size = impl.world_size,
+                                                       .system = impl.system,
+                                                       .interrupt = nullptr},
+                                              std::move(peers), std::move(calls));
+  // Those that have got the former engine.
+  const bool has_memory = impl.capabilities.shares_memory;
+  impl.queue->close();
+  impl.heap = std::make_unique<SymmetricHeap>(SymmetricHeap::Parts{
+      impl.system, impl.rank, impl.world_size, impl.engine.get(),
+      has_memory ? impl.fabric->host_memory() : nullptr,
+      has_memory ? impl.fabric->slots_of(impl.members.ranks) : std::vector<int>(),
+      impl.signal_waits, impl.fork_guard, impl.one_sided_access});
+  impl.runner = std::make_unique<CollectiveRunner>(
+      CollectiveRunner::Parts{impl.system, *impl.monitor, *impl.recorder, impl.engine.get(),
+                              impl.capabilities, impl.heap.get(), impl.options.timeout});
+  impl.queue = std::make_shared<OperationQueue>(impl.system, *impl.runner, impl.fork_guard,
+                                                impl.options.log);
+}
+
+}  // namespace cadre::testing

@@ -1,0 +1,50 @@
+#include "cadre/testing/core/simulator_ranks.h"
+
+#include "cadre/core/base/format.h"
+
+namespace cadre::testing {
+namespace {
+
+constexpr uint16_t kRendezvousPort = 29500;
+
+std::string describe(const sim::RankEnd& end) {
+  switch (end.kind) {
+    case sim::RankEnd::Kind::kReturned:
+      return "";
+    case sim::RankEnd::Kind::kThrew:
+      return end.failure;
+    case sim::RankEnd::Kind::kKilled:
+      return "killed";
+    case sim::RankEnd::Kind::kStopped:
+      return "stopped";
+  }
+  return "unknown end";
+}
+
+}  // namespace
+
+SimulatedRanksResult run_ranks_in_simulator(uint64_t seed, sim::SimOptions options, int world_size,
+                                            const RankMain& rank_main) {
+  if (options.ranks_per_host.empty()) options.ranks_per_host = {world_size};
+  const os::Address address = options.ranks_per_host.size() == 1
+                                  ? os::Address{os::Address::Kind::kUnix, "cadre-test", 0}
+                                  : os::Address{os::Address::Kind::kTcp, "node0", kRendezvousPort};
+  sim::Simulator simulator(seed, std::move(options));
+  require(simulator.num_ranks() == world_size,
+          cadre::format("the hosts have {} ranks, the world has {}", simulator.num_ranks(),
+                        world_size));
+  SimulatedRanksResult result;
+  result.ranks.resize(static_cast<size_t>(world_size));
+  result.sim = simulator.run([&](os::System& system, int rank) {
+    RankContext context{system, rank, world_size, address, {}};
+    rank_main(context);
+    result.ranks[static_cast<size_t>(rank)].output = std::move(context.output);
+  });
+  for (size_t rank = 0; rank < result.ranks.size(); ++rank) {
+    result.ranks[rank].failure =
+        result.sim.failure.empty() ? describe(result.sim.ranks[rank]) : result.sim.failure;
+  }
+  return result;
+}
+
+}  // namespace cadre::testing

@@ -1,0 +1,50 @@
+// Shards with gradients by a formula, for the tests of what reads the gradients of a sharded model.
+//
+// Threads: one for each rank. Blocking: the mesh is made by a collective.
+#pragma once
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <string>
+#include <vector>
+
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/testing/torch/wrap_test_support.h"
+
+namespace cadre::testing {
+
+// Parameters "p0", "p1", ... of these numbers of elements, cut flat over the ranks of the group so
+// that the last ranks may hold nothing. The whole gradient of each is ones.
+inline std::vector<ParameterShard> shards_of_ones(const DeviceMesh& mesh,
+                                                  const std::vector<int64_t>& numels,
+                                                  torch::ScalarType dtype = torch::kFloat) {
+  std::vector<ParameterShard> shards;
+  const int64_t num_ranks = mesh.size("shard");
+  const int64_t rank = mesh.coordinate("shard");
+  for (const int64_t numel : numels) {
+    const int64_t part = (numel + num_ranks - 1) / num_ranks;
+    const FlatRange range = {std::min(numel, rank * part), std::min(numel, (rank + 1) * part)};
+    const Tensor values = torch::zeros({range.size()}, dtype).requires_grad_();
+    values.mutable_grad() = torch::ones({range.size()}, dtype);
+    shards.push_back({.name = "p" + std::to_string(shards.size()),
+                      .sizes = {numel},
+                      .mesh = mesh,
+                      .placements = std::vector<Placement>(mesh.axes().size(), Replicate()),
+                      .flat_axis = "shard",
+                      .range = range,
+                      .values = values,
+                      .parameter = {}});
+  }
+  return shards;
+}
+
+// Sets element `index` of the whole gradient, on the rank that holds it.
+inline void set_gradient(const ParameterShard& shard, int64_t index, double value) {
+  if (index < shard.range.begin || index >= shard.range.end) return;
+  shard.values.mutable_grad()[index - shard.range.begin] = value;
+}
+
+}  // namespace cadre::testing

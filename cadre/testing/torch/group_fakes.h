@@ -1,0 +1,234 @@
+// The groups that tests of wrappers use: a real one whose collectives a test sees on their way to
+// the engine, or rank 0 of one whose other ranks are a formula.
+//
+// Threads: as ProcessGroup; on_call runs in the thread that runs the collective, which may be the
+// group's own. Blocking: as the real group; never with a formula. Lifetime: group() and on_call may
+// outlive this. Errors: those of the real group; what on_call throws fails the group. For tests
+// only.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/comm/groups/split.h"
+#include "cadre/tensor/group/dtype.h"
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/testing/core/fake_backend.h"
+#include "cadre/testing/core/forwarding_system.h"
+#include "cadre/testing/core/intercepted_group.h"
+#include "cadre/testing/core/lone_group.h"
+
+namespace cadre::testing {
+
+// The elements of an operand, without its shape.
+inline at::Tensor tensor_of(ConstBytes bytes, DType dtype) {
+  const auto numel = static_cast<int64_t>(bytes.size() / size_of(dtype));
+  return at::from_blob(const_cast<std::byte*>(bytes.data()),  // NOLINT: a tensor is never const
+                       {numel}, at::TensorOptions().dtype(to_scalar_type(dtype)));
+}
+
+// The other ranks of rank 0, for tests of one rank: rank r's floating-point values are r + 1 times
+// those of rank 0, and its integers are rank 0's. A wrapper that puts more into its messages than
+// gradients derives from this.
+class PeersFormula : public FormulaPeers {
+ public:
+  explicit PeersFormula(int world_size) : world_size_(world_size) {}
+
+  int world_size() const { return world_size_; }
+  // The mean of all ranks' values over this rank's.
+  double mean_factor() const { return (world_size_ + 1) / 2.0; }
+  // In place: this rank's values become those of all ranks, reduced.
+  virtual void reduce(const at::Tensor& tensor, ReduceOp op) const {
+    if (tensor.is_floating_point()) {
+      tensor.mul_(op == ReduceOp::kAvg ? mean_factor() : mean_factor() * world_size_);
+    } else if (op == ReduceOp::kSum) {
+      tensor.mul_(world_size_);
+    }
+  }
+
+  Status run(const FakeRank& self, const OpContext& op, const Collective& c) override {
+    if (!reduces(c.kind)) return FormulaPeers::run(self, op, c);
+    const at::NoGradGuard no_grad;
+    const at::Tensor output = tensor_of(c.out, c.dtype);
+    // In a reduce_scatter this rank's part is rank 0's.
+    const at::Tensor own = tensor_of(c.in, c.dtype).narrow(0, 0, output.numel());
+    if (output.const_data_ptr() != own.const_data_ptr()) output.copy_(own);
+    reduce(output, c.reduction.op());
+    return {};
+  }
+
+ private:
+  int world_size_;
+};
+
+// A collective on its way to the other ranks.
+class GroupCall {
+ public:
+  explicit GroupCall(FakeCall& call)
+      : kind(call.called),
+        number(call.number),
+        root(call.collective.root),
+        input(tensor_of(call.collective.in, call.collective.dtype)),
+        output(tensor_of(call.collective.out, call.collective.dtype)),
+        call_(call) {}
+
+  // Whether it reduces gradients, as opposed to the integers that the ranks agree on.
+  bool is_reduction_of_values() const { return reduces(kind) && is_of_values(); }
+  bool is_of_values() const { return input.is_floating_point(); }
+  ReduceOp op() const { return call_.collective.reduction.op(); }
+  void reduce_with(ReduceOp op) { call_.collective.reduction = op; }
+  // Runs it with the other ranks, as it is by then.
+  void pass_on() {
+    const at::NoGradGuard no_grad;
+    status_ = call_.pass_on();
+  }
+  Status status() const { return status_; }
+
+  const OpKind kind;
+  const uint64_t number;  // counts the group's collectives from 1
+  const Rank root;
+  // The operands; the same memory where the collective is in place.
+  const at::Tensor input;
+  const at::Tensor output;
+
+ private:
+  FakeCall& call_;
+  Status status_;
+};
+
+class FakeGroup {
+  using OnCall = std::function<void(GroupCall& call)>;
+  // Shared with the engine.
+  const std::shared_ptr<OnCall> on_call_ =
+      std::make_shared<OnCall>([](GroupCall& call) { call.pass_on(); });
+
+ public:
+  // The ranks of `real`, which all make one: a group of its own, split off from it. The two fail
+  // together, so what fails together with `real` fails together with this group.
+  explicit FakeGroup(const ProcessGroup& real)
+      : FakeGroup(split(real.communicator(), {.color = 0, .name = real.name()},
+                        real.communicator().system().deadline_in(kDefaultConnectTimeout))) {
+    real.communicator().fail_together(*communicator_);
+  }
+  // REQUIRES: no operation was issued in `real`.
+  explicit FakeGroup(std::shared_ptr<Communicator> real) : communicator_(std::move(real)) {
+    intercept(*communicator_, calls_);
+    install();
+  }
+  // Rank 0 of a group whose other ranks are a formula. Its asynchronous collectives run when they,
+  // or later ones, are waited for, so a wrapper that reads before it waits sees what was there
+  // before.
+  explicit FakeGroup(const std::shared_ptr<PeersFormula>& formula) {
+    const auto lone = std::make_shared<Lone>();
+    CommunicatorOptions options;
+    options.backend = fake_backend(formula, calls_);
+    lone->group = make_lone_group(lone->system, formula->world_size(), options);
+    communicator_ = std::shared_ptr<Communicator>(lone, lone->group.get());
+    install();
+  }
+  FakeGroup(const FakeGroup&) = delete;
+  FakeGroup& operator=(const FakeGroup&) = delete;
+
+  // Runs in place of each collective, and passes it on unless it is to be dropped:
+  //   count   ++n; call.pass_on();
+  //   drop    return;
+  //   change  call.reduce_with(ReduceOp::kSum); call.pass_on();
+  //   delay   delay(call);
+  //   fail    throw Error(...);
+  // To be set while no operation is pending.
+  OnCall& on_call = *on_call_;
+  // Passes a collective on late, as a slow group does.
+  void delay(GroupCall& call) const {
+    os::System& system = communicator_->system();
+    system.make_waiter()->park(system.deadline_in(std::chrono::milliseconds(5)));
+    call.pass_on();
+  }
+
+  ProcessGroup group() const { return ProcessGroup(communicator_); }
+  // How many own the group, without this.
+  long num_owners() const { return communicator_.use_count() - 1; }
+
+  // "all_reduce(sum, float32 x 12)", in the order in which they ran.
+  std::vector<std::string> log() const { return calls_->log(); }
+  void clear_log() const { calls_->clear_log(); }
+  // Allocations of symmetric memory in the log.
+  int64_t num_allocated() const {
+    return std::ranges::count_if(
+        log(), [](const std::string& call) { return call.starts_with("allocate_symmetric"); });
+  }
+
+ private:
+  // A System whose progress threads do not begin before begin_threads() or their join(), so that
+  // callers run the operations.
+  class CallersRunAll final : public ForwardingSystem {
+   public:
+    using ForwardingSystem::ForwardingSystem;
+    std::unique_ptr<os::Thread> spawn(std::string name, std::function<void()> body) override {
+      if (have_begun_ || name != "cadre-progress") {
+        return inner_.spawn(std::move(name), std::move(body));
+      }
+      deferred_.push_back(std::make_shared<Deferred>(inner_, std::move(body)));
+      return std::make_unique<Handle>(deferred_.back());
+    }
+    void begin_threads() {
+      have_begun_ = true;
+      for (const auto& deferred : deferred_) deferred->begin();
+    }
+
+   private:
+    class Deferred {
+     public:
+      Deferred(os::System& system, std::function<void()> body)
+          : system_(system), body_(std::move(body)) {}
+      void begin() {
+        if (thread_ == nullptr) thread_ = system_.spawn("cadre-progress", body_);
+      }
+      void join() {
+        begin();
+        thread_->join();
+      }
+
+     private:
+      os::System& system_;
+      const std::function<void()> body_;
+      std::unique_ptr<os::Thread> thread_;
+    };
+    struct Handle final : os::Thread {
+      explicit Handle(std::shared_ptr<Deferred> deferred) : deferred_(std::move(deferred)) {}
+      void join() override { deferred_->join(); }
+      std::shared_ptr<Deferred> deferred_;
+    };
+    std::vector<std::shared_ptr<Deferred>> deferred_;
+    bool have_begun_ = false;
+  };
+  struct Lone {
+    // A group that is destroyed waits for the end of what is pending.
+    ~Lone() { system.begin_threads(); }
+    std::unique_ptr<os::System> native = os::make_native_system();
+    CallersRunAll system{*native};
+    std::unique_ptr<Communicator> group;
+  };
+
+  void install() {
+    calls_->set_on_call([on_call = on_call_](FakeCall& call) {
+      GroupCall seen(call);
+      (*on_call)(seen);
+      return seen.status();
+    });
+  }
+
+  std::shared_ptr<FakeCalls> calls_ = std::make_shared<FakeCalls>();
+  std::shared_ptr<Communicator> communicator_;
+};
+
+}  // namespace cadre::testing

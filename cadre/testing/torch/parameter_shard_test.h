@@ -1,0 +1,38 @@
+// What the tests of divided layers check of their records.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/types.h>
+
+#include <vector>
+
+#include "cadre/tensor/mesh/layout.h"
+#include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/testing/core/ranks.h"
+
+namespace cadre::testing {
+
+// The records are those of all parameters of `whole`, in any order, and their values the tensors of
+// `divided`, each with the elements of its local box. Returns how many are divided along the axis
+// of this number.
+inline int num_divided(const std::vector<ParameterShard>& records, const torch::nn::Module& divided,
+                       const torch::nn::Module& whole, size_t axis) {
+  const auto expected = whole.named_parameters();
+  require(records.size() == expected.size(), "one record for each parameter");
+  int count = 0;
+  for (const ParameterShard& record : records) {
+    const torch::Tensor& tensor = expected[record.name];
+    require(record.sizes == tensor.sizes().vec(), "whole sizes of " + record.name);
+    require(record.values.is_same(divided.named_parameters()[record.name]), record.name);
+    const Box box = local_box_of(record);
+    torch::Tensor part = tensor;
+    for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
+      part = part.narrow(static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
+    }
+    require(torch::equal(record.values, part), "values of " + record.name);
+    count += record.placements[axis].shard() != nullptr ? 1 : 0;
+  }
+  return count;
+}
+
+}  // namespace cadre::testing

@@ -1,0 +1,106 @@
+#include "cadre/train/checkpoint/module_file.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <map>
+#include <set>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/format.h"
+#include "cadre/train/checkpoint/on_file_system.h"
+#include "cadre/train/checkpoint/planning/shared_memory.h"
+#include "cadre/train/checkpoint/safetensors.h"
+#include "cadre/core/os/files/durable_file.h"
+#include "cadre/core/os/files/native_file_system.h"
+#include "cadre/tensor/hooks/shard_mark.h"
+
+namespace cadre {
+
+NamedTensors named_state(const torch::nn::Module& module) {
+  NamedTensors state;
+  for (const auto& item : module.named_parameters()) state.emplace_back(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) state.emplace_back(item.key(), item.value());
+  return state;
+}
+
+namespace {
+
+void refuse_shards(const NamedTensors& state, std::string_view call) {
+  for (const auto& [name, tensor] : state) {
+    wrap::refuse_shard_as_whole(
+        name, tensor, call,
+        "A file of one module holds whole parameters: use save_sharded() and load_sharded() with "
+        "cadre::parts_of(records, module)");
+  }
+}
+
+}  // namespace
+
+void save(const torch::nn::Module& module, const std::string& path) {
+  os::NativeFileSystem files;
+  save(module, files, path);
+}
+
+void save(const torch::nn::Module& module, os::FileSystem& files, const std::string& path) {
+  const NamedTensors state = named_state(module);
+  refuse_shards(state, "save");
+  const std::string temporary = files.create_beside(path).value_or_throw();
+  Status saved = write_safetensors(files, temporary, state, {{"format", "pt"}});
+  if (saved.ok()) saved = os::rename_path(files, temporary, path);
+  if (!saved.ok()) (void)os::remove_all(files, temporary);
+  saved.value_or_throw();
+}
+
+void load(torch::nn::Module& module, const std::string& path) {
+  const NamedTensors state = named_state(module);
+  refuse_shards(state, "load");
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  NamedTensors read = file.read_all();
+  file.check_unchanged();
+  std::map<std::string, at::Tensor> by_name(read.begin(), read.end());
+  // The file may have a tied tensor under only one of its names.
+  std::set<const void*> in_file;
+  for (const auto& [name, tensor] : state) {
+    if (by_name.contains(name)) in_file.insert(tensor.unsafeGetTensorImpl());
+  }
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // to, from
+  std::vector<PlannedWrite> writes;
+  for (const auto& [name, tensor] : state) {
+    const auto found = by_name.find(name);
+    if (found == by_name.end()) {
+      if (in_file.contains(tensor.unsafeGetTensorImpl())) continue;
+      throw Error(ErrorCode::kInvalidArgument,
+                  cadre::format("{} has no tensor '{}', which the model needs", path, name));
+    }
+    if (found->second.sizes() != tensor.sizes() ||
+        found->second.scalar_type() != tensor.scalar_type()) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          cadre::format("{}: tensor '{}' is {} {}, but the model has {} {}", path, name,
+                        c10::toString(found->second.scalar_type()), c10::str(found->second.sizes()),
+                        c10::toString(tensor.scalar_type()), c10::str(tensor.sizes())));
+    }
+    copies.emplace_back(tensor, found->second);
+    writes.push_back({.name = name, .target = tensor, .values = [&found_values = found->second] {
+                        return found_values.contiguous().view({-1});
+                      }});
+  }
+  if (by_name.size() != copies.size()) {
+    for (const auto& [name, tensor] : state) by_name.erase(name);
+    throw Error(ErrorCode::kInvalidArgument,
+                cadre::format("{} has a tensor '{}', which the model does not", path,
+                              by_name.begin()->first));
+  }
+  try {
+    check_shared_memory(writes);
+  } catch (const Error& error) {
+    throw error.with_context(path);
+  }
+  const at::NoGradGuard no_grad;
+  for (const auto& [to, from] : copies) to.copy_(from);
+}
+
+}  // namespace cadre

@@ -1,0 +1,64 @@
+// A module's parameters and buffers in one safetensors file.
+//
+// Threads: one at a time for a module. Blocking: reads and writes a disk. Errors: cadre::Error;
+// load() names the first tensor that is missing, unknown or of another shape or dtype, and leaves
+// the module unchanged. Source: torch::save and torch::load.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace cadre {
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+// The parameters, then the buffers, by their full names. They share the module's memory.
+CADRE_EXPORT NamedTensors named_state(const torch::nn::Module& module);
+
+// Writes a temporary file with a unique name and renames it, so that `path` is never incomplete,
+// nor a mixture if several ranks write it: the last rename wins. kInvalidArgument, also from
+// load(), for a parameter that is a shard, as after parallelize_module().
+CADRE_EXPORT void save(const torch::nn::Module& module, const std::string& path);
+// Fills the module in place.
+CADRE_EXPORT void load(torch::nn::Module& module, const std::string& path);
+
+// A wrapper such as DistributedDataParallel, which is not a module itself.
+template <typename Given>
+concept ModuleWrapper = requires(const Given& wrapper) { wrapper.module(); };
+
+template <typename Given>
+inline constexpr bool kIsModule = !ModuleWrapper<Given>;
+
+template <ModuleWrapper Given>
+void save(const Given&, const std::string&) {
+  static_assert(kIsModule<Given>,
+                "cadre::save(module, path): pass the wrapped module, model.module()");
+}
+template <ModuleWrapper Given>
+void load(const Given&, const std::string&) {
+  static_assert(kIsModule<Given>,
+                "cadre::load(module, path): pass the wrapped module, model.module()");
+}
+
+// The same for a module holder (torch::nn::Sequential) or a std::shared_ptr to a module.
+template <typename Pointer>
+  requires requires(const Pointer& module) { *module; }
+void save(const Pointer& module, const std::string& path) {
+  save(*module, path);
+}
+template <typename Pointer>
+  requires requires(Pointer& module) { *module; }
+void load(Pointer&& module, const std::string& path) {
+  load(*module, path);
+}
+
+}  // namespace cadre

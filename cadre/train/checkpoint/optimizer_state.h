@@ -1,0 +1,44 @@
+// The state of a torch::optim optimizer by parameter name, and back.
+//
+// Threads: one. Blocking: never. Lifetime: optimizer_state() and set_optimizer_state() copy
+// tensors; what shared_optimizer_state() returns shares them. Errors: kInvalidArgument that names
+// the parameter and the state: for a parameter of the optimizer that is not among those given (the
+// optimizer was constructed before the model was wrapped), a state that is unknown to the optimizer
+// with its options, missing, or of another size, and an optimizer other than Adam, AdamW, SGD,
+// RMSprop and Adagrad, or classes derived from them, such as cadre::AdamW. Names are those of
+// torch.optim: step, exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer, square_avg, grad_avg,
+// sum. Learning rates and other options are not part of it.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+#include "cadre/train/checkpoint/snapshot_parts.h"
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace cadre {
+
+// A copy of the states of the parameters that had a gradient in a step, which later steps do not
+// change. A parameter is identified by its `values`, the leaf from which the optimizer was
+// constructed. The copies lie in memory, also those of states in a file (FileOffload).
+CADRE_EXPORT std::vector<ParameterState> optimizer_state(
+    const torch::optim::Optimizer& optimizer, std::span<const SnapshotTensor> parameters);
+
+// The same without copies, for a save before the next step: the optimizer's own tensors, which each
+// step changes in place.
+CADRE_EXPORT std::vector<ParameterState> shared_optimizer_state(
+    const torch::optim::Optimizer& optimizer, std::span<const SnapshotTensor> parameters);
+
+// Replaces the whole state by copies, so that `states` can be set again, also in other optimizers;
+// parameters that are not in `states` have none afterwards, as in a new
+// optimizer. States of parameters of which this rank holds nothing, and which are not the
+// optimizer's, are left out. Checks everything first.
+CADRE_EXPORT void set_optimizer_state(torch::optim::Optimizer& optimizer,
+                                      std::span<const SnapshotTensor> parameters,
+                                      std::span<const ParameterState> states);
+
+}  // namespace cadre

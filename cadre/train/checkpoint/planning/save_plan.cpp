@@ -1,0 +1,346 @@
+#include "cadre/train/checkpoint/planning/save_plan.h"
+
+#include <algorithm>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <tuple>
+#include <utility>
+
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/mesh/layout.h"
+#include "cadre/core/wire/byte_codec.h"
+#include "cadre/core/wire/safetensors_header.h"
+#include "cadre/tensor/hooks/named_tensors.h"
+
+namespace cadre {
+namespace {
+
+constexpr size_t kMaxTextBytes = size_t{1} << 20;
+
+void write_integers(wire::ByteWriter& out, std::span<const int64_t> values) {
+  out.integer(static_cast<uint32_t>(values.size()));
+  for (const int64_t value : values) out.integer(value);
+}
+
+std::vector<int64_t> read_integers(wire::ByteReader& in) {
+  std::vector<int64_t> values;
+  const auto size = in.integer<uint32_t>();
+  for (uint32_t i = 0; i < size && in.ok(); ++i) values.push_back(in.integer<int64_t>());
+  return values;
+}
+
+struct BoxOrder {
+  bool operator()(const Box& a, const Box& b) const {
+    return std::tie(a.offsets, a.sizes) < std::tie(b.offsets, b.sizes);
+  }
+};
+
+// The ranks that hold each box of a tensor, in ascending order.
+using Holders = std::map<Box, std::vector<int>, BoxOrder>;
+
+// A tensor, its holders, and the ranks that have its name, in ascending order.
+struct Known {
+  const HeldTensor* first = nullptr;
+  int first_rank = 0;
+  Holders boxes;
+  std::vector<int> ranks;
+};
+
+bool is_within(const Box& box, std::span<const int64_t> shape) {
+  if (box.offsets.size() != shape.size() || box.sizes.size() != shape.size()) return false;
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    const int64_t offset = box.offsets[dim];
+    const int64_t size = box.sizes[dim];
+    if (offset < 0 || size < 0 || offset > shape[dim] || size > shape[dim] - offset) return false;
+  }
+  return true;
+}
+
+// What `box` has without `taken`: along each dim what lies before it, and what lies behind it.
+std::vector<Box> without(Box box, const Box& taken) {
+  const Box common = intersection(box, taken);
+  if (common.numel() == 0) return {std::move(box)};
+  std::vector<Box> rest;
+  for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
+    const int64_t end = box.offsets[dim] + box.sizes[dim];
+    const int64_t common_end = common.offsets[dim] + common.sizes[dim];
+    for (const auto& [from, to] :
+         {std::pair(box.offsets[dim], common.offsets[dim]), std::pair(common_end, end)}) {
+      if (from == to) continue;
+      Box slab = box;
+      slab.offsets[dim] = from;
+      slab.sizes[dim] = to - from;
+      rest.push_back(std::move(slab));
+    }
+    box.offsets[dim] = common.offsets[dim];
+    box.sizes[dim] = common.sizes[dim];
+  }
+  return rest;
+}
+
+// A rank with two boxes that have elements in common.
+std::optional<int> find_rank_with_overlap(const Holders& boxes) {
+  for (auto a = boxes.begin(); a != boxes.end(); ++a) {
+    for (auto b = std::next(a); b != boxes.end(); ++b) {
+      if (intersection(a->first, b->first).numel() == 0) continue;
+      const auto both = std::ranges::find_first_of(a->second, b->second);
+      if (both != a->second.end()) return *both;
+    }
+  }
+  return std::nullopt;
+}
+
+// Ranks that divide a tensor among them in several ways hold boxes that overlap: flat shards along
+// one axis, of ranks whose flat buffers differ in size along another one. Cuts the boxes into
+// disjoint ones with the same elements, each with all ranks that hold it. Small boxes stay whole,
+// and larger ones are cut, because more ranks hold the elements of small ones and share the work.
+// Costs the square of the number of boxes, which is small: most shards have nothing of a tensor
+// that is not divided.
+Holders cut_apart(const Holders& overlapping) {
+  std::vector<Box> by_size;
+  for (const auto& [box, ranks] : overlapping) by_size.push_back(box);
+  std::ranges::stable_sort(by_size, {}, &Box::numel);
+  std::vector<Box> taken;
+  for (const Box& box : by_size) {
+    std::vector<Box> rest = {box};
+    for (const Box& earlier : taken) {
+      std::vector<Box> left;
+      for (Box& part : rest) std::ranges::move(without(part, earlier), std::back_inserter(left));
+      rest = std::move(left);
+    }
+    taken.insert(taken.end(), rest.begin(), rest.end());
+  }
+  Holders disjoint;
+  for (const Box& part : taken) {
+    std::vector<int>& ranks = disjoint[part];
+    for (const auto& [box, holders] : overlapping) {
+      if (intersection(box, part) == part)
+        ranks.insert(ranks.end(), holders.begin(), holders.end());
+    }
+    std::ranges::sort(ranks);
+  }
+  return disjoint;
+}
+
+Error mismatch(const Known& known, const HeldTensor& other, int rank) {
+  const ManifestTensor& a = known.first->tensor;
+  const ManifestTensor& b = other.tensor;
+  if (a.dtype == b.dtype && a.shape == b.shape && a.is_scalar == b.is_scalar) {
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("'{}' has other values on rank {} than on rank {}; a scalar of an "
+                               "optimizer's state must be equal on all ranks",
+                               name_in_files(a), rank, known.first_rank));
+  }
+  return Error(
+      ErrorCode::kInvalidArgument,
+      cadre::format("'{}' is {} {} on rank {}, but {} {} on rank {}", name_in_files(a), a.dtype,
+                    list_of(a.shape), known.first_rank, b.dtype, list_of(b.shape), rank));
+}
+
+// A rank of `size` ranks that does not have the name; nullopt for the state of an optimizer, which
+// a rank has of its own parameters only.
+std::optional<int> rank_without(const Known& known, size_t size) {
+  if (!known.first->tensor.state.empty()) return std::nullopt;
+  for (int rank = 0; rank < static_cast<int>(size); ++rank) {
+    if (!std::ranges::binary_search(known.ranks, rank)) return rank;
+  }
+  return std::nullopt;
+}
+
+Error missing_name(const Known& known, int rank) {
+  return Error(ErrorCode::kInvalidArgument,
+               cadre::format("'{}' is a tensor of the model on rank {}, but not on rank {}, which "
+                             "could not load the snapshot: all ranks need the same names of "
+                             "parameters and buffers; a parameter of which a rank holds nothing "
+                             "has no boxes there",
+                             known.first->tensor.name, known.first_rank, rank));
+}
+
+// Files and torch.distributed.checkpoint have one name for a state, without the border between the
+// names of the parameter and of the state.
+Status check_names_apart(const std::map<std::pair<std::string, std::string>, Known>& tensors) {
+  std::map<std::string, const ManifestTensor*> by_name;
+  for (const auto& [key, known] : tensors) {
+    const ManifestTensor& tensor = known.first->tensor;
+    if (tensor.state.empty()) continue;
+    const auto [other, is_new] = by_name.emplace(name_in_files(tensor), &tensor);
+    if (is_new) continue;
+    return Error(
+        ErrorCode::kInvalidArgument,
+        cadre::format("the states '{}' of '{}' and '{}' of '{}' would have one name in the "
+                      "files, '{}'; rename one of the parameters",
+                      other->second->state, other->second->name, tensor.state, tensor.name,
+                      other->first));
+  }
+  return {};
+}
+
+bool is_same(const HeldTensor& a, const HeldTensor& b) {
+  return a.tensor == b.tensor && a.value == b.value;
+}
+
+uint64_t bytes_of(const ManifestTensor& tensor, const Box& box) {
+  return static_cast<uint64_t>(box.numel()) * wire::safetensors_dtype_bytes(tensor.dtype);
+}
+
+// Assigns boxes to ranks and files.
+class Planner {
+ public:
+  explicit Planner(size_t world_size) : load_(world_size) {}
+
+  Status add(const Known& known) {
+    const ManifestTensor& tensor = known.first->tensor;
+    const Status as_held = check_cover(tensor, known.boxes);
+    if (as_held.ok()) {
+      assign(tensor, known.boxes);
+      return {};
+    }
+    const auto fits = [&](const auto& item) { return is_within(item.first, tensor.shape); };
+    if (!std::ranges::all_of(known.boxes, fits)) return as_held;
+    if (const auto rank = find_rank_with_overlap(known.boxes)) {
+      return Error(
+          ErrorCode::kInvalidArgument,
+          cadre::format("{}: two of the boxes of rank {} overlap; the boxes of a rank have "
+                        "no element in common",
+                        quoted_name(tensor), *rank));
+    }
+    const Holders boxes = cut_apart(known.boxes);
+    CADRE_RETURN_IF_ERROR(check_cover(tensor, boxes));
+    assign(tensor, boxes);
+    return {};
+  }
+
+  SavePlan take() {
+    std::map<std::pair<int, bool>, size_t> num_files;
+    for (const auto& [key, file] : files_) ++num_files[{std::get<0>(key), std::get<1>(key)}];
+    for (const auto& [key, file] : files_) {
+      const auto& [writer, is_optimizer, number] = key;
+      plan_.manifest.files[file].name = cadre::format(
+          "shard-{:05}-{}-{:05}-of-{:05}.safetensors", writer + 1,
+          is_optimizer ? "optimizer" : "model", number + 1, num_files[{writer, is_optimizer}]);
+    }
+    plan_.manifest.world_size = static_cast<int64_t>(load_.size());
+    return std::move(plan_);
+  }
+
+ private:
+  static std::string quoted_name(const ManifestTensor& tensor) {
+    return cadre::format("'{}'", name_in_files(tensor));
+  }
+
+  // That the boxes are the whole tensor, and disjoint.
+  Status check_cover(const ManifestTensor& tensor, const Holders& boxes) const {
+    std::vector<ManifestPiece> pieces;
+    for (const auto& [box, holders] : boxes) {
+      pieces.push_back({.offsets = box.offsets, .sizes = box.sizes});
+    }
+    const Status status = check_pieces(tensor.shape, pieces);
+    if (status.ok()) return {};
+    return Error(ErrorCode::kInvalidArgument,
+                 cadre::format("{}: {}; {}", quoted_name(tensor), status.error().message(),
+                               load_.size() == 1
+                                   ? "without a group this process must hold the whole tensor: "
+                                     "pass the group of the ranks that hold its parts"
+                                   : "all ranks together must hold the whole tensor"));
+  }
+
+  void assign(ManifestTensor tensor, const Holders& boxes) {
+    const size_t index = plan_.manifest.tensors.size();
+    const bool is_optimizer = !tensor.state.empty();
+    std::map<int, size_t> num_pieces;  // by writer, of this tensor
+    for (const auto& [box, holders] : boxes) {
+      const int writer = *std::ranges::min_element(
+          holders, {}, [this](int rank) { return load_[static_cast<size_t>(rank)]; });
+      load_[static_cast<size_t>(writer)] += bytes_of(tensor, box);
+      const size_t file = file_of(writer, is_optimizer, num_pieces[writer]++);
+      plan_.files[file].tensors.push_back(index);
+      tensor.pieces.push_back({.file = file, .offsets = box.offsets, .sizes = box.sizes});
+    }
+    plan_.manifest.tensors.push_back(std::move(tensor));
+  }
+
+  size_t file_of(int writer, bool is_optimizer, size_t number) {
+    const auto [found, is_new] =
+        files_.try_emplace({writer, is_optimizer, number}, plan_.files.size());
+    if (is_new) {
+      plan_.files.push_back({.writer = writer, .is_optimizer = is_optimizer, .tensors = {}});
+      plan_.manifest.files.push_back({});
+    }
+    return found->second;
+  }
+
+  std::vector<uint64_t> load_;  // bytes to write, by rank
+  std::map<std::tuple<int, bool, size_t>, size_t> files_;
+  SavePlan plan_;
+};
+
+}  // namespace
+
+std::string encode_held(std::span<const HeldTensor> held) {
+  wire::ByteWriter out;
+  for (const auto& [tensor, boxes, value] : held) {
+    for (const std::string* text : {&tensor.name, &tensor.state, &tensor.dtype, &value}) {
+      out.text(*text);
+    }
+    out.integer(static_cast<uint8_t>(tensor.is_scalar));
+    write_integers(out, tensor.shape);
+    out.integer(static_cast<uint32_t>(boxes.size()));
+    for (const Box& box : boxes) {
+      write_integers(out, box.offsets);
+      write_integers(out, box.sizes);
+    }
+  }
+  return std::string(wire::as_text(out.bytes()));
+}
+
+Result<std::vector<HeldTensor>> decode_held(std::string_view text) {
+  wire::ByteReader in(wire::as_bytes(text));
+  std::vector<HeldTensor> held;
+  while (in.ok() && in.remaining() > 0) {
+    HeldTensor item;
+    ManifestTensor& tensor = item.tensor;
+    for (std::string* part : {&tensor.name, &tensor.state, &tensor.dtype, &item.value}) {
+      *part = in.text(kMaxTextBytes);
+    }
+    tensor.is_scalar = in.integer<uint8_t>() != 0;
+    tensor.shape = read_integers(in);
+    const auto num_boxes = in.integer<uint32_t>();
+    for (uint32_t i = 0; i < num_boxes && in.ok(); ++i) {
+      Box box{read_integers(in), {}};
+      box.sizes = read_integers(in);
+      item.boxes.push_back(std::move(box));
+    }
+    held.push_back(std::move(item));
+  }
+  if (!in.is_complete()) {
+    return Error(ErrorCode::kInternal, "a rank's list of tensors for a snapshot is malformed");
+  }
+  return held;
+}
+
+Result<SavePlan> plan_save(std::span<const std::vector<HeldTensor>> by_rank) {
+  std::map<std::pair<std::string, std::string>, Known> tensors;  // by state, then name
+  for (size_t i = 0; i < by_rank.size(); ++i) {
+    const int rank = static_cast<int>(i);
+    for (const HeldTensor& held : by_rank[i]) {
+      Known& known = tensors[{held.tensor.state, held.tensor.name}];
+      if (known.first == nullptr) {
+        known.first = &held;
+        known.first_rank = rank;
+      }
+      if (!is_same(*known.first, held)) return mismatch(known, held, rank);
+      for (const Box& box : held.boxes) known.boxes[box].push_back(rank);
+      known.ranks.push_back(rank);
+    }
+  }
+  for (const auto& [key, known] : tensors) {
+    if (const auto rank = rank_without(known, by_rank.size())) return missing_name(known, *rank);
+  }
+  CADRE_RETURN_IF_ERROR(check_names_apart(tensors));
+  Planner planner(by_rank.size());
+  for (const auto& [key, known] : tensors) CADRE_RETURN_IF_ERROR(planner.add(known));
+  return planner.take();
+}
+
+}  // namespace cadre

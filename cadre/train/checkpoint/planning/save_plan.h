@@ -1,0 +1,54 @@
+// Plans which rank writes which boxes of which tensors to which file: a pure function of the
+// tensors that the ranks hold, so that all ranks compute the same plan.
+//
+// Threads: plain values. Blocking: never. Lifetime: plain values. Errors: kInvalidArgument that
+// names the tensor and the ranks. A box that several ranks hold (replicas) is written once, by the
+// rank among them with the fewest bytes to write so far. Where boxes of different ranks overlap
+// without being equal, the plan has parts of them, each inside one box of its writer. A file has at
+// most one box of a tensor, as torch.distributed.checkpoint requires for safetensors.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/types.h"
+#include "cadre/tensor/mesh/placement.h"
+#include "cadre/core/wire/snapshot_manifest.h"
+
+namespace cadre {
+
+// A tensor and the boxes of it that a rank holds; none, if the rank only has its name, as of a
+// buffer that another rank writes. The pieces of `tensor` are not used.
+struct HeldTensor {
+  ManifestTensor tensor;
+  std::vector<Box> boxes;
+  std::string value;  // the bytes of a scalar, which must be equal on all ranks
+
+  friend bool operator==(const HeldTensor&, const HeldTensor&) = default;
+};
+
+std::string encode_held(std::span<const HeldTensor> held);
+// kInternal for a text that encode_held() did not write.
+Result<std::vector<HeldTensor>> decode_held(std::string_view text);
+
+struct PlannedFile {
+  Rank writer;
+  bool is_optimizer = false;
+  // Indices of SavePlan::manifest.tensors; each has a piece in this file.
+  std::vector<size_t> tensors;
+};
+
+struct SavePlan {
+  SnapshotManifest manifest;       // without the sizes of the files
+  std::vector<PlannedFile> files;  // by index of manifest.files
+};
+
+// Computes the plan from the tensors that each rank holds, by rank. Every rank must have the names
+// of all tensors of the model: a load refuses a rank whose model lacks one.
+Result<SavePlan> plan_save(std::span<const std::vector<HeldTensor>> by_rank);
+
+}  // namespace cadre

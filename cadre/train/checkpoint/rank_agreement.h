@@ -1,0 +1,42 @@
+// Exchanges of texts or errors among the ranks that save or load a snapshot together, or in one
+// process.
+//
+// Threads: one. Blocking: gather() and follow_first(), until the slowest rank has called it, at
+// most for `timeout`. Lifetime: keeps the group. Errors: as a value, also those of the group.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/error.h"
+#include "cadre/tensor/group/process_group.h"
+
+namespace cadre {
+
+class RankAgreement {
+ public:
+  // Without a group: a single process.
+  RankAgreement() = default;
+  RankAgreement(ProcessGroup group, Duration timeout)
+      : group_(std::move(group)), timeout_(timeout) {}
+
+  int rank() const { return group_ ? group_->rank() : 0; }
+  int world_size() const { return group_ ? group_->world_size() : 1; }
+
+  // Collective. Returns the texts of all ranks, by rank, or, on all ranks, the error of the lowest
+  // rank that passes one, prefixed with "rank 2: ".
+  Result<std::vector<std::string>> gather(const Result<std::string>& own) const;
+  // Collective. Returns the outcome of rank 0 on all ranks.
+  Status follow_first(const Status& own) const;
+
+ private:
+  Result<std::vector<Result<std::string>>> outcomes_of(const Result<std::string>& own) const;
+
+  std::optional<ProcessGroup> group_;
+  Duration timeout_{};
+};
+
+}  // namespace cadre

@@ -1,0 +1,87 @@
+// Reads and writes safetensors files: written durably, read into memory. They are not mapped: a
+// file that another process cuts short while it is read would end this one (SIGBUS).
+//
+// Threads: one at a time for a file; different files from any. Blocking: reads and writes a disk.
+// Lifetime: a tensor that was read owns its memory. Errors: by Status or exception, as declared:
+// kUnavailable for errors of the disk, kCorruption for an invalid file, kInvalidArgument for a
+// tensor that the format does not support or a name that is not in the file. Source: the
+// safetensors format, docs/formats/safetensors.md.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+#include "cadre/train/checkpoint/module_file.h"
+#include "cadre/core/os/file_system.h"
+#include "cadre/core/os/files/versioned_file.h"
+#include "cadre/core/wire/safetensors_header.h"
+
+namespace cadre {
+
+// Converts a dtype to its name in the format, "F32", and back; nullopt if there is no counterpart.
+std::optional<std::string_view> safetensors_dtype(at::ScalarType type);
+std::optional<at::ScalarType> scalar_type_of(std::string_view safetensors_dtype);
+
+// What forbids the name of a tensor in a file, "is no UTF-8 text"; nullopt for a name that can be
+// read again.
+std::optional<std::string_view> problem_of_name(std::string_view name);
+
+// Dense CPU tensors of any shape and strides, with distinct names. Written in full and synced, but
+// not atomic: write to a temporary name, or into a folder that is renamed when complete.
+CADRE_EXPORT Status write_safetensors(const std::string& path, const NamedTensors& tensors,
+                                      const std::map<std::string, std::string>& metadata = {});
+
+// The same on a given file system.
+Status write_safetensors(os::FileSystem& files, const std::string& path,
+                         const NamedTensors& tensors,
+                         const std::map<std::string, std::string>& metadata);
+
+struct WrittenFile {
+  uint64_t bytes = 0;
+  std::string digest;  // digest of the written bytes, as wire::blake2b_hex()
+};
+Result<WrittenFile> write_and_digest_safetensors(
+    os::FileSystem& files, const std::string& path, const NamedTensors& tensors,
+    const std::map<std::string, std::string>& metadata);
+
+class CADRE_EXPORT SafetensorsFile {
+ public:
+  // Checks the whole header before anything is read.
+  static SafetensorsFile open(const std::string& path);
+
+  // Throws kInvalidArgument if the path leads to another file than when it was opened, or if the
+  // file was written since: what was read in between may be neither content.
+  void check_unchanged() const;
+
+  // The names, in the order of the file.
+  std::vector<std::string> names() const;
+  const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
+  // Returns a copy of the tensor.
+  at::Tensor read(const std::string& name) const;
+  NamedTensors read_all() const;
+  // Null for a name that the file does not have.
+  const wire::SafetensorsEntry* find(const std::string& name) const;
+  // Fills `out` with elements of a tensor, from byte `offset` of the tensor on. Throws kCorruption
+  // for a file that has been cut short since it was opened.
+  void read_bytes(const wire::SafetensorsEntry& entry, size_t offset, Bytes out) const;
+
+ private:
+  SafetensorsFile(os::VersionedFile file, wire::SafetensorsHeader header);
+  at::Tensor read(const wire::SafetensorsEntry& entry) const;
+
+  os::VersionedFile file_;
+  wire::SafetensorsHeader header_;
+  std::map<std::string, size_t, std::less<>> by_name_;  // index of header_.tensors
+};
+
+}  // namespace cadre

@@ -1,0 +1,321 @@
+#include "cadre/train/checkpoint/safetensors.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "cadre/train/checkpoint/file_digests.h"
+#include "cadre/train/checkpoint/module_file.h"
+#include "cadre/train/checkpoint/snapshot_parts.h"
+#include "cadre/train/checkpoint/snapshot_reader.h"
+#include "cadre/core/os/files/file.h"
+#include "cadre/core/os/proc/program_output.h"
+#include "cadre/core/os/system.h"
+#include "cadre/testing/core/temporary_folder.h"
+#include "cadre/tensor/hooks/shard_mark.h"
+
+namespace cadre {
+namespace {
+
+class SafetensorsTest : public ::testing::Test {
+ protected:
+  testing::TemporaryFolder folder_;
+  const std::string path_ = folder_.file("x.safetensors");
+};
+
+TEST_F(SafetensorsTest, ReadsBackWhatItWrote) {
+  const auto options = [](at::ScalarType type) { return at::TensorOptions(type); };
+  NamedTensors tensors;
+  for (const at::ScalarType type :
+       {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat,
+        at::kDouble, at::kBool, at::kComplexFloat}) {
+    tensors.emplace_back(c10::toString(type), torch::arange(7).to(type));
+  }
+  tensors.emplace_back("transposed", torch::arange(6, options(at::kFloat)).view({2, 3}).t());
+  const at::Tensor numbers = torch::complex(torch::ones({2}), torch::ones({2}));
+  tensors.emplace_back("lazy conjugate", numbers.conj());
+  tensors.emplace_back("scalar", torch::tensor(2.5));
+  tensors.emplace_back("empty", torch::empty({3, 0}));
+  ASSERT_TRUE(write_safetensors(path_, tensors, {{"step", "7"}}).ok());
+
+  const SafetensorsFile file = SafetensorsFile::open(path_);
+  EXPECT_EQ(file.metadata().at("step"), "7");
+  EXPECT_EQ(file.names().size(), tensors.size());
+  for (const auto& [name, tensor] : tensors) {
+    const at::Tensor read = file.read(name);
+    EXPECT_EQ(read.scalar_type(), tensor.scalar_type()) << name;
+    EXPECT_TRUE(read.equal(tensor)) << name;
+  }
+  EXPECT_THROW(file.read("none"), Error);
+}
+
+TEST_F(SafetensorsTest, SaysWhatItCannotHold) {
+  const auto message = [&](const NamedTensors& tensors) {
+    return write_safetensors(path_, tensors).error().message();
+  };
+  EXPECT_THAT(message({{"a", torch::ones(1)}, {"a", torch::ones(1)}}),
+              ::testing::HasSubstr("two tensors are named 'a'"));
+  EXPECT_THAT(message({{"a", torch::ones({2, 2}).to_sparse()}}), ::testing::HasSubstr("'a'"));
+  EXPECT_THAT(message({{"a", at::Tensor()}}), ::testing::HasSubstr("undefined"));
+  EXPECT_THAT(message({{"a", torch::empty({2}, torch::kMeta)}}),
+              ::testing::HasSubstr("call cadre::materialize() for a module of defer_init()"));
+  // What is written under these names could not be read again.
+  EXPECT_THAT(message({{"__metadata__", torch::ones(1)}}),
+              ::testing::HasSubstr("'__metadata__' is reserved by the safetensors format"));
+  EXPECT_THAT(message({{"\xff", torch::ones(1)}}), ::testing::HasSubstr("is no UTF-8 text"));
+  EXPECT_FALSE(std::filesystem::exists(path_));
+  torch::nn::Module named;
+  named.register_parameter("__metadata__", torch::zeros({2}));
+  EXPECT_THROW(save(named, path_), Error);
+  torch::nn::Module module;
+  module.register_buffer("z", torch::zeros({2}, torch::kComplexDouble));
+  EXPECT_THROW(save(module, path_), Error);
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path())) << "the temporary file is left";
+}
+
+std::string corruption_of(const std::function<void()>& read) {
+  try {
+    read();
+  } catch (const Error& error) {
+    return error.code() == ErrorCode::kCorruption ? error.message() : "another code";
+  }
+  return "no error";
+}
+
+// By another process, while this one reads it. A mapping would end this process.
+TEST_F(SafetensorsTest, AFileThatIsCutShortIsAnErrorAndNoSignal) {
+  constexpr int64_t kRows = 300;
+  const at::Tensor weight = torch::arange(kRows * 1000, torch::kDouble).view({kRows, 1000});
+  ASSERT_TRUE(write_safetensors(path_, {{"weight", weight}}).ok());
+  const SafetensorsFile file = SafetensorsFile::open(path_);
+  SnapshotReader reader = SnapshotReader::open(path_);
+  const ManifestTensor& tensor = *reader.model().at("weight");
+  const std::vector<Box> boxes = {Box{{0, 0}, {kRows, 1000}}};
+  reader.prepare(tensor, boxes);
+  const std::string digest = digest_of(path_).value_or_throw();
+  EXPECT_EQ(digest.size(), 128u);
+  std::filesystem::resize_file(path_, 100'000);
+  const auto expected = ::testing::AllOf(::testing::HasSubstr(path_ + " was cut short"),
+                                         ::testing::HasSubstr("ends at byte 100000 now"));
+  EXPECT_THAT(corruption_of([&] { file.read("weight"); }), expected);
+  EXPECT_THAT(corruption_of([&] {
+                reader.read(tensor, boxes, torch::empty({kRows * 1000}, torch::kDouble));
+              }),
+              expected);
+}
+
+// More than is read at a time, and parts of rows.
+TEST_F(SafetensorsTest, BoxesOfALargeTensorAreRead) {
+  const std::vector<int64_t> sizes = {1200, 5, 500};  // 24 MB
+  const at::Tensor weight = torch::arange(1200 * 2500, torch::kDouble).view(sizes);
+  ASSERT_TRUE(write_safetensors(path_, {{"weight", weight}, {"one", torch::tensor(3.5)}}).ok());
+  SnapshotReader reader = SnapshotReader::open(path_);
+  const std::vector<Box> boxes = {Box{{0, 0, 0}, sizes}, Box{{3, 0, 0}, {1100, 5, 500}},
+                                  Box{{3, 2, 7}, {1100, 2, 9}}, Box{{1199, 4, 499}, {1, 1, 1}}};
+  for (const Box& box : boxes) {
+    const ManifestTensor& tensor = *reader.model().at("weight");
+    reader.prepare(tensor, {&box, 1});
+    const at::Tensor flat = torch::zeros({box.numel()}, torch::kDouble);
+    reader.read(tensor, {&box, 1}, flat);
+    EXPECT_TRUE(torch::equal(flat.view(box.sizes), slice_of(weight, Box{{0, 0, 0}, sizes}, box)));
+  }
+  const ManifestTensor& one = *reader.model().at("one");
+  const Box whole;
+  reader.prepare(one, {&whole, 1});
+  const at::Tensor flat = torch::zeros({1});
+  reader.read(one, {&whole, 1}, flat);
+  EXPECT_EQ(flat.item<float>(), 3.5);
+}
+
+TEST_F(SafetensorsTest, NamesTheFileThatIsDamaged) {
+  const std::string text = "garbage!garbage!";
+  ASSERT_TRUE(os::replace_file(path_, std::as_bytes(std::span(text))).ok());
+  try {
+    SafetensorsFile::open(path_);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kCorruption);
+    EXPECT_THAT(error.message(), ::testing::HasSubstr(path_));
+  }
+}
+
+TEST_F(SafetensorsTest, AFileOfAnotherFormatIsSaidToBeOne) {
+  const auto message = [](auto&& read) {
+    try {
+      read();
+    } catch (const Error& error) {
+      return error.message();
+    }
+    return std::string("no error");
+  };
+  torch::nn::Linear linear(2, 2);
+  torch::save(linear, path_);
+  EXPECT_EQ(message([&] { load(linear, path_); }),
+            path_ +
+                " is no safetensors file: torch::save() wrote it, so read it with "
+                "torch::load() and write it with cadre::save()");
+  const std::string text = "garbage!garbage!";
+  ASSERT_TRUE(os::replace_file(path_, std::as_bytes(std::span(text))).ok());
+  EXPECT_THAT(message([&] { load(linear, path_); }),
+              ::testing::StartsWith(path_ + " is no safetensors file, or is damaged: header: "));
+  EXPECT_EQ(message([&] { load(linear, path_ + ".none"); }),
+            "open " + path_ + ".none: No such file or directory (errno 2)");
+  EXPECT_EQ(message([&] { save(linear, path_ + ".none/x"); }),
+            "create a file beside " + path_ + ".none/x: No such file or directory (errno 2)");
+}
+
+// The format from its description alone: struct and json, no package.
+constexpr const char* kPythonReader = R"(
+import json, struct, sys
+raw = open(sys.argv[1], 'rb').read()
+(n,) = struct.unpack('<Q', raw[:8])
+header = json.loads(raw[8:8 + n])
+assert (8 + n) % 8 == 0
+meta = header.pop('__metadata__')
+codes = {'F32': 'f', 'I64': 'q', 'U8': 'B'}
+end = 0
+for name, t in header.items():
+    begin, stop = t['data_offsets']
+    assert begin == end, name
+    end = stop
+    values = struct.unpack('<%d%s' % ((stop - begin) // struct.calcsize('<' + codes[t['dtype']]),
+                                      codes[t['dtype']]), raw[8 + n + begin:8 + n + stop])
+    print(name, t['dtype'], t['shape'], *values)
+assert 8 + n + end == len(raw)
+print(meta)
+)";
+
+TEST_F(SafetensorsTest, PythonReadsIt) {
+  ASSERT_TRUE(write_safetensors(path_,
+                                {{"u", torch::arange(3, at::kByte)},
+                                 {"f", torch::tensor({{0.5F}, {-2.0F}})},
+                                 {"i", torch::tensor(int64_t{-9})}},
+                                {{"format", "pt"}})
+                  .ok());
+  const auto system = os::make_native_system();
+  const auto output = os::program_output({"python3", "-c", kPythonReader, path_},
+                                         system->deadline_in(std::chrono::seconds(60)));
+  ASSERT_TRUE(output.ok()) << output.error().message();
+  EXPECT_EQ(*output,
+            "i I64 [] -9\n"
+            "f F32 [2, 1] 0.5 -2.0\n"
+            "u U8 [3] 0 1 2\n"
+            "{'format': 'pt'}\n");
+}
+
+TEST_F(SafetensorsTest, AModuleComesBack) {
+  torch::nn::Sequential a(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
+  torch::nn::Sequential b(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
+  a->forward(torch::randn({5, 3}));  // moves the running statistics
+  save(*a, path_);
+  load(*b, path_);
+  const NamedTensors expected = named_state(*a);
+  const NamedTensors actual = named_state(*b);
+  ASSERT_EQ(actual.size(), 7u);
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(actual[i].second.equal(expected[i].second)) << expected[i].first;
+  }
+  EXPECT_TRUE(b->parameters()[0].requires_grad());
+}
+
+// Otherwise the parts of one rank would be written as the whole model.
+TEST_F(SafetensorsTest, AModuleWithShardsIsRefused) {
+  torch::nn::Sequential module(torch::nn::Linear(3, 4));
+  wrap::mark_as_shard(module->parameters()[0],
+                      {.parameter = "0.weight", .owner = "divided by kColwise", .rank = 1});
+  const auto message = [](const std::function<void()>& call) -> std::string {
+    try {
+      call();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      return error.what();
+    }
+    return "no error";
+  };
+  const std::string problem =
+      ", rank 1: \"0.weight\" is not the whole parameter, but this rank's shard of it, divided by "
+      "kColwise. ";
+  EXPECT_THAT(message([&] { save(*module, path_); }), ::testing::HasSubstr("save" + problem));
+  EXPECT_FALSE(std::filesystem::exists(path_));
+  EXPECT_THAT(message([&] { load(*module, path_); }), ::testing::HasSubstr("load" + problem));
+  EXPECT_THAT(message([&] { parts_of(*module); }), ::testing::HasSubstr("parts_of" + problem));
+  EXPECT_THAT(message([&] { parts_of(std::span<const ParameterShard>(), *module); }),
+              ::testing::HasSubstr("parts_of" + problem));
+}
+
+TEST_F(SafetensorsTest, HoldersAndPointersToModulesAreSaved) {
+  torch::nn::Linear a(3, 4);
+  torch::nn::Linear b(3, 4);
+  save(a, path_);
+  load(b, path_);
+  EXPECT_TRUE(a->weight.equal(b->weight));
+  const auto c = std::make_shared<torch::nn::LinearImpl>(3, 4);
+  save(c, path_);
+  load(b, path_);
+  EXPECT_TRUE(c->weight.equal(b->weight));
+}
+
+// As ranks of one host do that all save: each file that is read is a whole one, and nothing else
+// stays in the folder.
+TEST_F(SafetensorsTest, SeveralWritersOfOnePathDoNotMeet) {
+  constexpr int kWriters = 4;
+  std::vector<std::thread> writers;
+  std::atomic<int> num_failed = 0;
+  for (int writer = 0; writer < kWriters; ++writer) {
+    writers.emplace_back([&, writer] {
+      torch::nn::Linear net(100, 100);
+      torch::nn::init::constant_(net->weight, writer);
+      torch::nn::init::constant_(net->bias, writer);
+      try {
+        for (int i = 0; i < 20; ++i) {
+          save(net, path_);
+          torch::nn::Linear read(100, 100);
+          load(read, path_);
+          if (!read->weight.eq(read->bias[0]).all().item<bool>()) ++num_failed;
+        }
+      } catch (const Error&) {
+        ++num_failed;
+      }
+    });
+  }
+  for (std::thread& writer : writers) writer.join();
+  EXPECT_EQ(num_failed, 0);
+  const std::filesystem::path folder = std::filesystem::path(path_).parent_path();
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
+}
+
+TEST_F(SafetensorsTest, AModuleThatDoesNotFitIsLeftAlone) {
+  torch::nn::Linear small(2, 2);
+  save(*small, path_);
+  const auto message = [&](torch::nn::Module& module) {
+    try {
+      load(module, path_);
+    } catch (const Error& error) {
+      return error.message();
+    }
+    return std::string();
+  };
+  torch::nn::Linear wide(3, 2);
+  const at::Tensor before = wide->bias.clone();
+  EXPECT_THAT(message(*wide), ::testing::HasSubstr("'weight' is Float [2, 2], but the model has "
+                                                   "Float [2, 3]"));
+  EXPECT_TRUE(wide->bias.equal(before));
+  torch::nn::Linear without(torch::nn::LinearOptions(2, 2).bias(false));
+  EXPECT_THAT(message(*without), ::testing::HasSubstr("'bias', which the model does not"));
+  torch::nn::Bilinear other(2, 2, 2);
+  EXPECT_THAT(message(*other), ::testing::HasSubstr("'weight' is Float"));
+}
+
+}  // namespace
+}  // namespace cadre

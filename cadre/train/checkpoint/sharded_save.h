@@ -1,0 +1,53 @@
+// Saves a sharded snapshot: each rank of a group writes its shard.
+//
+// Threads: one at a time for a folder and a group. Blocking: writes a disk, and in a group waits
+// for the slowest rank; each wait for other ranks ends after `timeout`. Lifetime: borrows its
+// arguments until the call returns. Every rank must have access to the run folder; the path may
+// differ between ranks. Format: docs/formats/sharded-snapshot.md; use: docs/guide/snapshots.md.
+// Errors: cadre::Error, equal on all ranks, with the rank at fault and the system's reason; a run
+// that continues after a failed snapshot catches it. After an error the earlier snapshots are
+// unchanged; if only the last exchange failed (a rank was lost), or `latest` could not be written,
+// the new one is complete, too. Source: torch.distributed.checkpoint.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
+#include "cadre/train/checkpoint/snapshot_folder.h"
+#include "cadre/train/checkpoint/snapshot_parts.h"
+#include "cadre/core/fabric/defaults.h"
+#include "cadre/tensor/group/process_group.h"
+
+namespace cadre {
+
+class RankAgreement;
+
+struct SaveOptions {
+  // Written to the manifest for information: "fsdp", "{replicate: 2, shard: 4}".
+  std::string strategy = {};
+  std::string mesh = {};
+  Duration timeout = kDefaultSnapshotTimeout;
+};
+
+// Collective, of one step on all ranks. The parts of all ranks together must be whole tensors, and
+// all ranks have the same names of parameters and buffers, as a load requires.
+// Elements that several ranks hold are written once, also where the boxes of these ranks begin and
+// end at different places.
+CADRE_EXPORT void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
+                               const ProcessGroup& group, const SaveOptions& options = {});
+// Without a group: a single process.
+CADRE_EXPORT void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
+                               const SaveOptions& options = {});
+// Collective. Writes nothing, and throws what save_sharded() would throw for parts that no snapshot
+// can hold, with "snapshot" in place of the step: to be called before the parts have cost anything.
+CADRE_EXPORT void check_savable(const SnapshotParts& parts, const ProcessGroup& group,
+                                const SaveOptions& options = {});
+// The implementation of both overloads, for a RankAgreement that exists already. An error in place
+// of the parts is thrown on all ranks.
+void save_sharded(SnapshotFolder& folder, int64_t step, const Result<SnapshotParts>& parts,
+                  const RankAgreement& ranks, const SaveOptions& options);
+
+}  // namespace cadre

@@ -1,0 +1,240 @@
+// What cannot be saved, or could be saved and never loaded, is refused by name on all ranks, and
+// leaves nothing in the run folder.
+#include "cadre/train/checkpoint/sharded_save.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/types.h>
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/format.h"
+#include "cadre/train/checkpoint/planning/save_plan.h"
+#include "cadre/testing/torch/sharded_snapshot_test.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/wrap_test_support.h"
+
+namespace cadre {
+namespace {
+
+namespace fs = std::filesystem;
+using snapshot_test::make_parts;
+using snapshot_test::Strategy;
+using snapshot_test::World;
+using ::testing::HasSubstr;
+
+const World kTwoRanks{Strategy::kFlat, 2};
+
+// The error of save_sharded() on both ranks if one of them passes something else.
+std::string save_error(const std::function<void(SnapshotParts&)>& change, int changed_rank) {
+  const testing::TemporaryFolder run;
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+    SnapshotFolder folder(run.path());
+    SnapshotParts parts = make_parts(kTwoRanks, group.rank(), true);
+    if (group.rank() == changed_rank) change(parts);
+    output = testing::failure_of([&] { save_sharded(folder, 3, parts, group); });
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_EQ(result.ranks[0].output, result.ranks[1].output);
+  EXPECT_TRUE(fs::is_empty(run.path()));
+  return result.ranks[0].output;
+}
+
+TEST(ShardedSave, WhatTheRanksDoNotAgreeOnIsNamed) {
+  EXPECT_EQ(
+      save_error(
+          [](SnapshotParts& parts) {
+            parts.optimizer[0].scalars[0].second = torch::tensor(int64_t{7});
+          },
+          1),
+      "kInvalidArgument: snapshot of step 3: 'state.fc.weight.step' has other values on rank 1 "
+      "than on rank 0; a scalar of an optimizer's state must be equal on all ranks");
+  EXPECT_EQ(save_error([](SnapshotParts& parts) { parts.parameters[1].sizes = {8}; }, 1),
+            "kInvalidArgument: snapshot of step 3: 'fc.bias' is F32 (7) on rank 0, but F32 (8) on "
+            "rank 1");
+  EXPECT_EQ(save_error(
+                [](SnapshotParts& parts) {
+                  parts.parameters.pop_back();
+                  parts.optimizer.pop_back();
+                },
+                1),
+            "kInvalidArgument: snapshot of step 3: 'embed.weight' is a tensor of the model on rank "
+            "0, but not on rank 1, which could not load the snapshot: all ranks need the same "
+            "names of parameters and buffers; a parameter of which a rank holds nothing has no "
+            "boxes there");
+  EXPECT_EQ(save_error(
+                [](SnapshotParts& parts) {
+                  parts.parameters.back().boxes.clear();
+                  parts.parameters.back().values = torch::zeros({0});
+                  parts.optimizer.pop_back();
+                },
+                1),
+            "kInvalidArgument: snapshot of step 3: 'embed.weight': its pieces cover 256 of 512 "
+            "elements; all ranks together must hold the whole tensor");
+  EXPECT_EQ(
+      save_error([](SnapshotParts& parts) { parts.parameters.back().boxes[0].offsets[0] -= 1; }, 1),
+      "kInvalidArgument: snapshot of step 3: 'embed.weight': its pieces cover 504 of 512 elements; "
+      "all ranks together must hold the whole tensor");
+  EXPECT_EQ(save_error(
+                [](SnapshotParts& parts) {
+                  SnapshotTensor& tensor = parts.parameters.back();
+                  tensor.boxes = {{{32, 0}, {20, 8}}, {{51, 0}, {12, 8}}};
+                },
+                1),
+            "kInvalidArgument: snapshot of step 3: 'embed.weight': two of the boxes of rank 1 "
+            "overlap; the boxes of a rank have no element in common");
+}
+
+// A load on the same ranks would refuse the snapshot.
+TEST(ShardedSave, BuffersThatNotAllRanksHaveAreRefused) {
+  const auto add = [](SnapshotParts& parts) {
+    parts.buffers.push_back(whole_tensor("running_mean", torch::zeros({3})));
+  };
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(save_error(add, rank),
+                ::testing::StartsWith(cadre::format(
+                    "kInvalidArgument: snapshot of step 3: 'running_mean' is a tensor of the model "
+                    "on rank {}, but not on rank {}",
+                    rank, 1 - rank)));
+  }
+  EXPECT_EQ(save_error(
+                [](SnapshotParts& parts) {
+                  parts.buffers[1] = whole_tensor("mask", torch::zeros({2, 3}, at::kBool));
+                },
+                1),
+            "kInvalidArgument: snapshot of step 3: 'mask' is BOOL (3, 2) on rank 0, but BOOL (2, "
+            "3) on rank 1");
+  EXPECT_EQ(save_error([](SnapshotParts& parts) { parts.buffers[0].name = "fc.weight"; }, 1),
+            "kInvalidArgument: snapshot of step 3: rank 1: 'fc.weight' occurs twice");
+}
+
+TEST(ShardedSave, StatesThatWouldHaveOneNameInTheFilesAreRefused) {
+  const testing::TemporaryFolder run;
+  SnapshotFolder folder(run.path());
+  SnapshotParts parts;
+  parts.parameters = {whole_tensor("w", torch::zeros({2})), whole_tensor("w.a", torch::ones({2}))};
+  parts.optimizer = {{.parameter = "w", .tensors = {{"a.b", torch::zeros({2})}}},
+                     {.parameter = "w.a", .tensors = {{"b", torch::ones({2})}}}};
+  EXPECT_EQ(testing::failure_of([&] { save_sharded(folder, 3, parts); }),
+            "kInvalidArgument: snapshot of step 3: the states 'a.b' of 'w' and 'b' of 'w.a' would "
+            "have one name in the files, 'state.w.a.b'; rename one of the parameters");
+  EXPECT_TRUE(fs::is_empty(run.path()));
+}
+
+// check_savable() throws what a save throws.
+TEST(ShardedSave, WhatCannotBeSavedIsKnownBeforeTheFirstSnapshot) {
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
+    SnapshotParts parts = make_parts(kTwoRanks, group.rank(), true);
+    check_savable(parts, group);
+    for (const char* const text : {"7", "", "epoch 3", "[1]", "{\"a\": \"\xff\"}"}) {
+      SnapshotParts other = parts;
+      if (group.rank() == 0) other.extra = text;  // that of the other ranks is not written
+      const std::string refusal = testing::failure_of([&] { check_savable(other, group); });
+      testing::require(
+          refusal.find("kInvalidArgument: snapshot: rank 0: `extra` of the parts must be "
+                       "a JSON object, such as {\"epoch\": 3}, and is ") == 0,
+          refusal);
+    }
+    const std::string mesh =
+        testing::failure_of([&] { check_savable(parts, group, {.mesh = "\xff"}); });
+    testing::require(
+        mesh == "kInvalidArgument: snapshot: rank 0: `mesh` of the options is no UTF-8 text", mesh);
+    SnapshotParts renamed = parts;
+    renamed.parameters[0].name = "__metadata__";
+    renamed.optimizer.clear();
+    const std::string reserved = testing::failure_of([&] { check_savable(renamed, group); });
+    testing::require(reserved ==
+                         "kInvalidArgument: snapshot: rank 0: '__metadata__' has a name that is "
+                         "reserved by the safetensors format",
+                     reserved);
+    if (group.rank() == 1) parts.parameters[0].values = at::Tensor();
+    const std::string failure = testing::failure_of([&] { check_savable(parts, group); });
+    testing::require(
+        failure == "kInvalidArgument: snapshot: rank 1: 'fc.weight' is no dense CPU tensor",
+        failure);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(ShardedSave, WhatARankCannotGiveIsNamedWithTheRank) {
+  EXPECT_EQ(save_error([](SnapshotParts& parts) { parts.parameters[0].values = at::Tensor(); }, 1),
+            "kInvalidArgument: snapshot of step 3: rank 1: 'fc.weight' is no dense CPU tensor");
+  EXPECT_EQ(
+      save_error([](SnapshotParts& parts) { parts.parameters[0].values = torch::zeros({3}); }, 0),
+      "kInvalidArgument: snapshot of step 3: rank 0: 'fc.weight' has 3 elements on this rank, "
+      "but its boxes have 18");
+  EXPECT_EQ(
+      save_error([](SnapshotParts& parts) { parts.optimizer[0].parameter = "other"; }, 1),
+      "kInvalidArgument: snapshot of step 3: rank 1: 'other' has an optimizer's state, but is "
+      "none of the parameters");
+  EXPECT_EQ(save_error([](SnapshotParts& parts) { parts.buffers[0].name = "fc.weight"; }, 0),
+            "kInvalidArgument: snapshot of step 3: rank 0: 'fc.weight' occurs twice");
+  EXPECT_EQ(
+      save_error([](SnapshotParts& parts) { parts.buffers[0].name = "\xff"; }, 0),
+      "kInvalidArgument: snapshot of step 3: rank 0: '\xff' has a name that is no UTF-8 text");
+  EXPECT_EQ(
+      save_error([](SnapshotParts& parts) { parts.extra = "[" + std::string(48, '3') + "]"; }, 0),
+      "kInvalidArgument: snapshot of step 3: rank 0: `extra` of the parts must be a JSON "
+      "object, such as {\"epoch\": 3}, and is [" +
+          std::string(39, '3') + "... (the manifest cannot be written: `extra` is no JSON object)");
+  EXPECT_THAT(save_error(
+                  [](SnapshotParts& parts) {
+                    parts.optimizer[0].scalars.emplace_back("lr", torch::zeros({1}));
+                  },
+                  1),
+              HasSubstr("rank 1: 'state.fc.weight.lr' has sizes (1); a scalar has none"));
+}
+
+// The other rank compares a number, as FullyShardedDataParallel does before an unexpected use of a
+// unit: it must not be taken for the length of a message that memory is allocated for.
+TEST(ShardedSave, ARankThatSavesAloneIsToldSo) {
+  const testing::TemporaryFolder run;
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+    if (group.rank() == 0) {
+      SnapshotFolder folder(run.path());
+      output = testing::failure_of(
+          [&] { save_sharded(folder, 3, make_parts(kTwoRanks, 0, true), group); });
+      return;
+    }
+    try {
+      group.all_gather_into_tensor(torch::empty({2}, torch::kLong),
+                                   torch::full({1}, int64_t{1} << 60, torch::kLong));
+    } catch (const Error& error) {
+      output = error.message();
+    }
+  });
+  for (const auto& rank : result.ranks) {
+    EXPECT_THAT(rank.output, HasSubstr("the ranks disagree: rank 0"));
+    EXPECT_THAT(rank.output, HasSubstr("all_gather(int64 x 1)"));
+  }
+  EXPECT_TRUE(fs::is_empty(run.path()));
+}
+
+TEST(ShardedSave, PartsWithoutTheirGroupAreRefused) {
+  const testing::TemporaryFolder run;
+  SnapshotFolder folder(run.path());
+  EXPECT_THAT(testing::failure_of([&] { save_sharded(folder, 3, make_parts(kTwoRanks, 0, true)); }),
+              HasSubstr("without a group this process must hold the whole tensor: pass the group "
+                        "of the ranks that hold its parts"));
+  EXPECT_TRUE(fs::is_empty(run.path()));
+}
+
+TEST(SavePlan, AnyTextThatIsNoListOfTensorsIsRefused) {
+  HeldTensor held{.tensor = {.name = "w", .dtype = "F32", .shape = {2, 3}, .pieces = {}},
+                  .boxes = {Box{{0, 0}, {1, 3}}, Box{{1, 0}, {1, 2}}},
+                  .value = ""};
+  const std::vector<HeldTensor> list = {held, held};
+  const std::string text = encode_held(list);
+  EXPECT_EQ(*decode_held(text), list);
+  for (size_t length = 1; length < text.size(); ++length) {
+    const auto cut = decode_held(std::string_view(text).substr(0, length));
+    EXPECT_TRUE(!cut.ok() || cut->size() == 1) << length;
+  }
+}
+
+}  // namespace
+}  // namespace cadre

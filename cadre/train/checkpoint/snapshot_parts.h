@@ -1,0 +1,86 @@
+// The contents of a sharded snapshot: for each rank, the boxes that it holds of each tensor.
+//
+// Threads: plain values. Blocking: never. Lifetime: shares the tensors. Errors: none.
+// Tensors: dense, CPU, a dtype of safetensors. Saving reads them, loading fills them in place.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+#include "cadre/train/checkpoint/module_file.h"
+#include "cadre/tensor/mesh/placement.h"
+#include "cadre/parallel/shard/parameter_shard.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace cadre {
+
+// A tensor of which this rank holds some boxes, all of it, or nothing.
+struct SnapshotTensor {
+  std::string name;
+  std::vector<int64_t> sizes;  // sizes of the whole tensor
+  std::vector<Box> boxes;      // disjoint; none where this rank holds nothing
+  at::Tensor values;           // the elements of the boxes, row-major, one box after the other
+  // What a load holds while it writes `values`; see ParameterShard. Null: nothing.
+  std::shared_ptr<ShardFence> fence = {};
+  // See ParameterShard; after loading, the changed parameters are gathered.
+  std::shared_ptr<FlatParameters> flat = {};
+  // Another entry of the same name, on this rank or another one, has these elements, perhaps in
+  // other boxes. Saves leave this one out; loads fill it.
+  bool is_copy = false;
+};
+
+// The state of an optimizer for one parameter. Tensors are sharded like the parameter's `values`;
+// scalars are 0-dim and equal on all ranks.
+struct ParameterState {
+  std::string parameter;
+  NamedTensors tensors;
+  NamedTensors scalars;
+  // Which of the entries with this name in SnapshotParts::parameters, in their order: not 0 where a
+  // rank has several tensors of a tied weight.
+  size_t entry = 0;
+};
+
+struct SnapshotParts {
+  std::vector<SnapshotTensor> parameters;
+  std::vector<SnapshotTensor> buffers;  // whole on every rank; rank 0's are written
+  std::vector<ParameterState> optimizer;
+  std::string extra = "{}";  // a JSON object of the caller; rank 0's is written
+};
+
+// By name and ParameterState::entry.
+using SnapshotEntries = std::map<std::pair<std::string, size_t>, const SnapshotTensor*>;
+SnapshotEntries entries_of(std::span<const SnapshotTensor> parameters);
+// What a save writes of the parts: without copies and their states.
+SnapshotParts without_copies(const SnapshotParts& parts);
+
+// tensor: the elements of `box`, with its sizes. Returns a view of those of `part`, which is in it.
+at::Tensor slice_of(at::Tensor tensor, const Box& box, const Box& part);
+
+CADRE_EXPORT SnapshotTensor whole_tensor(std::string name, const at::Tensor& tensor);
+CADRE_EXPORT SnapshotTensor part_of(const ParameterShard& shard);
+
+// The parts of a plain module: each tensor once, under the first of its names. `optimizer` and
+// `extra` stay empty. kInvalidArgument for a parameter that is a shard, as after
+// parallelize_module(); the form with records and a module throws it for one without a record.
+CADRE_EXPORT SnapshotParts parts_of(const torch::nn::Module& module);
+// The parts of a model that the records describe as a whole, without buffers: of a pipeline, whose
+// ranks have different modules.
+CADRE_EXPORT SnapshotParts parts_of(std::span<const ParameterShard> shards);
+// The parts of a wrapped model: the rank's shards of the parameters, and, as whole tensors,
+// parameters that are not sharded (frozen or ignored ones of some wrappers) and buffers.
+CADRE_EXPORT SnapshotParts parts_of(std::span<const ParameterShard> shards,
+                                    const torch::nn::Module& module);
+
+}  // namespace cadre

@@ -1,0 +1,80 @@
+// Reads boxes of tensors from the files of a snapshot, independent of how it was sharded.
+//
+// Threads: one. Blocking: reads and writes a disk. Lifetime: keeps the files open that prepare()
+// needed. Errors: open(), check_digests() and prepare() throw kCorruption or kInvalidArgument with
+// the file and the tensor; read() of prepared boxes only for errors of the disk (kUnavailable), and
+// where a file has been cut short since prepare() (kCorruption).
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+#include "cadre/train/checkpoint/safetensors.h"
+#include "cadre/tensor/mesh/placement.h"
+#include "cadre/core/wire/snapshot_manifest.h"
+
+namespace cadre {
+
+class CADRE_EXPORT SnapshotReader {
+ public:
+  // A snapshot's folder, whose manifest is checked against its digest, or one safetensors file.
+  static SnapshotReader open(const std::string& path);
+  // Its maps point into its manifest.
+  SnapshotReader(const SnapshotReader&) = delete;
+  SnapshotReader& operator=(const SnapshotReader&) = delete;
+  SnapshotReader(SnapshotReader&&) = default;
+  SnapshotReader& operator=(SnapshotReader&&) = default;
+
+  const std::string& path() const { return path_; }
+  const SnapshotManifest& manifest() const { return manifest_; }
+  // Equal on ranks that have opened the same snapshot: a digest of its list of digests, which has
+  // that of the manifest. Of a single file without digests: what its header says.
+  const std::string& fingerprint() const { return fingerprint_; }
+  // The tensors of the model by name; the states of the optimizer by parameter.
+  const std::map<std::string, const ManifestTensor*>& model() const { return model_; }
+  const std::map<std::string, std::vector<const ManifestTensor*>>& optimizer() const {
+    return optimizer_;
+  }
+
+  // Compares files, by index of the manifest's, with their digests; a single file has none.
+  void check_digests(std::span<const size_t> files) const;
+  void check_all_digests() const;
+  bool has_digests() const { return is_folder_; }
+  // A digest of the content of a file.
+  std::string content_digest(size_t file) const;
+  // Which files this process sees under the names of the manifest, as a digest of this machine and
+  // of the files' devices and inodes. Where it is equal, the files are the same ones.
+  std::string sight() const;
+  // Indices of the manifest's files that prepare() has opened, in ascending order.
+  std::vector<size_t> open_files() const;
+  // Opens the files that contain the boxes, and compares their headers with the manifest.
+  void prepare(const ManifestTensor& tensor, std::span<const Box> boxes);
+  // Throws if a file that prepare() has mapped was changed since, after read() of the last boxes.
+  void check_unchanged() const;
+  // The elements of the boxes, one box after the other, into `flat`: (n), contiguous, of the
+  // tensor's dtype. REQUIRES: prepare() for these boxes.
+  void read(const ManifestTensor& tensor, std::span<const Box> boxes, const at::Tensor& flat) const;
+
+ private:
+  SnapshotReader(std::string path, std::string fingerprint, SnapshotManifest manifest,
+                 bool is_folder);
+
+  std::string path_of(const ManifestFile& file) const;
+  void check_piece(const ManifestTensor& tensor, const ManifestPiece& piece);
+
+  std::string path_;
+  std::string fingerprint_;
+  SnapshotManifest manifest_;
+  bool is_folder_;
+  std::map<std::string, const ManifestTensor*> model_;
+  std::map<std::string, std::vector<const ManifestTensor*>> optimizer_;
+  std::map<size_t, SafetensorsFile> files_;  // by index of manifest_.files
+};
+
+}  // namespace cadre

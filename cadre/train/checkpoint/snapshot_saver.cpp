@@ -1,0 +1,220 @@
+#include "cadre/train/checkpoint/snapshot_saver.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "cadre/core/base/format.h"
+#include "cadre/train/checkpoint/rank_agreement.h"
+#include "cadre/tensor/group/caught_error.h"
+#include "cadre/core/os/host/stderr_log.h"
+#include "cadre/core/os/system.h"
+
+namespace cadre {
+namespace {
+
+constexpr const char* kThreadName = "cadre-snapshot";
+// How long a destructor waits for a save while an exception ends its scope.
+constexpr Duration kUnwindingTimeout = std::chrono::seconds(5);
+
+// The name of a tensor that a save leaves out, without its elements: saving compares the names of
+// all ranks.
+SnapshotTensor name_of_copy(const SnapshotTensor& tensor) {
+  const c10::InferenceMode mode(false);
+  return {.name = tensor.name,
+          .sizes = tensor.sizes,
+          .boxes = {},
+          .values = at::empty({0}, tensor.values.options()),
+          .is_copy = true};
+}
+
+// Copies of tensors, in memory that the next copy of the same sizes reuses.
+class Staging {
+ public:
+  SnapshotParts copy(const SnapshotParts& parts) {
+    const at::NoGradGuard no_grad;
+    SnapshotParts copied = without_copies(parts);
+    for (auto* tensors : {&copied.parameters, &copied.buffers}) {
+      for (SnapshotTensor& tensor : *tensors) {
+        tensor.values = staged({"", tensor.name}, tensor.values);
+        tensor.flat.reset();
+      }
+    }
+    for (ParameterState& state : copied.optimizer) {
+      for (auto* tensors : {&state.tensors, &state.scalars}) {
+        for (auto& [key, tensor] : *tensors) {
+          tensor = staged({key, state.parameter}, tensor);
+        }
+      }
+    }
+    for (const SnapshotTensor& tensor : parts.parameters) {
+      if (tensor.is_copy) copied.parameters.push_back(name_of_copy(tensor));
+    }
+    return copied;
+  }
+
+ private:
+  // The state of an optimizer, empty for a tensor of the model; and the name.
+  using Key = std::pair<std::string, std::string>;
+
+  at::Tensor staged(const Key& key, const at::Tensor& tensor) {
+    if (!tensor.defined()) return tensor;  // saving refuses it
+    at::Tensor& memory = memory_[key];
+    if (!memory.defined() || memory.sizes() != tensor.sizes() ||
+        memory.scalar_type() != tensor.scalar_type()) {
+      // Memory that is made in inference mode could not be written outside of it.
+      const c10::InferenceMode mode(false);
+      memory = at::empty(tensor.sizes(), tensor.scalar_type());
+    }
+    return memory.copy_(tensor.detach());
+  }
+
+  std::map<Key, at::Tensor> memory_;
+};
+
+}  // namespace
+
+class SnapshotSaver::Impl {
+ public:
+  Impl(const SnapshotFolder& folder, std::optional<ProcessGroup> group, SaveOptions options)
+      : folder_(folder),
+        options_(std::move(options)),
+        group_(std::move(group)),
+        ranks_(group_ ? RankAgreement(*group_, options_.timeout) : RankAgreement()) {}
+
+  ~Impl() {
+    try {
+      end();
+    } catch (...) {
+      report(caught_error());
+    }
+  }
+
+  Status save(int64_t step, const SnapshotParts& parts) {
+    join();
+    Status earlier = std::exchange(outcome_, Status());
+    try {
+      staged_ = staging_.copy(parts);
+    } catch (...) {
+      // The other ranks have begun this save and wait for this one.
+      staged_ = caught_error();
+    }
+    step_ = step;
+    is_done_ = false;
+    thread_ = system_->spawn(kThreadName, [this, step] {
+      outcome_ = write(step);
+      is_done_ = true;
+      end_of_save_->unpark();
+    });
+    return earlier;
+  }
+
+  Status finish() {
+    join();
+    return std::exchange(outcome_, Status());
+  }
+
+  Status close() {
+    Status status = finish();
+    try {
+      if (group_) group_->close();
+    } catch (const Error& error) {
+      if (status.ok()) status = error;
+    }
+    return status;
+  }
+
+ private:
+  void join() {
+    if (!thread_) return;
+    thread_->join();
+    thread_.reset();
+  }
+
+  Status write(int64_t step) {
+    try {
+      save_sharded(folder_, step, staged_, ranks_, options_);
+      return {};
+    } catch (...) {
+      return caught_error().with_context("saved in the background");
+    }
+  }
+
+  // The last save, of which no call has told the program yet.
+  void end() {
+    const bool is_unwinding = std::uncaught_exceptions() > num_exceptions_;
+    if (thread_ && is_unwinding) {
+      const Deadline deadline = system_->deadline_in(std::min(options_.timeout, kUnwindingTimeout));
+      while (!is_done_ && end_of_save_->park(deadline)) continue;
+      if (!is_done_ && group_) {
+        group_->abort(
+            cadre::format("rank {} leaves by an exception while the snapshot of step {} "
+                          "is saved",
+                          group_->rank(), step_));
+      }
+    }
+    join();
+    if (!outcome_.ok()) report(outcome_.error());
+  }
+
+  void report(const Error& error) const noexcept {
+    try {
+      os::StderrLog(LogLevel::kError, Rank(ranks_.rank()))
+          .write(LogLevel::kError, "checkpoint",
+                 cadre::format("the snapshot of step {} is lost folder={} error=\"{}\"", step_,
+                               folder_.run_folder(), error.message()));
+    } catch (...) {
+      // There is nobody left to tell.
+      return;
+    }
+  }
+
+  SnapshotFolder folder_;
+  const SaveOptions options_;
+  std::optional<ProcessGroup> group_;
+  RankAgreement ranks_;
+  Staging staging_;
+  Result<SnapshotParts> staged_ = SnapshotParts();
+  int64_t step_ = 0;
+  const int num_exceptions_ = std::uncaught_exceptions();
+  std::unique_ptr<os::System> system_ = os::make_native_system();
+  std::unique_ptr<os::Waiter> end_of_save_ = system_->make_waiter();
+  std::atomic<bool> is_done_ = true;
+  // Written by the thread, read after it was joined.
+  Status outcome_;
+  std::unique_ptr<os::Thread> thread_;
+};
+
+SnapshotSaver::SnapshotSaver(SnapshotFolder folder, const ProcessGroup& group,
+                             SaveOptions options) {
+  std::vector<int> everyone;
+  for (int rank = 0; rank < group.world_size(); ++rank) everyone.push_back(rank);
+  std::optional<ProcessGroup> own;
+  if (group.world_size() > 1) own = group.new_group(everyone);
+  impl_ = std::make_unique<Impl>(std::move(folder), std::move(own), std::move(options));
+}
+
+SnapshotSaver::SnapshotSaver(SnapshotFolder folder, SaveOptions options)
+    : impl_(std::make_unique<Impl>(std::move(folder), std::nullopt, std::move(options))) {}
+
+SnapshotSaver::~SnapshotSaver() = default;
+
+void SnapshotSaver::save(int64_t step, const SnapshotParts& parts) {
+  impl_->save(step, parts).value_or_throw();
+}
+void SnapshotSaver::finish() {
+  impl_->finish().value_or_throw();
+}
+void SnapshotSaver::close() {
+  impl_->close().value_or_throw();
+}
+
+}  // namespace cadre

@@ -1,0 +1,17 @@
+// The conditional entropy of a token given the previous one: a baseline for language models.
+//
+// Threads: any. Blocking: reads the range once. Errors: kInvalidArgument for a range of fewer than
+// two tokens, or outside of the corpus.
+#pragma once
+
+#include "cadre/core/base/export.h"
+#include "cadre/train/data/text_corpus.h"
+
+namespace cadre {
+
+// H(next | current) in nats, counted on the pairs of the range itself. That is a lower bound for
+// the loss of every bigram model on the range, and so a stricter baseline than a bigram model that
+// was fitted to other text.
+CADRE_EXPORT double bigram_conditional_entropy(const TextCorpus& corpus, const TokenRange& range);
+
+}  // namespace cadre

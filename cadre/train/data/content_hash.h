@@ -1,0 +1,38 @@
+// A fast hash of bytes, by which ranks and runs find that their data differ; no protection against
+// forgery.
+//
+// Threads: plain values and pure functions. Blocking: never. Errors: none.
+// Source: XXH64 of the xxHash specification (github.com/Cyan4973/xxHash, doc/xxhash_spec.md): four
+// independent lanes of 8 bytes, so that it reads about as fast as memory.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "cadre/core/base/export.h"
+
+namespace cadre {
+
+// The hash of bytes that are added part by part. It does not depend on how they are divided.
+class CADRE_EXPORT ContentHash {
+ public:
+  ContentHash();
+
+  void add(std::string_view bytes);
+  uint64_t value() const;  // of the bytes so far
+
+ private:
+  static constexpr size_t kStripeBytes = 32;
+
+  void add_stripe(const char* stripe);
+
+  std::array<uint64_t, 4> lanes_;
+  std::array<char, kStripeBytes> rest_{};  // the first num_bytes_ % kStripeBytes of it
+  uint64_t num_bytes_ = 0;
+};
+
+CADRE_EXPORT uint64_t content_hash(std::string_view bytes);
+
+}  // namespace cadre

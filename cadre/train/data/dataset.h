@@ -1,0 +1,35 @@
+// A finite number of samples, fetched by index.
+//
+// Threads: get() may be called from several threads at once. Blocking: get() and digest() may read
+// a disk. Lifetime: a batch owns its tensors. Errors: cadre::Error. Source: map-style datasets of
+// torch.utils.data, but with whole batches fetched at a time. Guide: docs/guide/training.md.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "cadre/core/base/export.h"
+
+namespace cadre {
+
+// data: (B, ...), target: (B, ...); B is 0 if a rank has no sample of a batch.
+struct Batch {
+  at::Tensor data;
+  at::Tensor target;
+};
+
+class CADRE_EXPORT Dataset {
+ public:
+  virtual ~Dataset() = default;
+  virtual int64_t size() const = 0;  // samples; the same as long as the dataset lives
+  // The samples with these indices, in this order. REQUIRES: each in [0, size()).
+  virtual Batch get(std::span<const int64_t> indices) const = 0;
+  // A number that is equal for equal samples and differs for others, for example a hash of all
+  // bytes. A DataLoader compares it among its ranks; without one it compares the sizes only.
+  virtual std::optional<uint64_t> digest() const { return std::nullopt; }
+};
+
+}  // namespace cadre

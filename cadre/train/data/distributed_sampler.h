@@ -1,0 +1,48 @@
+// The samples of a rank in an epoch, in exactly the order of Python's DistributedSampler.
+//
+// Threads: plain values. Blocking: never. Errors: kInvalidArgument for a rank out of range, and for
+// a negative number of samples or one above 2^48.
+// Source: torch.utils.data.DistributedSampler: a permutation from a generator that is seeded with
+// seed + epoch, padded by repetition or truncated to a multiple of the world size; rank r takes
+// the r-th index and every world_size-th after it.
+// Guide: docs/guide/training.md.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/types.h"
+
+namespace cadre {
+
+struct DistributedSamplerOptions {
+  int64_t num_samples = 0;
+  Rank rank = 0;
+  int world_size = 1;
+  int64_t seed = 0;
+  bool shuffle = true;
+  bool drop_last = false;  // truncate instead of padding with repeated samples
+};
+
+class CADRE_EXPORT DistributedSampler {
+ public:
+  explicit DistributedSampler(const DistributedSamplerOptions& options);
+
+  // The number of samples of each rank; equal on all ranks.
+  int64_t num_samples_per_rank() const;
+  // This rank's samples in order; num_samples_per_rank() of them.
+  std::vector<int64_t> indices(int64_t epoch) const;
+
+ private:
+  DistributedSamplerOptions options_;
+};
+
+// torch.randperm(num_samples) with a generator that is seeded with `seed`: the common order of all
+// ranks' samples.
+CADRE_EXPORT std::vector<int64_t> seeded_permutation(int64_t num_samples, int64_t seed);
+
+// seed + epoch, modulo 2^64: the seed of an epoch's order.
+CADRE_EXPORT int64_t seed_of_epoch(int64_t seed, int64_t epoch);
+
+}  // namespace cadre

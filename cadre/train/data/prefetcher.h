@@ -1,0 +1,161 @@
+// Makes a numbered sequence of items ahead of time on threads, and returns them in order.
+//
+// Threads: next() from one thread; `make` is called on num_threads threads at once. Blocking:
+// next(), until the item is ready or the timeout has passed; the destructor, until the threads have
+// finished their current items. Lifetime: borrows the System; what `make` captures must outlive the
+// prefetcher. Errors: kInvalidArgument for options out of range; next() throws what `make` threw
+// for that item; kTimeout. Source: torch.utils.data.DataLoader's workers and prefetch_factor.
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/os/system.h"
+
+namespace cadre {
+
+struct PrefetchOptions {
+  int num_threads = 1;
+  int64_t depth = 2;                           // at most so many items in the making or ready
+  Duration timeout = std::chrono::minutes(5);  // for one next()
+};
+
+template <typename T>
+class Prefetcher {
+ public:
+  // The threads begin at once, with items 0, 1, ... num_items - 1.
+  Prefetcher(os::System& system, int64_t num_items, std::function<T(int64_t)> make,
+             const PrefetchOptions& options)
+      : system_(system),
+        num_items_(num_items),
+        make_(std::move(make)),
+        options_(options),
+        taker_(system.make_waiter()) {
+    if (num_items < 0 || make_ == nullptr || options.num_threads < 1 || options.depth < 1) {
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          cadre::format("Prefetcher: {} items on {} threads with a depth of {}; expected no "
+                        "negative number of items, and a function, a thread and a depth of "
+                        "at least 1",
+                        num_items, options.num_threads, options.depth));
+    }
+    for (int i = 0; i < options.num_threads; ++i) makers_.push_back(system.make_waiter());
+    try {
+      for (auto& maker : makers_) {
+        threads_.push_back(system.spawn("cadre-prefetch", [this, &maker] { work(*maker); }));
+      }
+    } catch (...) {
+      close();  // joins the threads that were spawned
+      throw;
+    }
+  }
+  ~Prefetcher() { close(); }
+  Prefetcher(const Prefetcher&) = delete;
+  Prefetcher& operator=(const Prefetcher&) = delete;
+
+  // REQUIRES: fewer than num_items calls so far, none of which has thrown.
+  T next() {
+    Item item = take(system_.deadline_in(options_.timeout));
+    for (auto& maker : makers_) maker->unpark();  // there is room for one more
+    if (item.error) std::rethrow_exception(item.error);
+    return std::move(*item.value);
+  }
+
+ private:
+  static constexpr Duration kNap = std::chrono::seconds(1);
+
+  struct Item {
+    std::unique_ptr<T> value;
+    std::exception_ptr error;
+  };
+  enum class Task { kMake, kWait, kEnd };
+
+  Item take(Deadline deadline) {
+    bool has_time = true;
+    while (true) {
+      {
+        const std::lock_guard lock(mutex_);
+        if (const auto found = ready_.find(num_taken_); found != ready_.end()) {
+          Item item = std::move(found->second);
+          ready_.erase(found);
+          ++num_taken_;
+          return item;
+        }
+      }
+      if (!has_time) {
+        throw Error(ErrorCode::kTimeout,
+                    cadre::format("item {} of {} was not ready within {} s on {} threads; make the "
+                                  "dataset faster, or raise the timeout",
+                                  num_taken_, num_items_,
+                                  std::chrono::duration<double>(options_.timeout).count(),
+                                  options_.num_threads));
+      }
+      has_time = taker_->park(deadline);
+    }
+  }
+
+  void work(os::Waiter& own) {
+    int64_t index = 0;
+    while (true) {
+      const Task task = claim(index);
+      if (task == Task::kEnd) return;
+      if (task == Task::kWait) {
+        own.park(system_.deadline_in(kNap));
+        continue;
+      }
+      Item item;
+      try {
+        item.value = std::make_unique<T>(make_(index));
+      } catch (...) {
+        item.error = std::current_exception();
+      }
+      {
+        const std::lock_guard lock(mutex_);
+        ready_.emplace(index, std::move(item));
+      }
+      taker_->unpark();
+    }
+  }
+
+  Task claim(int64_t& index) {
+    const std::lock_guard lock(mutex_);
+    if (is_closed_ || num_claimed_ == num_items_) return Task::kEnd;
+    if (num_claimed_ - num_taken_ >= options_.depth) return Task::kWait;
+    index = num_claimed_++;
+    return Task::kMake;
+  }
+
+  void close() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_closed_ = true;
+    }
+    for (auto& maker : makers_) maker->unpark();
+    for (auto& thread : threads_) thread->join();
+  }
+
+  os::System& system_;
+  const int64_t num_items_;
+  const std::function<T(int64_t)> make_;
+  const PrefetchOptions options_;
+  std::unique_ptr<os::Waiter> taker_;
+  std::vector<std::unique_ptr<os::Waiter>> makers_;  // one for each thread
+  std::vector<std::unique_ptr<os::Thread>> threads_;
+
+  std::mutex mutex_;  // guards the members below; never held while waiting or in `make`
+  std::map<int64_t, Item> ready_;
+  int64_t num_claimed_ = 0;
+  int64_t num_taken_ = 0;  // written by next() only
+  bool is_closed_ = false;
+};
+
+}  // namespace cadre

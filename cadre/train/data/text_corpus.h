@@ -1,0 +1,88 @@
+// Text as one sequence of tokens: a file, or the files of a folder in the order of their paths.
+//
+// Each byte is a token (0 to 255); a token <|endoftext|> (256) follows each document. A document is
+// a file; the literal text "<|endoftext|>" in a file separates documents, too. A small text is kept
+// in memory. Of a large one each read takes its bytes from the files, whose pages the system drops
+// and ranks of one host share; if a file has changed since open(), check_unchanged() throws.
+//
+// Threads: all methods const and callable from any. Blocking: open() reads every file once; reading
+// tokens may wait for the disk. Lifetime: owns the text, or up to 64 descriptors. Errors:
+// kInvalidArgument for a path without text, for tokens out of range, for a corpus that was moved
+// from, and for a file that has changed; kUnavailable for a file that cannot be opened.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/types.h"
+
+namespace cadre {
+
+inline constexpr int64_t kEndOfText = 256;
+inline constexpr int64_t kVocabularySize = 257;
+inline constexpr std::string_view kEndOfTextMark = "<|endoftext|>";
+
+struct TextCorpusOptions {
+  // For a folder: only files whose names end in one of these, for example ".py"; all files if
+  // empty. Binary files (a NUL byte among the first 8000, git's rule) and hidden files are always
+  // skipped.
+  std::vector<std::string> suffixes;
+  std::vector<std::string> skipped_folders;  // names anywhere below the folder: "site-packages"
+  // A text of at most this size is kept in memory, so that changes of its files have no effect.
+  uint64_t max_bytes_in_memory = 64 << 20;
+};
+
+// Tokens [begin, end) of the stream.
+struct TokenRange {
+  int64_t begin = 0;
+  int64_t end = 0;
+
+  int64_t size() const { return end - begin; }
+};
+
+class CADRE_EXPORT TextCorpus {
+ public:
+  static TextCorpus open(const std::string& path, const TextCorpusOptions& options = {});
+  TextCorpus(TextCorpus&&) noexcept;
+  TextCorpus& operator=(TextCorpus&&) noexcept;
+  ~TextCorpus();
+
+  int64_t num_tokens() const;
+  int64_t num_documents() const;
+  int64_t num_files() const;
+  // A hash of all bytes of all documents when they were opened. If it differs between two ranks, or
+  // between a run and its resumption, they read different texts.
+  uint64_t fingerprint() const;
+
+  // Tokens [begin, begin + out.size()), which must be within [0, num_tokens()]. If the files have
+  // changed, they are other tokens, of value 0 where bytes are missing, and check_unchanged()
+  // throws from then on. So ranks that read at different times can refuse the text together.
+  void copy_tokens(int64_t begin, std::span<int64_t> out) const;
+  // Whether a read has found a changed file. One load of an atomic.
+  bool is_unchanged() const;
+  // Throws what the first read has found that is_unchanged() tells of.
+  void check_unchanged() const;
+
+ private:
+  struct Contents;
+  explicit TextCorpus(std::unique_ptr<Contents> contents);
+  Contents& contents() const;  // throws if this corpus was moved from
+  std::unique_ptr<Contents> contents_;
+};
+
+struct TextSplit {
+  TokenRange train;
+  TokenRange held_out;
+};
+
+// Holds out the last `held_out_fraction` of the tokens. A split by position holds out contiguous
+// text, mostly whole files; a split by samples would leave the context of held-out samples in the
+// training text. Throws kInvalidArgument for a fraction that is not in [0, 1].
+CADRE_EXPORT TextSplit split_by_position(const TextCorpus& corpus, double held_out_fraction);
+
+}  // namespace cadre

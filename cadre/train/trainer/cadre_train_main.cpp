@@ -1,0 +1,205 @@
+// cadre-train CONFIG.toml [key=value ...]: one process of a training run. `cadre train` starts
+// several of them; a process that was started alone is a group of one rank.
+#include <ATen/Context.h>
+#include <signal.h>
+
+#include <CLI/CLI.hpp>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/launch/job/exit_meaning.h"
+#include "cadre/core/os/files/durable_file.h"
+#include "cadre/core/os/proc/output_stream.h"
+#include "cadre/core/os/proc/pending_signal.h"
+#include "cadre/core/os/system.h"
+#include "cadre/train/trainer/common_error.h"
+#include "cadre/train/trainer/config/agreed_config.h"
+#include "cadre/train/trainer/config/config_file.h"
+#include "cadre/train/trainer/layout/run_layout.h"
+#include "cadre/train/trainer/planning/config_plan.h"
+#include "cadre/train/trainer/planning/plan_report.h"
+#include "cadre/train/trainer/trainer.h"
+#include "cadre/train/trainer/verify/verify_config.h"
+
+namespace cadre {
+namespace {
+
+// Exit codes that the launcher knows: the error was reported already, so a report about ranks would
+// add nothing.
+constexpr int kUsageExitCode = launch::kReportedUsageExitCode;
+constexpr int kReportedExitCode = launch::kReportedFailureExitCode;
+constexpr int kDeviationExitCode = launch::kReportedDeviationExitCode;
+constexpr int kUsualColumns = 80;
+constexpr std::array kStopSignals{SIGTERM, SIGINT, SIGHUP};
+
+constexpr const char* kHelp =
+    "Trains a model on text or images.\n\n"
+    "  cadre train examples/gpt.toml --nproc-per-node 2\n"
+    "  cadre train examples/gpt.toml data.path=/home/me/books model.width=256\n"
+    "  cadre train examples/gpt.toml run.resume=auto\n"
+    "  cadre train examples/mnist.toml data.path=/home/me/mnist\n\n"
+    "The results are written to run.folder/run.name: metrics.jsonl, and a folder for each "
+    "snapshot.\nCtrl-C, SIGTERM and SIGHUP end the run with a snapshot, and the same command with "
+    "run.resume=auto\nresumes from it. Every key that a file or key=value may set:\n\n";
+
+void print(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+// The output of this process is a pipe to the launcher, which says whether its own output is a
+// terminal.
+bool shows_on_terminal() {
+  const char* progress = std::getenv("CADRE_PROGRESS");
+  if (progress != nullptr) return std::string_view(progress) == "terminal";
+  using os::OutputStream;
+  return OutputStream(OutputStream::Target::kStandardOutput).is_terminal();
+}
+
+struct CommandLine {
+  std::string config_path;
+  std::vector<std::string> overrides;
+  bool print_config = false;
+  int num_planned = 0;  // processes of --plan; 0: train
+  bool verify = false;
+  train::VerifyRequest request;
+};
+
+int exit_code_of(const Error& error) {
+  return error.code() == ErrorCode::kInvalidArgument ? kUsageExitCode : kReportedExitCode;
+}
+
+void report(const std::exception& error) {
+  std::fprintf(stderr, "cadre-train: %s\n", error.what());
+}
+
+void train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
+                      os::PendingSignal& stop, os::System& system) {
+  train::Config config;
+  train::on_all_ranks(world,
+                      [&] { config = train::load_config(command.config_path, command.overrides); });
+  at::manual_seed(static_cast<uint64_t>(config.run.seed + world.rank()));
+  train::Trainer trainer(
+      config, {.world = world,
+               .system = system,
+               .time_in_communication = [&] { return world.communicator().time_in_operations(); },
+               .stop_is_requested = [&] { return stop.has_arrived(); },
+               .print = print,
+               .is_terminal = shows_on_terminal(),
+               .num_columns = os::terminal_columns(kUsualColumns)});
+  trainer.run();
+}
+
+// Prints the plan in a single process, without a group and without memory for the model.
+int run_plan(const CommandLine& command) {
+  const train::Config config = train::load_config(command.config_path, command.overrides);
+  train::check_layout(config, command.num_planned);
+  const train::Processes processes = {.count = command.num_planned,
+                                      .per_host = command.num_planned};
+  const ModelSizes model = train::sizes_of_model(config);
+  const auto plans = train::plans_of_strategies(config, model, processes);
+  print(train::comparison_table(config, model, plans));
+  const std::string& path = command.request.json_path;
+  if (path.empty()) return 0;
+  const std::string json = train::plans_json(config, model, plans);
+  const ConstBytes bytes = std::as_bytes(std::span(json));
+  const Status written = os::write_file(path, {&bytes, 1});
+  if (!written.ok()) throw written.error().with_context("--json");
+  return 0;
+}
+
+int verify_as_rank_of(const ProcessGroup& world, const CommandLine& command, os::System& system) {
+  train::Config config;
+  train::on_all_ranks(world,
+                      [&] { config = train::load_config(command.config_path, command.overrides); });
+  train::check_common(world, [&] {
+    std::vector<AgreedField> fields = train::agreed_config(config);
+    const train::VerifyRequest& request = command.request;
+    fields.push_back({"--steps", std::to_string(request.num_steps)});
+    fields.push_back({"--dtype", request.dtype});
+    for (const std::string& name : request.strategies) fields.push_back({"--strategies", name});
+    return fields;
+  });
+  const VerifyReport report = train::verify_config(
+      config, command.request, {.world = world, .system = system, .print = print});
+  return report.is_within() ? 0 : kDeviationExitCode;
+}
+
+int run_training(const CommandLine& command) {
+  if (command.print_config) {
+    print(train::config_text(train::load_config(command.config_path, command.overrides)));
+    return 0;
+  }
+  os::PendingSignal stop(kStopSignals);  // before any thread starts
+  const auto system = os::make_native_system();
+  const ProcessGroup world = init_process_group();
+  int exit_code = 0;
+  try {
+    if (command.verify) {
+      exit_code = verify_as_rank_of(world, command, *system);
+      world.barrier();  // as below
+    } else {
+      train_as_rank_of(world, command, stop, *system);
+    }
+  } catch (const train::CommonError& error) {
+    if (world.rank() == 0) report(error);
+    exit_code = exit_code_of(error);
+    world.barrier();  // a rank that ends before the report is written would end the job
+  }
+  world.close();
+  return exit_code;
+}
+
+}  // namespace
+}  // namespace cadre
+
+int main(int argc, char** argv) {
+  cadre::CommandLine command;
+  CLI::App app(cadre::kHelp + cadre::train::config_text({}, {.explain = true}), "cadre-train");
+  app.add_option("config", command.config_path, "a TOML file")->required();
+  app.add_option("overrides", command.overrides, "key=value: replaces a value of the file");
+  app.add_flag("--print-config", command.print_config, "print every key and its value, and exit");
+  app.add_option("--plan", command.num_planned,
+                 "print what each of this many processes would hold and what a "
+                 "step would transfer, under every strategy, and exit")
+      ->check(CLI::Range(1, 1 << 20));
+  app.add_option("--json", command.request.json_path,
+                 "with --plan: also write it to this file, as JSON in bytes");
+  app.add_flag_callback(
+         "--print-keys",
+         [] {
+           cadre::print(cadre::train::config_text({}, {.explain = true}));
+           throw CLI::Success();
+         },
+         "print every key with its meaning and its default, and exit")
+      ->trigger_on_parse();  // before CLI11 misses the configuration
+  app.add_flag("--verify", command.verify, "compare every strategy with one process, and exit")
+      ->group("");  // for `cadre verify`, whose help explains it
+  app.add_option("--steps", command.request.num_steps)->group("");
+  app.add_option("--dtype", command.request.dtype)->group("");
+  app.add_option("--strategies", command.request.strategies)->delimiter(',')->group("");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int code = app.exit(error);
+    return code == 0 ? 0 : cadre::kUsageExitCode;
+  }
+  try {
+    if (command.num_planned > 0) return cadre::run_plan(command);
+    return cadre::run_training(command);
+  } catch (const cadre::Error& error) {
+    cadre::report(error);
+    return command.num_planned > 0 ? cadre::exit_code_of(error) : 1;
+  } catch (const std::exception& error) {
+    cadre::report(error);
+    return 1;
+  }
+}

@@ -1,0 +1,55 @@
+// The keys of the configuration as data: name, explanation, address of the value, allowed values.
+//
+// Threads: plain values. Blocking: never. Lifetime: fields point into the Config from which they
+// were made. Errors: check_value() and find_conflict() return texts without file and line, which
+// the caller adds.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "cadre/train/trainer/config/config.h"
+
+namespace cadre::train {
+
+struct ConfigField {
+  std::string name;  // "model.width"
+  std::string meaning;
+  std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*> value;
+  std::optional<double> min = {};
+  std::optional<double> max = {};
+  std::vector<std::string> choices = {};  // for a text; empty: any text
+  bool may_be_empty = true;               // for a text
+};
+
+std::vector<ConfigField> config_fields(Config& config);
+
+// The problem with the field's present value: "must be at least 1, is 0"; empty if it is valid.
+std::string check_value(const ConfigField& field);
+
+// A contradiction between fields: the field to change, and the reason.
+struct ConfigConflict {
+  std::string field;
+  std::string reason;
+};
+std::optional<ConfigConflict> find_conflict(const Config& config);
+// Conflicts of the keys that divide the model among processes; a part of find_conflict().
+std::optional<ConfigConflict> find_layout_conflict(const Config& config);
+
+// Whether the key has an effect with the present values of the others: optimizer.momentum has none
+// for adamw.
+bool has_effect(std::string_view key, const Config& config);
+
+// The most similar key, by edit distance.
+std::string nearest_key(const std::vector<ConfigField>& fields, std::string_view unknown);
+
+// The value in TOML: `0.001`, `"adamw"`, `[".py"]`.
+std::string value_text(const ConfigField& field);
+
+// "an integer", "a text", ...: for messages.
+std::string_view type_name(const ConfigField& field);
+
+}  // namespace cadre::train

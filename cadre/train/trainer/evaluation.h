@@ -1,0 +1,33 @@
+// The loss and accuracy of a model on held-out data.
+//
+// Threads: one. Blocking: both functions are collective. Lifetime: the loader shares the data of
+// the task. Errors: as DataLoader, and cadre::Error of the group.
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "cadre/train/data/data_loader.h"
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/mesh/data_ranks.h"
+#include "cadre/train/trainer/models/model.h"
+
+namespace cadre::train {
+
+class Task;
+
+struct Evaluation {
+  double loss = 0;                            // mean in nats, of tokens or samples
+  std::optional<double> accuracy = {};        // for a classification: fraction of samples
+  std::optional<double> bigram_entropy = {};  // for text: see bigram.h
+};
+
+// All held-out data of the task, in order, split among the ranks that have different rows.
+std::unique_ptr<DataLoader> make_held_out_loader(const Task& task, const DataRanks& ranks);
+
+// Each rank computes its share of the samples; every sample has the same number of ranks. All ranks
+// of `world` have the same result, and every rank calls `infer` equally often.
+Evaluation evaluate(const Inference& infer, const Task& task, DataLoader& held_out,
+                    const ProcessGroup& world);
+
+}  // namespace cadre::train

@@ -1,0 +1,70 @@
+// How the processes of a run divide the model and the batches among them: the axes of a mesh, from
+// the configuration.
+//
+// The slowest axis comes first: pp (stages of the pipeline), the axes of the strategy along which
+// rows differ (dp, or dp_shard, or dp_replicate and dp_shard), ep (experts, and different rows), cp
+// (tokens), tp (parts of matrices). A model with experts has the axis ep also if it has size 1.
+//
+// Threads: plain values. Blocking: lay_out() is collective; the rest never. Lifetime: keeps the
+// groups. Errors: kInvalidArgument, in one sentence that says what must divide what; equal on all
+// ranks.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/mesh/data_ranks.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/core/schedule/schedule.h"
+#include "cadre/train/trainer/config/config.h"
+
+namespace cadre::train {
+
+// The number of processes along each axis. Their product is the number of processes.
+struct Degrees {
+  int pipeline = 1;
+  int data = 1;    // along the axes of parallel.strategy: different rows
+  int expert = 1;  // different rows, too
+  int context = 1;
+  int tensor = 1;
+
+  // How many processes, or groups of them, have different rows.
+  int num_shares() const { return data * expert; }
+};
+
+// Throws unless the degrees of the configuration divide the number of processes.
+Degrees degrees_of(const ParallelConfig& parallel, int world_size);
+
+// The axes of parallel.strategy, of which the sizes multiply to degrees.data.
+std::vector<MeshAxis> data_axes(const ParallelConfig& parallel, const Degrees& degrees);
+
+// "fsdp", or "fsdp, pipeline 2, tensor 2".
+std::string layout_name(const ParallelConfig& parallel);
+
+// Throws for a configuration that this number of processes cannot run: degrees, a strategy that
+// does not suit the number of replicas, a batch that the microbatches do not divide, a schedule
+// with conditions that are not met, a folder for offload that does not exist.
+void check_layout(const Config& config, int world_size);
+
+// REQUIRES: check_layout(), parallel.pipeline above 1. The compute-only schedule of a step.
+PipelineSchedule pipeline_schedule(const Config& config, const Degrees& degrees);
+
+struct RunLayout {
+  ProcessGroup world;
+  Degrees degrees;
+  // nullopt: all processes have the whole layers, and no layer exchanges what it computes.
+  std::optional<DeviceMesh> mesh;
+  DataRanks data;  // without a group: all have the same rows
+};
+
+// Collective. REQUIRES: check_layout().
+RunLayout lay_out(const Config& config, const ProcessGroup& world);
+
+// Axes in the mesh of a model with experts along which processes have different tokens, of other
+// rows or of the same.
+std::vector<std::string> token_axes(const ParallelConfig& parallel, const Degrees& degrees);
+
+}  // namespace cadre::train

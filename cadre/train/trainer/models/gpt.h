@@ -1,0 +1,117 @@
+// A GPT: token and position embeddings, pre-norm blocks of causal attention and MLP, a final norm,
+// and a head that is tied to the token embedding or has a weight of its own. The MLP of a block may
+// be a mixture of experts; then the weighted sum of the load-balancing losses of all routers is
+// added to the loss. Their capacity is one of training: it depends on the other tokens of a batch.
+//
+// A Gpt can be cut into parts, which are stages of a pipeline, and its layers can be divided by
+// parallelize_module() with plan(), its sequences by set_context_parallel(), and its experts by
+// ExpertParallel. Parameters keep their names in all of them.
+//
+// Threads, errors: as torch::nn::Module. Blocking: never, unless it is divided. Parameters are
+// named after GPT-2's (wte.weight, h_0.attn_c_attn.weight, ...), with nn::Linear's (out, in)
+// shapes; those of attn_c_attn have another shape after separate_heads(). Experts have no biases
+// and are named after MixtureOfExperts (h_0.mlp_experts.router.weight, ...). Source: Radford et
+// al., "Language Models are Unsupervised Multitask Learners", 2019, also for the initial values:
+// normal with a standard deviation of 0.02, divided by sqrt(2 * layers) for projections into the
+// residual stream. Dropout: of the sum of the embeddings, and of what attention and MLP add to the
+// residual stream; its masks depend on the sample, not on the process that computes it
+// (layers/counter_based_dropout.h).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "cadre/parallel/layers/attention/context_parallel.h"
+#include "cadre/parallel/layers/counter_based_dropout.h"
+#include "cadre/parallel/layers/embedding.h"
+#include "cadre/parallel/layers/layer_norm.h"
+#include "cadre/parallel/layers/linear.h"
+#include "cadre/parallel/ep/mixture_of_experts.h"
+#include "cadre/parallel/tp/parallelize_module.h"
+#include "cadre/train/trainer/models/language_model.h"
+#include "cadre/train/trainer/models/query_key_value.h"
+
+namespace cadre::train {
+
+// x + attention(norm(x)), then x + mlp(norm(x)), where the MLP may be a mixture of experts.
+class GptBlock : public torch::nn::Module, public ContextParallelLayer {
+ public:
+  // index: of the block in the whole model.
+  GptBlock(const ModelConfig& config, int64_t index,
+           const std::shared_ptr<const DropoutStream>& stream);
+  // (B, T, width) to (B, T, width); and the load-balancing loss of the router, (), undefined
+  // without experts.
+  std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x);
+  void train(bool on = true) override;
+  void separate_heads() { query_key_value_->separate(); }
+  bool has_experts() const { return !experts_.is_empty(); }
+
+ private:
+  std::pair<at::Tensor, at::Tensor> compute(const at::Tensor& x);
+  at::Tensor attend(const at::Tensor& x);
+
+  bool is_recomputed_;
+  std::optional<double> capacity_factor_;  // in training; nullopt: no limit
+  LayerNorm attention_norm_;
+  QueryKeyValue query_key_value_;
+  Linear attention_projection_;
+  CounterBasedDropout attention_dropout_;
+  LayerNorm mlp_norm_;
+  MixtureOfExperts experts_{nullptr};  // null: the two layers below
+  Linear mlp_expand_{nullptr};
+  Linear mlp_projection_{nullptr};
+  CounterBasedDropout mlp_dropout_{nullptr};
+};
+
+// Consecutive layers of a Gpt.
+struct GptPart {
+  int64_t first_block = 0;
+  int64_t end_block = 0;
+  bool has_embeddings = false;
+  bool has_head = false;
+};
+
+class Gpt : public LanguageModel, public ContextParallelLayer {
+ public:
+  Gpt(const ModelConfig& config, int64_t vocabulary, const at::Generator& generator);
+  // A part of `whole`: shares its layers and the position of the dropout, except that a part with a
+  // tied head and without embeddings has a copy of the head's weight.
+  Gpt(const Gpt& whole, const GptPart& part);
+
+  // The first part is given tokens (B, T), of whole sequences also under context parallelism; the
+  // others what the part before them returned. The last one returns logits, of this rank's tokens
+  // and of its part of the vocabulary.
+  at::Tensor forward(const at::Tensor& data) override;
+  void set_rows(const SampledRows& rows) override;
+  at::Tensor take_auxiliary_loss() override { return std::exchange(auxiliary_loss_, {}); }
+  int64_t context() const override { return context_; }
+  int64_t vocabulary() const { return vocabulary_; }
+  bool is_tied() const { return is_tied_; }
+
+  // Entries for the layers of this part. sequence: with sequence parallelism.
+  std::vector<PlanEntry> plan(bool sequence) const;
+  // Before parallelize_module() with this plan: see QueryKeyValue.
+  void separate_heads();
+
+ private:
+  void initialize(int64_t layers, const at::Generator& generator);
+  at::Tensor embed(const at::Tensor& tokens);
+
+  int64_t context_;
+  int64_t vocabulary_;
+  bool is_tied_;
+  bool has_head_ = true;
+  double auxiliary_weight_;
+  at::Tensor auxiliary_loss_;
+  std::shared_ptr<DropoutStream> stream_;
+  Embedding token_embedding_{nullptr};
+  Embedding position_embedding_{nullptr};  // null: a part without embeddings
+  CounterBasedDropout embedding_dropout_{nullptr};
+  std::vector<std::shared_ptr<ShardUnit<GptBlock>>> blocks_;
+  LayerNorm final_norm_{nullptr};
+  Linear head_{nullptr};  // null: tied, or a part without head
+};
+
+}  // namespace cadre::train

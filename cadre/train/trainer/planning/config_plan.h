@@ -1,0 +1,43 @@
+// The memory and the traffic of each process of a configured run, under the strategy of the
+// configuration and under the others.
+//
+// Threads: one. Blocking: never. Lifetime: values. Errors: kInvalidArgument for a strategy that the
+// number of processes does not allow. The model is constructed without memory for its values; data
+// are not opened.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cadre/parallel/plan/memory_plan.h"
+#include "cadre/train/trainer/config/config.h"
+#include "cadre/train/trainer/planning/part_sizes.h"
+
+namespace cadre::train {
+
+struct Processes {
+  int count = 1;
+  int per_host = 1;
+};
+
+// Names, sizes and units of the model that the configuration describes.
+ModelSizes sizes_of_model(const Config& config);
+
+struct NamedPlan {
+  std::string name = {};   // "fsdp, after_backward", "ddp, tensor 2"
+  bool is_chosen = false;  // by the configuration
+  int num_processes = 1;
+  MemoryPlan plan;  // for the part of the model on the process that holds most
+  DivisionTraffic division = {};
+};
+
+// Under the strategy of the configuration.
+NamedPlan plan_of_config(const Config& config, const ModelSizes& model, const Processes& processes);
+
+// The plans of all strategies of the trainer, with the other keys of the configuration; single has
+// one process. Without those that the numbers of processes do not allow.
+std::vector<NamedPlan> plans_of_strategies(const Config& config, const ModelSizes& model,
+                                           const Processes& processes);
+
+}  // namespace cadre::train

@@ -1,0 +1,19 @@
+// Compares the configuration of a resumed run with that of its snapshot.
+//
+// Threads: plain functions. Blocking: never. Errors: kInvalidArgument with the key, the value of
+// the snapshot and the present one, for a change that would invalidate the result: training on data
+// that was held out, or an optimizer that cannot read the saved states.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cadre/train/trainer/config/config.h"
+
+namespace cadre::train {
+
+// Messages for the user about changes; empty if nothing has changed. run.name, run.folder and
+// run.resume are ignored, and so are keys without an effect before and now.
+std::vector<std::string> check_resumed_config(const Config& before, const Config& now);
+
+}  // namespace cadre::train

@@ -1,0 +1,228 @@
+#include "cadre/train/trainer/snapshots/resumption.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <string_view>
+#include <utility>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/fnv1a.h"
+#include "cadre/core/base/format.h"
+#include "cadre/train/checkpoint/file_digests.h"
+#include "cadre/train/checkpoint/safetensors.h"
+#include "cadre/train/checkpoint/sharded_load.h"
+#include "cadre/train/checkpoint/snapshot_folder.h"
+#include "cadre/core/os/files/file.h"
+#include "cadre/train/trainer/common_error.h"
+#include "cadre/train/trainer/config/config_file.h"
+#include "cadre/train/trainer/snapshots/resume_check.h"
+
+namespace cadre::train {
+namespace {
+
+constexpr size_t kMaxIdentityBytes = size_t{64} << 20;  // of the file that identifies a snapshot
+
+std::vector<std::string> compare_configs(const std::string& before, const Config& now) {
+  std::optional<Config> parsed;
+  try {
+    parsed = parse_config(before, "the snapshot's configuration");
+  } catch (const Error& error) {
+    return {
+        cadre::format("warning: {}; changes since the snapshot are not known", error.message())};
+  }
+  return check_resumed_config(*parsed, now);
+}
+
+void check_data(const std::string& snapshot, const DataIdentity& then, const Task& task) {
+  const DataIdentity now = task.data_identity();
+  if (then == now) return;
+  const std::string difference =
+      then.size == now.size
+          ? cadre::format("the same number of {}, but with other content", task.item_name())
+          : cadre::format("{} {} in the snapshot, {} now", then.size, task.item_name(), now.size);
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      cadre::format("{} was trained on other data: {}; restore the data, or start at step 0 "
+                    "with run.resume=none",
+                    snapshot, difference));
+}
+
+bool is_intact(const std::string& snapshot) {
+  try {
+    check_snapshot(snapshot);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+// A remedy for a snapshot that cannot be read.
+std::string remedy_for(const std::string& snapshot) {
+  const SnapshotFolder run(std::filesystem::path(snapshot).parent_path().string());
+  std::vector<int64_t> steps = run.steps();
+  std::ranges::reverse(steps);
+  for (const int64_t step : steps) {
+    const std::string other = run.path_of(step);
+    if (other != snapshot && is_intact(other)) {
+      return cadre::format("another snapshot is intact: run.resume={}", other);
+    }
+  }
+  return "no other snapshot is intact: start at step 0 with run.resume=none";
+}
+
+// Adds a remedy to an error of a damaged snapshot, and to no other one: with another setting, or
+// once a file can be read again, the snapshot is as good as before.
+Error with_remedy(const Error& error, const std::string& snapshot) {
+  if (error.code() != ErrorCode::kCorruption) return error;
+  return Error(error.code(), cadre::format("{}; {}", error.message(), remedy_for(snapshot)));
+}
+
+NamedTensors named(const std::vector<ParameterState>& states) {
+  NamedTensors named;
+  for (const ParameterState& state : states) {
+    for (const auto* tensors : {&state.tensors, &state.scalars}) {
+      for (const auto& [key, tensor] : *tensors) {
+        named.emplace_back(cadre::format("{}.{}", state.parameter, key), tensor);
+      }
+    }
+  }
+  return named;
+}
+
+// The states in a file of whole optimizer states, as tensors of this rank. A state is sharded in
+// the same way as its parameter.
+SnapshotParts states_in(const std::string& path, const std::vector<SnapshotTensor>& parameters) {
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  SnapshotParts states;
+  for (const std::string& name : file.names()) {
+    const std::vector<int64_t>& shape = file.find(name)->shape;
+    const auto parameter =
+        std::ranges::find(parameters, name.substr(0, name.rfind('.')), &SnapshotTensor::name);
+    if (parameter == parameters.end() || (shape.empty() && !parameter->sizes.empty())) {
+      // One value for the whole parameter, or a state that the optimizer will refuse by name.
+      states.parameters.push_back(whole_tensor(name, at::empty(shape, at::kFloat)));
+      continue;
+    }
+    SnapshotTensor& state = states.parameters.emplace_back(*parameter);
+    state.name = name;
+    state.values = at::empty(parameter->values.sizes(), parameter->values.scalar_type());
+  }
+  return states;
+}
+
+}  // namespace
+
+Resumption::Resumption(std::string snapshot, TrainState state, std::vector<std::string> remarks)
+    : snapshot_(std::move(snapshot)), state_(std::move(state)), remarks_(std::move(remarks)) {}
+
+Resumption Resumption::open(const std::string& snapshot, const Config& now, const Task& task) {
+  try {
+    TrainState state = read_train_state(snapshot);
+    check_data(snapshot, state.data, task);
+    if (!state.bucket_layout.empty()) BucketLayout::parse(state.bucket_layout);
+    std::vector<std::string> remarks = compare_configs(state.config, now);
+    if (state.format < kFirstFormatWithDigests) {
+      remarks.push_back(
+          cadre::format("warning: {} has format {}, which has no digests, so damage to its "
+                        "files cannot be detected",
+                        snapshot, state.format));
+    }
+    return Resumption(snapshot, std::move(state), std::move(remarks));
+  } catch (const Error& error) {
+    throw with_remedy(error, snapshot);
+  }
+}
+
+std::string Resumption::identity() const {
+  const std::string listed = cadre::format("{}/{}", snapshot_, kDigestsName);
+  const bool has_digests = std::filesystem::exists(listed);
+  const std::string path = has_digests ? listed : snapshot_ + "/state.json";
+  const std::string text = os::read_file(path, kMaxIdentityBytes).value_or_throw();
+  return cadre::format("that of step {} with the digest {:016x}", state_.step, fnv1a(text));
+}
+
+std::optional<BucketLayout> Resumption::bucket_layout() const {
+  if (state_.bucket_layout.empty()) return std::nullopt;
+  return BucketLayout::parse(state_.bucket_layout);
+}
+
+// With another number of ranks some have no saved state; they keep their own.
+void Resumption::restore_generator(Rank rank) const {
+  const auto index = static_cast<size_t>(rank.value);
+  if (index >= state_.generators.size()) return;
+  const at::Tensor& state = state_.generators[index];
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  if (state.numel() != generator.get_state().numel()) {
+    throw_wrong_generator(cadre::format("a generator's state has {} bytes instead of {}",
+                                        state.numel(), generator.get_state().numel()));
+  }
+  try {
+    generator.set_state(state);
+  } catch (const c10::Error& error) {
+    throw_wrong_generator(
+        cadre::format("the state of a generator is refused: {}", error.what_without_backtrace()));
+  }
+}
+
+// Where digests have shown that the bytes are those that were written, another libtorch wrote them.
+void Resumption::throw_wrong_generator(const std::string& problem) const {
+  if (state_.format < kFirstFormatWithDigests) {
+    throw with_remedy(Error(ErrorCode::kCorruption, cadre::format("{}: {}", snapshot_, problem)),
+                      snapshot_);
+  }
+  throw Error(ErrorCode::kInvalidArgument,
+              cadre::format("{}: {}: it was written with another version of libtorch; resume with "
+                            "that one, or start at step 0 with run.resume=none",
+                            snapshot_, problem));
+}
+
+void Resumption::restore(Strategy& strategy, Optimizer& optimizer,
+                         const ProcessGroup& world) const {
+  try {
+    const NamedTensors states = load(strategy.parts(), world);
+    strategy.parts_were_filled();
+    optimizer.load_state(states);
+  } catch (const Error& error) {
+    if (is_group_failure(error)) throw;
+    if (error.code() != ErrorCode::kInvalidArgument) {
+      throw CommonError(with_remedy(error, snapshot_));
+    }
+    throw CommonError(
+        Error(error.code(), cadre::format("{}; restore [model] and [optimizer] as they were when "
+                                          "the snapshot was written, or start at step 0 with "
+                                          "run.resume=none",
+                                          error.message())));
+  }
+}
+
+// Fills the model; returns this rank's optimizer state.
+NamedTensors Resumption::load(const SnapshotParts& parts, const ProcessGroup& world) const {
+  if (state_.format >= kFirstFormatInParts) {
+    return named(load_sharded(snapshot_, parts, world).optimizer);
+  }
+  const std::string model_path = cadre::format("{}/{}", snapshot_, kModelFile);
+  const std::string optimizer_path = cadre::format("{}/{}", snapshot_, kOptimizerFile);
+  SnapshotParts states;
+  on_all_ranks(world, [&] {
+    for (const std::string& path : {model_path, optimizer_path}) {
+      if (!std::filesystem::exists(path)) {
+        throw Error(ErrorCode::kCorruption, path + " is missing");
+      }
+    }
+    states = states_in(optimizer_path, parts.parameters);
+  });
+  // The digests of all files were compared when the state was read.
+  const LoadOptions options = {.with_optimizer = false, .with_digests = false};
+  load_sharded(model_path, parts, world, options);
+  load_sharded(optimizer_path, states, world, options);
+  NamedTensors tensors;
+  for (const SnapshotTensor& state : states.parameters)
+    tensors.emplace_back(state.name, state.values);
+  return tensors;
+}
+
+}  // namespace cadre::train

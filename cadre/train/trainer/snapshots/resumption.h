@@ -1,0 +1,54 @@
+// Resumes from a snapshot that was written under any strategy and by any number of ranks.
+//
+// Threads: one. Blocking: reads a disk; restore() is collective. Lifetime: plain values. Errors:
+// kInvalidArgument for a snapshot that does not match the run, such as one of other settings;
+// kUnavailable for a file that cannot be read; kCorruption for damaged bytes and missing files,
+// with the file and the newest intact snapshot of the run. restore() throws them as CommonErrors,
+// and failures of the group as they are.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/types.h"
+#include "cadre/parallel/buckets/bucket_layout.h"
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/train/trainer/config/config.h"
+#include "cadre/train/trainer/optimizer.h"
+#include "cadre/train/trainer/snapshots/train_state.h"
+#include "cadre/train/trainer/strategy.h"
+#include "cadre/train/trainer/tasks/task.h"
+
+namespace cadre::train {
+
+class Resumption {
+ public:
+  // Reads the state and compares its data and configuration with the present ones. Local.
+  static Resumption open(const std::string& snapshot, const Config& now, const Task& task);
+
+  const std::string& snapshot() const { return snapshot_; }
+  const TrainState& state() const { return state_; }
+  // Messages for the user about changes since the snapshot, and about what cannot be checked.
+  const std::vector<std::string>& remarks() const { return remarks_; }
+  std::optional<BucketLayout> bucket_layout() const;
+  // What determines the snapshot's content, to compare it among ranks. Local; reads a small file.
+  std::string identity() const;
+
+  // Restores the default generator of this rank, if the snapshot has its state. Local.
+  void restore_generator(Rank rank) const;
+  // Fills this rank's tensors of the model and of the optimizer's state.
+  void restore(Strategy& strategy, Optimizer& optimizer, const ProcessGroup& world) const;
+
+ private:
+  Resumption(std::string snapshot, TrainState state, std::vector<std::string> remarks);
+
+  NamedTensors load(const SnapshotParts& parts, const ProcessGroup& world) const;
+  [[noreturn]] void throw_wrong_generator(const std::string& problem) const;
+
+  std::string snapshot_;
+  TrainState state_;
+  std::vector<std::string> remarks_;
+};
+
+}  // namespace cadre::train

@@ -1,0 +1,106 @@
+#include "cadre/train/trainer/snapshots/snapshot_writer.h"
+
+#include <ATen/ops/full.h>
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/format.h"
+#include "cadre/train/checkpoint/sharded_save.h"
+#include "cadre/train/trainer/models/model.h"
+
+namespace cadre::train {
+namespace {
+
+// Assigns tensors "<parameter>.<state>" to parameters. A tensor without dimensions is one value for
+// the whole parameter, because shards have one dimension.
+std::vector<ParameterState> states_by_parameter(const NamedTensors& named) {
+  std::vector<ParameterState> states;
+  std::map<std::string, size_t> places;
+  for (const auto& [name, tensor] : named) {
+    const size_t dot = name.rfind('.');
+    const std::string parameter = name.substr(0, dot);
+    const auto [place, is_new] = places.emplace(parameter, states.size());
+    if (is_new) states.push_back({.parameter = parameter});
+    ParameterState& state = states[place->second];
+    (tensor.dim() == 0 ? state.scalars : state.tensors).emplace_back(name.substr(dot + 1), tensor);
+  }
+  return states;
+}
+
+}  // namespace
+
+SnapshotWriter::SnapshotWriter(SnapshotFolder folder, const ProcessGroup& world,
+                               const Strategy& strategy, const std::string& strategy_name)
+    : folder_(std::move(folder)), world_(world), strategy_(strategy) {
+  if (!strategy.holds_parts()) return;
+  check_savable(strategy.parts(), world_);
+  saver_ = std::make_unique<SnapshotSaver>(folder_, world_, SaveOptions{.strategy = strategy_name});
+}
+
+void SnapshotWriter::begin(const TrainState& state, const Model* model,
+                           const Optimizer& optimizer) {
+  if (!saver_) {
+    begun_ = {state.step, write_whole(state, *model, optimizer)};
+    return;
+  }
+  SnapshotParts parts = strategy_.parts();
+  parts.optimizer = states_by_parameter(optimizer.state());
+  parts.extra = state_text(state);
+  // It throws nothing: finish() has returned the outcome of the previous save.
+  saver_->save(state.step, parts);
+  begun_ = {state.step, Status()};
+}
+
+std::optional<SnapshotWriter::Outcome> SnapshotWriter::finish() {
+  std::optional<Outcome> outcome = std::exchange(begun_, std::nullopt);
+  try {
+    if (outcome && saver_) saver_->finish();
+  } catch (const Error& error) {
+    outcome->status = error;
+  }
+  return outcome;
+}
+
+Error unsaved_end(const UnsavedEnd& end) {
+  std::string text = cadre::format("the run ended at step {}, ", end.step);
+  text += end.saved_step < 0
+              ? "but no snapshot could be written, so its result is lost: "
+              : cadre::format("whose snapshot could not be written; the last one is of step {}: ",
+                              end.saved_step);
+  // The disk has nothing to do with it, and another attempt would end in the same way.
+  if (end.cause.code() == ErrorCode::kInvalidArgument) {
+    return Error(ErrorCode::kInternal, cadre::format("{}{}; report this with the configuration",
+                                                     text, end.cause.message()));
+  }
+  text += cadre::format("free disk space in {}", end.run_folder);
+  text += end.saved_step < 0 ? ", or choose another run.folder, and start it again"
+                             : " and resume with run.resume=auto";
+  return Error(ErrorCode::kUnavailable, text);
+}
+
+void SnapshotWriter::close() {
+  if (saver_) saver_->close();
+}
+
+// All ranks learn whether rank 0 has written the files; only rank 0 has the reason of a failure.
+Status SnapshotWriter::write_whole(const TrainState& state, const Model& model,
+                                   const Optimizer& optimizer) {
+  Status status;
+  try {
+    if (world_.rank() == 0) {
+      folder_.save(state.step, [&](const std::string& folder) {
+        write_train_state(folder, state, model, optimizer.state()).value_or_throw();
+      });
+    }
+  } catch (const Error& error) {
+    status = error;
+  }
+  const at::Tensor is_saved = at::full({1}, status.ok() ? 1.0 : 0.0, at::kDouble);
+  world_.all_reduce(is_saved, {.op = ReduceOp::kMin});
+  if (!status.ok() || is_saved.item<double>() != 0) return status;
+  return Error(ErrorCode::kUnavailable, "rank 0 could not write the snapshot");
+}
+
+}  // namespace cadre::train

@@ -1,0 +1,62 @@
+// Model, data, loss and evaluation of a run: everything in which text and images differ.
+//
+// Threads: one. Blocking: make_task() opens or generates the data. Lifetime: owns the data. Errors:
+// cadre::Error for data that is missing or does not suit the model.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/train/data/dataset.h"
+#include "cadre/train/trainer/config/config.h"
+#include "cadre/train/trainer/models/model.h"
+
+namespace cadre::train {
+
+// Identifies the data; a resumed run must have the same.
+struct DataIdentity {
+  int64_t size = 0;  // tokens of a text, else samples
+  uint64_t fingerprint = 0;
+
+  friend bool operator==(const DataIdentity&, const DataIdentity&) = default;
+};
+
+class Task {
+ public:
+  virtual ~Task() = default;
+
+  virtual std::shared_ptr<Model> make_model() const = 0;
+  virtual std::shared_ptr<const Dataset> training_data() const = 0;
+  virtual std::shared_ptr<const Dataset> held_out_data() const = 0;
+  virtual DataIdentity data_identity() const = 0;
+  // Whether every batch so far had the data of data_identity(). A batch that another thread fetches
+  // ahead counts as soon as it is fetched.
+  virtual bool data_are_unchanged() const { return true; }
+  // Throws unless they are, with the name of the file that has changed.
+  virtual void check_data() const {}
+  // Mean over the batch, in nats. For an empty batch 0, with a gradient of zeros.
+  virtual at::Tensor loss(const at::Tensor& output, const at::Tensor& target) const = 0;
+
+  // Whether the largest output of a sample is its predicted class, so that there is an accuracy.
+  virtual bool is_classification() const = 0;
+  // The bigram conditional entropy of the held-out text (bigram.h).
+  virtual std::optional<double> bigram_entropy() const = 0;
+  // Text that the model generates at the end of a run; empty if the model generates none.
+  virtual std::string sample(const Inference& infer) const = 0;
+
+  // For messages: "8000 images of mnist"; and the unit of the speed: "tokens", "samples".
+  virtual std::string data_text() const = 0;
+  virtual std::string_view item_name() const = 0;
+  virtual int64_t items_per_sample() const = 0;
+};
+
+// REQUIRES: a configuration without conflicts (find_conflict).
+std::unique_ptr<Task> make_task(const Config& config, Deadline deadline);
+
+}  // namespace cadre::train

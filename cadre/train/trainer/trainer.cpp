@@ -1,0 +1,422 @@
+#include "cadre/train/trainer/trainer.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/group/caught_error.h"
+#include "cadre/train/trainer/common_error.h"
+#include "cadre/train/trainer/config/agreed_config.h"
+#include "cadre/train/trainer/config/config_file.h"
+#include "cadre/train/trainer/models/model.h"
+#include "cadre/train/trainer/planning/config_plan.h"
+#include "cadre/train/trainer/planning/plan_report.h"
+#include "cadre/train/trainer/schedule.h"
+#include "cadre/train/trainer/tasks/run_setup.h"
+#include "cadre/tensor/hooks/autocast.h"
+
+namespace cadre::train {
+namespace {
+
+double seconds(Duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+}  // namespace
+
+Trainer::Trainer(const Config& config, TrainerContext context)
+    : config_(config),
+      context_(std::move(context)),
+      run_path_(config.run.folder + "/" + config.run.name),
+      snapshots_(run_path_) {
+  at::set_num_threads(static_cast<int>(config.run.threads));
+  check_common(context_.world, [this] { return agreed_config(config_); });
+  on_first_rank(context_.world, [this] { run_folder_ = std::make_unique<RunFolder>(run_path_); });
+  on_all_ranks(context_.world, [this] { prepare(); });
+  check_common(context_.world, [this] {
+    std::vector<AgreedField> fields = agreed_inputs(*task_, weights_);
+    fields.push_back({"the number of parameters", std::to_string(num_parameters_)});
+    fields.push_back({"the snapshot of run.resume",
+                      resumption_ ? resumption_->identity() : std::string("none")});
+    return fields;
+  });
+  layout_ = lay_out(config_, context_.world);
+  with_common_errors([this] { make_loaders(); });
+  strategy_ = make_strategy(config_, model_, *layout_,
+                            resumption_ ? resumption_->bucket_layout() : std::nullopt);
+  if (layout_->degrees.pipeline > 1) model_.reset();
+  optimizer_ = make_optimizer(strategy_->trained(), config_.optimizer);
+  if (resumption_) {
+    resumption_->restore(*strategy_, *optimizer_, context_.world);
+  } else if (is_deferred()) {
+    with_common_errors([this] { load_weights(); });
+  }
+  on_first_rank(context_.world, [this] { open_run_folder(); });
+  with_common_errors([this] {
+    snapshot_writer_ = std::make_unique<SnapshotWriter>(snapshots_, context_.world, *strategy_,
+                                                        layout_name(config_.parallel));
+  });
+  if (resumption_) {
+    for (const std::string& remark : resumption_->remarks()) print_line(remark);
+  }
+  resumption_.reset();
+  print_header();
+}
+
+Trainer::~Trainer() = default;
+
+void Trainer::prepare() {
+  const int world_size = context_.world.world_size();
+  check_layout(config_, world_size);
+  if (!config_.model.weights.empty()) weights_ = InitialWeights::open(config_.model.weights);
+  task_ = open_task(config_, context_.system.deadline_in(kTextSourceTimeout));
+  check_global_batch_size(config_, *task_, degrees_of(config_.parallel, world_size).num_shares());
+  resolve_epochs(config_, *task_);
+  model_ = is_deferred() ? make_deferred_model(*task_) : make_initial_model(config_, *task_);
+  if (weights_ && !is_deferred()) weights_->check_unchanged();
+  num_parameters_ = num_parameters(*model_);
+  const std::optional<std::string> snapshot = find_snapshot(config_.run, snapshots_);
+  if (!snapshot) return;
+  resumption_ = Resumption::open(*snapshot, config_, *task_);
+  const TrainState& state = resumption_->state();
+  first_step_ = step_ = saved_step_ = state.step;
+  best_held_out_loss_ = saved_best_loss_ = state.best_held_out_loss;
+  resumption_->restore_generator(context_.world.rank());
+}
+
+void Trainer::make_loaders() {
+  loader_ = make_training_loader(config_, *task_, layout_->data.group);
+  if (resumption_) loader_->seek(resumption_->state().loader);
+  held_out_loader_ = make_held_out_loader(*task_, layout_->data);
+}
+
+// Fills the shards of the ranks; a whole model has its values from prepare().
+void Trainer::load_weights() {
+  const bool is_loaded = load_initial_weights(config_, strategy_->parts(), context_.world);
+  if (!is_loaded) return;
+  on_all_ranks(context_.world, [this] { weights_->check_unchanged(); });
+  strategy_->parts_were_filled();
+}
+
+void Trainer::open_run_folder() {
+  std::optional<BranchPoint> start;
+  if (resumption_) {
+    start = {.snapshot = resumption_->snapshot(),
+             .step = step_,
+             .best_loss = best_held_out_loss_,
+             .has_steps_left = step_ < config_.run.steps};
+  }
+  const RunFolder::Moved moved = run_folder_->begin(start);
+  progress_ = std::make_unique<Progress>(ProgressOptions{.print = context_.print,
+                                                         .is_terminal = context_.is_terminal,
+                                                         .num_columns = context_.num_columns,
+                                                         .metrics_path = metrics_path_of(run_path_),
+                                                         .keep_metrics_until_step = first_step_});
+  if (!moved.earlier_run.empty()) {
+    print_line(cadre::format("an earlier run of this name was moved to {}", moved.earlier_run));
+  }
+  if (start) print_line(cadre::format("resuming from {}", start->snapshot));
+  if (moved.abandoned) {
+    print_line(cadre::format("the snapshots and metrics of later steps were moved to {}",
+                             *moved.abandoned));
+  }
+}
+
+void Trainer::print_header() {
+  const RunConfig& run = config_.run;
+  const bool is_text = task_->items_per_sample() > 1;
+  print_line(cadre::format("{} of {} parameters on {}; {} steps of {} samples{}",
+                           config_.model.kind, num_parameters_, task_->data_text(), run.steps,
+                           run.global_batch_size,
+                           is_text ? cadre::format(" of {} tokens", config_.model.context) : ""));
+  on_first_rank(context_.world, [this] {
+    const int count = context_.world.world_size();
+    print_line(start_table(plan_of_config(config_, sizes_of_model(config_), {count, count})));
+  });
+  if (step_ >= run.steps) {
+    print_line(
+        cadre::format("run.steps is {}, and the snapshot is of step {}: no steps are left; set "
+                      "a larger run.steps to continue",
+                      run.steps, step_));
+  }
+}
+
+TrainResult Trainer::run() {
+  run_started_ = context_.system.now();
+  try {
+    train_to_the_end();
+    finish();
+  } catch (...) {
+    finish_snapshot_of_failed_run();
+    throw;
+  }
+  return result_;
+}
+
+void Trainer::train_to_the_end() {
+  while (step_ < config_.run.steps && !result_.was_stopped) {
+    for (const Batch& batch : loader_->epoch(loader_->position().epoch)) {
+      const StepSums sums = step(batch);
+      result_.loss = sums.loss;
+      result_.was_stopped = sums.stop && step_ < config_.run.steps;
+      if (result_.was_stopped || step_ == config_.run.steps) break;
+      if (config_.run.evaluate_every > 0 && step_ % config_.run.evaluate_every == 0) evaluate();
+      if (config_.run.snapshot_every > 0 && step_ % config_.run.snapshot_every == 0) {
+        begin_snapshot();
+      }
+    }
+    // The epoch may have ended by the last step, too; then the position is not used any more.
+    if (!result_.was_stopped && step_ < config_.run.steps) {
+      loader_->seek({.epoch = loader_->position().epoch + 1, .samples = 0});
+    }
+  }
+}
+
+Trainer::StepSums Trainer::step(const Batch& batch) {
+  const TimePoint started = context_.system.now();
+  const Duration communicated = time_in_communication();
+  const double loss =
+      strategy_->backward(*task_, batch,
+                          {.num_parts = config_.run.accumulate,
+                           .rows = rows_of_rank(*loader_, step_, layout_->data),
+                           .around_forward = [this](const std::function<at::Tensor()>& forward) {
+                             return with_autocast(forward);
+                           }});
+  const StepSums sums = sum_over_ranks(loss, batch.data.size(0));
+  if (sums.data_have_changed) check_data();
+  const double limit = config_.optimizer.clip_norm;  // 0: none
+  const double gradient_norm =
+      strategy_->clip_gradients(limit > 0 ? limit : std::numeric_limits<double>::infinity());
+  if (!std::isfinite(sums.loss) || !std::isfinite(gradient_norm)) {
+    throw CommonError(
+        Error(ErrorCode::kInvalidArgument,
+              cadre::format("step {}: the loss is {} and the gradients' norm {}; lower "
+                            "optimizer.learning_rate or optimizer.clip_norm, and resume with "
+                            "run.resume=auto",
+                            step_ + 1, sums.loss, gradient_norm)));
+  }
+  const double learning_rate =
+      learning_rate_at(step_ + 1, config_.run.steps, config_.optimizer, config_.schedule);
+  strategy_->update([&] { optimizer_->step(learning_rate); });
+  optimizer_->zero_grad();
+  ++step_;
+  report(sums.loss, gradient_norm, started, communicated);
+  return sums;
+}
+
+// The output is converted to float32, in which the loss is computed.
+at::Tensor Trainer::with_autocast(const std::function<at::Tensor()>& forward) const {
+  const Autocast autocast(config_.run.autocast == "bfloat16" ? at::kBFloat16 : at::kFloat);
+  return forward().to(at::kFloat);
+}
+
+at::Tensor Trainer::infer(const at::Tensor& data) {
+  return with_autocast([&] { return strategy_->infer(data); });
+}
+
+Trainer::StepSums Trainer::sum_over_ranks(double mean_loss, int64_t num_samples) {
+  const auto count = static_cast<double>(num_samples);
+  const at::Tensor sums =
+      torch::tensor({mean_loss * count, count, context_.stop_is_requested() ? 1.0 : 0.0,
+                     task_->data_are_unchanged() ? 0.0 : 1.0},
+                    torch::kFloat64);
+  context_.world.all_reduce(sums);
+  const auto* values = sums.const_data_ptr<double>();
+  return {.loss = values[0] / values[1], .stop = values[2] > 0, .data_have_changed = values[3] > 0};
+}
+
+// Ends the run on all ranks if one of them has read other data than those that the ranks have
+// compared at the start.
+void Trainer::check_data() {
+  on_all_ranks(context_.world, [this] { task_->check_data(); });
+}
+
+// In the operations of the world, in those along the axes of its mesh, and in those of all
+// processes with different tokens, which routers have.
+Duration Trainer::time_in_communication() const {
+  Duration sum = context_.time_in_communication();
+  if (!layout_->mesh) return sum;
+  std::vector<const Communicator*> counted = {&context_.world.communicator()};
+  const auto add = [&](const ProcessGroup& group) {
+    const Communicator& communicator = group.communicator();
+    if (std::ranges::find(counted, &communicator) != counted.end()) return;
+    counted.push_back(&communicator);
+    sum += communicator.time_in_operations();
+  };
+  for (const MeshAxis& axis : layout_->mesh->axes()) {
+    if (axis.size > 1) add(layout_->mesh->group(axis.name));
+  }
+  if (config_.model.experts > 0) {
+    add(layout_->mesh->joint_group(token_axes(config_.parallel, layout_->degrees)));
+  }
+  return sum;
+}
+
+void Trainer::report(double loss, double gradient_norm, TimePoint started, Duration communicated) {
+  if (!progress_) return;
+  const TimePoint now = context_.system.now();
+  const double elapsed = seconds(now - started);
+  const double per_step = seconds(now - run_started_) / static_cast<double>(step_ - first_step_);
+  progress_->report(StepReport{
+      .step = step_,
+      .num_steps = config_.run.steps,
+      .loss = loss,
+      .learning_rate =
+          learning_rate_at(step_, config_.run.steps, config_.optimizer, config_.schedule),
+      .gradient_norm = gradient_norm,
+      .items_per_second =
+          static_cast<double>(config_.run.global_batch_size * task_->items_per_sample()) / elapsed,
+      .item_name = task_->item_name(),
+      .communication_share =
+          communication_share(time_in_communication() - communicated, now - started),
+      .memory_bytes = resident_memory_bytes(),
+      .seconds_left = per_step * static_cast<double>(config_.run.steps - step_)});
+}
+
+void Trainer::evaluate() {
+  strategy_->set_training(false);
+  result_.held_out = train::evaluate([this](const at::Tensor& data) { return infer(data); }, *task_,
+                                     *held_out_loader_, context_.world);
+  strategy_->set_training(true);
+  check_data();
+  if (progress_) progress_->report(EvaluationReport{.step = step_, .held_out = result_.held_out});
+  if (!config_.run.keep_best) return;
+  finish_snapshot();  // the snapshot that is being written may be the best so far
+  const double loss = result_.held_out.loss;
+  if (!std::isfinite(loss) || (best_held_out_loss_ && loss >= *best_held_out_loss_)) return;
+  // The loss is equal on all ranks, so all of them save.
+  loss_before_best_ = std::exchange(best_held_out_loss_, loss);
+  best_step_ = step_;
+  begin_snapshot();
+}
+
+// Does nothing if this step has a snapshot already, unless it lacks what was found since: that its
+// held-out loss is the best.
+void Trainer::begin_snapshot() {
+  if (snapshot_writer_->is_under_way(step_)) return;
+  finish_snapshot();
+  const bool is_current = saved_best_loss_ == best_held_out_loss_ || step_ == first_step_;
+  if (saved_step_ == step_ && is_current) {
+    if (best_step_ == step_) mark_best();
+    return;
+  }
+  snapshot_writer_->begin(state(), model_.get(), *optimizer_);
+  if (!snapshot_writer_->writes_in_background()) finish_snapshot();
+}
+
+void Trainer::finish_snapshot() {
+  const std::optional<SnapshotWriter::Outcome> outcome = snapshot_writer_->finish();
+  if (!outcome) return;
+  const bool is_best = best_step_ == outcome->step;
+  if (outcome->status.ok()) {
+    saved_step_ = outcome->step;
+    saved_best_loss_ = best_held_out_loss_;  // which has not changed since the snapshot was begun
+    if (is_best) mark_best();
+    return;
+  }
+  snapshot_failure_ = outcome->status.error();
+  print_line(
+      cadre::format("warning: {}; earlier snapshots are untouched", snapshot_failure_->message()));
+  // A snapshot that could not be written cannot be the best.
+  if (is_best) best_held_out_loss_ = loss_before_best_;
+}
+
+// The snapshot before the failure is what the run can be resumed from. After a failure of the group
+// writing it fails, too.
+void Trainer::finish_snapshot_of_failed_run() noexcept {
+  try {
+    finish_snapshot();
+  } catch (...) {  // the run ends with the first error
+  }
+}
+
+// Marks the snapshot that was saved last.
+void Trainer::mark_best() {
+  best_step_ = -1;
+  if (!is_first_rank()) return;
+  try {
+    snapshots_.mark_best(saved_step_);
+  } catch (const Error& error) {
+    print_line(cadre::format("warning: {}", error.message()));
+  }
+}
+
+TrainState Trainer::state() {
+  TrainState state = {.step = step_,
+                      .loader = loader_->position(),
+                      .data = task_->data_identity(),
+                      .best_held_out_loss = best_held_out_loss_,
+                      .generators = generators_of_all_ranks(),
+                      .config = config_text(config_)};
+  if (const auto layout = strategy_->learned_layout()) state.bucket_layout = layout->to_string();
+  return state;
+}
+
+std::vector<at::Tensor> Trainer::generators_of_all_ranks() {
+  const at::Tensor own = at::detail::getDefaultCPUGenerator().get_state();
+  const int world_size = context_.world.world_size();
+  const at::Tensor all = torch::empty({world_size * own.numel()}, torch::kByte);
+  context_.world.all_gather_into_tensor(all, own);
+  return all.view({world_size, own.numel()}).unbind();
+}
+
+// Saves first: whatever fails later, the trained model is not lost.
+void Trainer::finish() {
+  result_.steps = step_;
+  begin_snapshot();
+  finish_snapshot();
+  if (!result_.was_stopped) show_result();
+  finish_snapshot();
+  if (saved_step_ != step_) {
+    throw CommonError(unsaved_end({.step = step_,
+                                   .saved_step = saved_step_,
+                                   .run_folder = run_path_,
+                                   .cause = snapshot_failure_.value()}));
+  }
+  snapshot_writer_->close();
+  if (result_.was_stopped) {
+    print_line(
+        cadre::format("stopped after step {} on request; resume with run.resume=auto", step_));
+  }
+}
+
+void Trainer::show_result() {
+  evaluate();
+  const std::string sample = sample_of_model();
+  if (!sample.empty()) {
+    print_line("a sample:");
+    print_line(sample);
+  }
+  const std::string summary = strategy_->summary(context_.world);
+  if (!summary.empty()) print_line(summary);
+  if (progress_) progress_->plot(config_.run.name, run_path_ + "/loss.svg");
+}
+
+// If the model is sharded or divided, every forward needs all ranks, and all generate the same
+// text, or fail in the same way.
+std::string Trainer::sample_of_model() {
+  if (!is_first_rank() && strategy_->has_whole_model()) return "";
+  strategy_->set_training(false);
+  std::string sample;
+  try {
+    sample = task_->sample([this](const at::Tensor& data) { return infer(data); });
+  } catch (...) {
+    const Error error = caught_error();
+    if (is_group_failure(error)) throw;
+    print_line(cadre::format("warning: no text was generated: {}", error.message()));
+  }
+  strategy_->set_training(true);
+  return sample;
+}
+
+void Trainer::print_line(const std::string& line) {
+  if (progress_) progress_->print_line(line);
+}
+
+}  // namespace cadre::train

@@ -1,0 +1,45 @@
+// Verifies that a configuration trains the same model on the processes of a job, under every
+// strategy, as in one process.
+//
+// The reference is the plain model in one process with whole batches, the trainer's optimizer and
+// torch's clip_grad_norm_; it is compared with what `cadre train` runs: the trainer's strategies,
+// each process with its share of the same batches. Only `json_path` is written.
+//
+// Threads: one. Blocking: collective, until every strategy has run. Lifetime: keeps nothing.
+// Errors: CommonError for an invalid configuration or request; those of the group.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/core/os/system.h"
+#include "cadre/train/trainer/config/config.h"
+#include "cadre/train/verify/verify_report.h"
+
+namespace cadre::train {
+
+struct VerifyRequest {
+  int64_t num_steps = 5;                     // at most run.steps
+  std::string dtype = "float32";             // or float64; of the whole computation
+  std::vector<std::string> strategies = {};  // see select_strategy_cases()
+  std::string json_path = {};                // the report as JSON; empty: none
+};
+
+struct VerifyContext {
+  ProcessGroup world;
+  os::System& system;
+  std::function<void(std::string_view)> print;  // on rank 0 only
+};
+
+// Prints what it does, and the table.
+VerifyReport verify_config(const Config& config, const VerifyRequest& request,
+                           const VerifyContext& context);
+
+// The report as a JSON object; a number that is NaN or infinite is null.
+std::string json_of(const VerifyReport& report, const VerifyRequest& request);
+
+}  // namespace cadre::train

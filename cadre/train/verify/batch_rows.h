@@ -1,0 +1,106 @@
+// Selects the rows of a batch for one rank, or for one part of its share.
+//
+// Threads: pure functions. Blocking: never. Lifetime: parts share the batch's memory. Errors:
+// kInvalidArgument if the tensors of a batch have different numbers of rows. A batch is a tensor, a
+// cadre::Batch, or tuples, pairs, vectors, maps and optionals of tensors. A 0-dim tensor has no
+// rows, so every part has all of it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/train/data/dataset.h"
+#include "cadre/parallel/shard/flat_layout.h"
+#include "cadre/tensor/hooks/map_tensors.h"
+
+namespace cadre::verify {
+
+template <typename B>
+concept BatchOfRows = std::is_same_v<B, Batch> || wrap::kHoldsReplaceableTensors<B>;
+
+template <BatchOfRows B, typename Function>
+void replace_batch_tensors(B& batch, Function&& function) {
+  if constexpr (std::is_same_v<B, Batch>) {
+    wrap::replace_tensors(batch.data, function);
+    wrap::replace_tensors(batch.target, function);
+  } else {
+    wrap::replace_tensors(batch, function);
+  }
+}
+
+template <BatchOfRows B>
+int64_t num_rows_of_batch(B batch) {
+  int64_t num_rows = -1;
+  std::vector<at::Tensor> tensors;
+  replace_batch_tensors(batch, [&tensors](const at::Tensor& tensor) {
+    tensors.push_back(tensor);
+    return tensor;
+  });
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.dim() == 0) continue;
+    if (num_rows < 0) num_rows = tensor.size(0);
+    if (tensor.size(0) == num_rows) continue;
+    throw Error(ErrorCode::kInvalidArgument,
+                "verify_strategies: make_batch() returned tensors of " + std::to_string(num_rows) +
+                    " and of " + std::to_string(tensor.size(0)) +
+                    " rows (size(0)); ranks divide a batch by rows, so all its tensors need the "
+                    "same number");
+  }
+  if (num_rows > 0) return num_rows;
+  throw Error(ErrorCode::kInvalidArgument,
+              "verify_strategies: make_batch() returned a batch without rows");
+}
+
+template <BatchOfRows B>
+B rows_of_batch(B batch, const FlatRange& rows) {
+  replace_batch_tensors(batch, [&rows](const at::Tensor& tensor) {
+    return tensor.dim() == 0 ? tensor : tensor.narrow(0, rows.begin, rows.size());
+  });
+  return batch;
+}
+
+// Whether two batches have equal tensors.
+template <BatchOfRows B>
+bool have_equal_rows(B first, B second) {
+  std::vector<at::Tensor> tensors;
+  const auto collect = [&tensors](const at::Tensor& tensor) {
+    tensors.push_back(tensor);
+    return tensor;
+  };
+  replace_batch_tensors(first, collect);
+  const size_t count = tensors.size();
+  replace_batch_tensors(second, collect);
+  if (tensors.size() != 2 * count) return false;
+  for (size_t i = 0; i < count; ++i) {
+    if (tensors[i].sizes() != tensors[count + i].sizes()) return false;
+    if (!tensors[i].equal(tensors[count + i])) return false;
+  }
+  return true;
+}
+
+// Converts floating-point tensors to `dtype`.
+template <BatchOfRows B>
+B cast_batch(B batch, at::ScalarType dtype) {
+  replace_batch_tensors(batch, [dtype](const at::Tensor& tensor) {
+    return tensor.is_floating_point() ? tensor.to(dtype) : tensor;
+  });
+  return batch;
+}
+
+// Part `index` of `count` consecutive parts of rows, whose sizes differ by at most one; the last is
+// the largest.
+struct RowsPart {
+  int64_t index;
+  int64_t count;
+};
+inline FlatRange rows_of_part(const FlatRange& rows, const RowsPart& part) {
+  return {.begin = rows.begin + rows.size() * part.index / part.count,
+          .end = rows.begin + rows.size() * (part.index + 1) / part.count};
+}
+
+}  // namespace cadre::verify

@@ -1,0 +1,222 @@
+// The bounds that are derived from a reference, and the deviation that a comparison keeps.
+#include "cadre/train/verify/reference_run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+
+#include <cmath>
+#include <limits>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/train/verify/comparison.h"
+
+namespace cadre::verify {
+namespace {
+
+using at::Tensor;
+
+constexpr double kRate = 0.1;
+
+template <typename Optimizer>
+struct ScriptedRule final : UpdateRule {
+  template <typename Options>
+  ScriptedRule(std::vector<Tensor> parameters, const Options& options)
+      : optimizer(std::move(parameters), options) {}
+  void update(int64_t /*step*/) override { optimizer.step(); }
+  Optimizer optimizer;
+};
+
+// One parameter "p", which gets the same gradient in each step.
+template <typename Optimizer, typename Options>
+struct Scripted final : ReferenceTraining {
+  Scripted(const Tensor& initial, Tensor given, Options given_options)
+      : parameter(initial.clone().requires_grad_(true)),
+        gradient(std::move(given)),
+        options(std::move(given_options)),
+        rule({parameter}, options) {}
+  double backward(int64_t /*step*/) override {
+    parameter.mutable_grad() = gradient.clone();
+    return 1;
+  }
+  std::vector<NamedTensor> gradients() override { return {{"p", parameter.grad()}}; }
+  void update(int64_t step) override { rule.update(step); }
+  std::vector<NamedTensor> parameters() override { return {{"p", parameter}}; }
+  std::unique_ptr<UpdateRule> rule_for(const std::vector<NamedTensor>& parameters) override {
+    return std::make_unique<ScriptedRule<Optimizer>>(std::vector<Tensor>{parameters[0].tensor},
+                                                     options);
+  }
+  Tensor parameter;
+  Tensor gradient;
+  Options options;
+  ScriptedRule<Optimizer> rule;
+};
+
+template <typename Optimizer, typename Options>
+ReferenceRun run_scripted(at::ScalarType dtype, const Options& options) {
+  const Tensor initial = torch::tensor({1.0, -0.5, 0.25}, dtype);
+  const Tensor gradient = torch::tensor({2.0, 1e-7, 0.0}, dtype);
+  ReferenceRun run;
+  const auto result = testing::run_groups(1, [&](const ProcessGroup& group) {
+    const VerificationOptions verification{.num_steps = 2};
+    run = run_reference(group,
+                        {.make_reference =
+                             [&](const ProcessGroup&) {
+                               return std::make_unique<Scripted<Optimizer, Options>>(
+                                   initial, gradient, options);
+                             },
+                         .make_training = {}},
+                        verification);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  return run;
+}
+
+TEST(ReferenceRun, InFloat64BoundsAreSharesOfTheLargestValue) {
+  const ReferenceRun run = run_scripted<torch::optim::AdamW>(
+      torch::kDouble, torch::optim::AdamWOptions(kRate).weight_decay(0));
+  ASSERT_EQ(run.steps.size(), 2U);
+  EXPECT_EQ(run.steps[0].loss_bound, 1e-10);
+  EXPECT_EQ(run.steps[0].gradients[0].scale, 2);
+  EXPECT_EQ(run.steps[0].gradients[0].bound, 1e-10);
+  EXPECT_NEAR(run.steps[0].parameters[0].scale, 1 - kRate, 1e-6);
+  EXPECT_FALSE(run.steps[1].parameters[0].bounds.defined());
+}
+
+// A gradient of 1e-7 may differ by 2e-5, so the sign of AdamW's update is not known.
+TEST(ReferenceRun, InFloat32AnElementMayDifferByWhatItsUpdateMakesOfTheGradientsBound) {
+  const ReferenceRun run = run_scripted<torch::optim::AdamW>(
+      torch::kFloat, torch::optim::AdamWOptions(kRate).weight_decay(0));
+  const ReferenceTensor& first = run.steps[0].parameters[0];
+  ASSERT_TRUE(first.bounds.defined());
+  const Tensor absolute = first.bounds * first.scale;
+  EXPECT_NEAR(absolute[0].item<double>(), 1e-5 * first.scale, 1e-6);
+  EXPECT_GT(absolute[1].item<double>(), 2 * kRate);  // up or down
+  EXPECT_LT(absolute[1].item<double>(), 4.1 * kRate);
+  EXPECT_GT(absolute[2].item<double>(), 1.9 * kRate);
+  // It adds up.
+  const ReferenceTensor& second = run.steps[1].parameters[0];
+  EXPECT_GT((second.bounds * second.scale)[1].item<double>(), 1.5 * absolute[1].item<double>());
+}
+
+TEST(ReferenceRun, AnUpdateThatIsLinearInTheGradientKeepsTheShare) {
+  const ReferenceRun run =
+      run_scripted<torch::optim::SGD>(torch::kFloat, torch::optim::SGDOptions(kRate));
+  const ReferenceTensor& last = run.steps[1].parameters[0];
+  EXPECT_NEAR((last.bounds * last.scale).max().item<double>(), 1e-5, 1e-5);
+}
+
+// The mean of p to a power, at ones: a relative difference of p is `power` times as large in the
+// gradient. "small" has the gradient 1e-6.
+struct Steep final : ReferenceTraining {
+  explicit Steep(double of) : power(of) {}
+  double backward(int64_t /*step*/) override {
+    p.mutable_grad().reset();
+    small.mutable_grad().reset();
+    const Tensor loss = p.pow(power).mean() + 1e-6 * small.sum();
+    loss.backward();
+    return loss.item<double>();
+  }
+  std::vector<NamedTensor> gradients() override {
+    return {{"p", p.grad()}, {"small", small.grad()}};
+  }
+  void update(int64_t /*step*/) override {}
+  std::vector<NamedTensor> parameters() override { return {{"p", p}, {"small", small}}; }
+  std::unique_ptr<UpdateRule> rule_for(const std::vector<NamedTensor>& parameters) override {
+    return std::make_unique<ScriptedRule<torch::optim::SGD>>(
+        std::vector<Tensor>{parameters[0].tensor, parameters[1].tensor},
+        torch::optim::SGDOptions(kRate));
+  }
+  double power;
+  Tensor p = torch::ones({1000}).requires_grad_();
+  Tensor small = torch::ones({1}).requires_grad_();
+};
+
+std::vector<ReferenceTensor> gradients_of_steep(double power) {
+  std::vector<ReferenceTensor> gradients;
+  const auto result = testing::run_groups(1, [&](const ProcessGroup& group) {
+    const VerificationOptions options{.num_steps = 1};
+    const ReferenceRun run = run_reference(
+        group,
+        {.make_reference = [&](const ProcessGroup&) { return std::make_unique<Steep>(power); },
+         .make_training = {}},
+        options);
+    gradients = run.steps.at(0).gradients;
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  return gradients;
+}
+
+// Four times what roundings of the parameters by up to 2^-22 make of the gradient, at most 1e-2.
+TEST(ReferenceRun, InFloat32ABoundIsWhatRoundingMakesOfTheGradient) {
+  EXPECT_EQ(gradients_of_steep(2)[0].bound, 1e-5);
+  const auto gradients = gradients_of_steep(1000);
+  EXPECT_NEAR(gradients[0].bound, 4 * 999 * 0x1p-22, 5e-5);
+  EXPECT_EQ(gradients_of_steep(100'000)[0].bound, 1e-2);
+  EXPECT_NEAR(gradients[0].scale, 1, 1e-6);
+  EXPECT_NEAR(gradients[1].scale, 0.01, 1e-6) << "a share of the largest gradient of all";
+}
+
+ReferenceRun one_tensor(double scale) {
+  ReferenceRun run{.names = {"p"}, .steps = {}};
+  for (int step = 0; step < 3; ++step) {
+    run.steps.push_back(
+        {.loss = 2,
+         .loss_bound = 0.1,
+         .gradients = {{.values = torch::full({2}, scale), .scale = scale, .bound = 0.1}},
+         .parameters = {}});
+  }
+  return run;
+}
+
+std::vector<NamedTensor> gradient_of(double first, double second) {
+  return {{"p", torch::tensor({first, second}, torch::kDouble)}};
+}
+
+TEST(Comparison, KeepsTheLargestShareUpToTheFirstStepThatExceeds) {
+  const ReferenceRun run = one_tensor(10);
+  Comparison comparison(run, 3);
+  comparison.add_gradients(1, gradient_of(10, 10.5));
+  EXPECT_NEAR(comparison.gradients().deviation.difference, 0.05, 1e-12);
+  EXPECT_EQ(comparison.gradients().deviation.rank, 3);
+  EXPECT_EQ(comparison.gradients().deviation.name, "p");
+  comparison.add_gradients(2, gradient_of(12, 10));
+  comparison.add_gradients(3, gradient_of(90, 10));
+  EXPECT_EQ(comparison.gradients().deviation.step, 2);
+  EXPECT_NEAR(comparison.gradients().deviation.difference, 0.2, 1e-12);
+  EXPECT_FALSE(comparison.gradients().deviation.is_within());
+}
+
+TEST(Comparison, NaNAndValuesWhereAllAreZeroExceedEveryBound) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  const ReferenceRun run = one_tensor(10);
+  Comparison of_nan(run, 0);
+  of_nan.add_gradients(1, gradient_of(10, 10.5));  // within, and no reason to forget what follows
+  of_nan.add_loss(1, 2.1);
+  of_nan.add_gradients(2, gradient_of(10, nan));
+  of_nan.add_loss(2, nan);
+  EXPECT_TRUE(std::isnan(of_nan.gradients().deviation.difference));
+  EXPECT_FALSE(of_nan.gradients().deviation.is_within());
+  EXPECT_FALSE(of_nan.loss().deviation.is_within());
+  const ReferenceRun zeros = one_tensor(0);
+  Comparison of_zeros(zeros, 0);
+  of_zeros.add_gradients(1, gradient_of(0, 0));
+  EXPECT_TRUE(of_zeros.gradients().deviation.is_within());
+  of_zeros.add_gradients(2, gradient_of(0, 1e-30));
+  EXPECT_FALSE(of_zeros.gradients().deviation.is_within());
+}
+
+TEST(Comparison, AGradientThatIsMissingCountsAsZeros) {
+  const ReferenceRun run = one_tensor(10);
+  Comparison comparison(run, 0);
+  comparison.add_gradients(1, std::vector<NamedTensor>{{"p", Tensor()}});
+  EXPECT_EQ(comparison.gradients().deviation.difference, 1);
+}
+
+}  // namespace
+}  // namespace cadre::verify

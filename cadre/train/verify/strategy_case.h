@@ -1,0 +1,67 @@
+// One case of a verification: a strategy with its settings.
+//
+// Threads: plain values. Blocking: never. Errors: kInvalidArgument with the names that exist.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+#include "cadre/parallel/fsdp/options.h"
+#include "cadre/parallel/shard/shard_form.h"
+
+namespace cadre {
+
+enum class VerifiedStrategy : uint8_t { kDdp, kZero1, kZero2, kFsdp, kHsdp };
+
+struct StrategyCase {
+  VerifiedStrategy strategy = VerifiedStrategy::kDdp;
+  Reshard reshard = Reshard::kAfterForward;  // for kFsdp and kHsdp
+  ShardForm form = ShardForm::kGathered;     // likewise
+  int reshard_group_size = 0;                // for Reshard::kOntoGroup
+  int num_replicas = 1;                      // for kHsdp: the size of the mesh's first axis
+  // The number of parts of each rank's share of a batch, whose gradients are accumulated under
+  // no_sync().
+  int64_t num_parts = 1;
+  // How many ranks divide the layers, the experts and the tokens of the model; the strategy is that
+  // of the others. Only of programs that know how to divide theirs, such as the trainer.
+  int pipeline = 1;
+  int expert = 1;
+  int context = 1;
+  int tensor = 1;
+  bool is_sequence_parallel = false;
+
+  friend bool operator==(const StrategyCase&, const StrategyCase&) = default;
+};
+
+// "ddp", "zero1", "zero2", "fsdp", "hsdp".
+CADRE_EXPORT std::string_view name_of(VerifiedStrategy strategy);
+// "after_forward", "after_backward", "after_reduction", "onto_group".
+CADRE_EXPORT std::string_view name_of(Reshard reshard);
+// "zero2", "fsdp/after_forward", "hsdp-2x4/after_forward/mapped/accumulate", "ddp/pp-2/tp-2": the
+// shape of hsdp's mesh is (replicas, shards) of those of `world_size` ranks that have equal parts
+// of the model.
+CADRE_EXPORT std::string name_of(const StrategyCase& strategy, int world_size);
+
+struct StrategySpace {
+  int world_size = 1;
+  // Each case is run with one part and with this number of parts.
+  int64_t num_parts = 2;
+  // Whether to include Reshard::kOntoGroup, for which the trainer has no key.
+  bool has_group_reshard = true;
+};
+// Every case for this number of ranks: hsdp for each pair of factors above 1; kOntoGroup if the
+// ranks that own shards can be divided; mapped shards with kAfterForward.
+CADRE_EXPORT std::vector<StrategyCase> all_strategy_cases(const StrategySpace& space);
+
+// The cases that the words select: a word is a whole name, or the beginning of one up to a "/" or,
+// for "hsdp", up to "-". Without words all cases. A word that selects no case is an error, which
+// lists the names.
+CADRE_EXPORT std::vector<StrategyCase> select_strategy_cases(std::span<const StrategyCase> cases,
+                                                             std::span<const std::string> words,
+                                                             int world_size);
+
+}  // namespace cadre

@@ -1,0 +1,295 @@
+// The trainings of a user's module that a verification compares: without a wrapper, and under each
+// wrapper.
+//
+// Threads: one. Blocking: constructors and methods of trainings with a wrapper are collective.
+// Lifetime: keeps the program, the module and the group. Errors: those of the wrappers and of the
+// user's functions.
+#pragma once
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/tensor.h>
+#include <torch/nn/utils/clip_grad.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+#include "cadre/parallel/shard/gather_shards.h"
+#include "cadre/parallel/shard/sharded_norm.h"
+#include "cadre/parallel/shard/sharded_optimizer.h"
+#include "cadre/train/verify/stepped_training.h"
+#include "cadre/train/verify/strategy_case.h"
+#include "cadre/train/verify/verify_program.h"
+
+namespace cadre::verify {
+
+// The module's own parameters, or their gradients.
+CADRE_EXPORT std::vector<NamedTensor> whole_parameters(const torch::nn::Module& module);
+CADRE_EXPORT std::vector<NamedTensor> whole_gradients(const torch::nn::Module& module);
+
+// Collective. Runs `prepare`, which contains no collective; throws what one rank throws on all.
+CADRE_EXPORT void prepare_on_all_ranks(const ProcessGroup& world,
+                                       const std::function<void()>& prepare);
+
+// The mean of the ranks' losses, weighted by their rows; a rank without rows has weight 0.
+// Collective.
+CADRE_EXPORT double mean_over_rows(double loss, int64_t rows, const ProcessGroup& world);
+
+// Throws for batches that ranks cannot divide, and if all ranks have equal rows in every step:
+// then each of them has the gradient of the whole batch, and a reduction that is missing changes
+// nothing.
+template <typename Program>
+void check_rows_of_ranks(Program& program, int world_size) {
+  bool is_equal = world_size > 1;
+  for (int64_t step = 1; step <= program.options.num_steps; ++step) {
+    const auto batch = program.batch(step);
+    const FlatRange all{.begin = 0, .end = num_rows_of_batch(batch)};
+    if (!is_equal) continue;
+    const auto rows_of_rank = [&](int64_t rank) {
+      return rows_of_batch(batch, rows_of_part(all, {.index = rank, .count = world_size}));
+    };
+    for (int64_t rank = 1; is_equal && rank < world_size; ++rank) {
+      is_equal = have_equal_rows(rows_of_rank(0), rows_of_rank(rank));
+    }
+  }
+  if (!is_equal) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              "verify_strategies: make_batch() gives every rank the same rows in every step, so a "
+              "missing reduction of the gradients would not be noticed; return rows that differ");
+}
+
+template <typename Program>
+class PlainTraining final : public ReferenceTraining {
+ public:
+  PlainTraining(const std::shared_ptr<Program>& program, const ProcessGroup& alone)
+      : program_(program),
+        alone_(alone),
+        model_(program->module(alone)),
+        optimizer_(model_->parameters(), program->optimizer) {}
+
+  double backward(int64_t step) override {
+    optimizer_.zero_grad();
+    const auto rows = program_->batch(step);
+    (void)num_rows_of_batch(rows);  // refuses a batch that ranks could not divide
+    const at::Tensor loss = program_->loss_of(model_, rows, alone_);
+    loss.backward();
+    if (const auto limit = program_->options.clip_norm) {
+      torch::nn::utils::clip_grad_norm_(model_->parameters(), *limit);
+    }
+    return loss.template item<double>();
+  }
+  std::vector<NamedTensor> gradients() override { return whole_gradients(*model_.module()); }
+  void update(int64_t /*step*/) override { optimizer_.step(); }
+  std::vector<NamedTensor> parameters() override { return whole_parameters(*model_.module()); }
+  std::vector<NamedTensor> buffers() override { return distinct_buffers(*model_.module()); }
+
+  std::unique_ptr<UpdateRule> rule_for(const std::vector<NamedTensor>& parameters) override {
+    std::vector<at::Tensor> tensors;
+    for (const NamedTensor& parameter : parameters) tensors.push_back(parameter.tensor);
+    return std::make_unique<Rule>(std::move(tensors), program_->optimizer);
+  }
+
+ private:
+  using Optimizer = typename Program::PlainOptimizer;
+
+  class Rule final : public UpdateRule {
+   public:
+    template <typename Options>
+    Rule(std::vector<at::Tensor> parameters, const Options& options)
+        : optimizer_(std::move(parameters), options) {}
+    void update(int64_t /*step*/) override { optimizer_.step(); }
+
+   private:
+    Optimizer optimizer_;
+  };
+
+  std::shared_ptr<Program> program_;
+  ProcessGroup alone_;
+  PlainModel<typename Program::Module> model_;
+  Optimizer optimizer_;
+};
+
+// The common base of all wrappers: computes this rank's share of a batch, in parts. `world` is the
+// group of the case.
+template <typename Program, typename Wrapper>
+class WrappedTraining : public SteppedTraining {
+ public:
+  double backward(int64_t step) override {
+    optimizer().zero_grad();
+    const auto batch = program_->batch(step);
+    const FlatRange share = rows_of_part({.begin = 0, .end = num_rows_of_batch(batch)},
+                                         {.index = world_.rank(), .count = world_.world_size()});
+    double mean = 0;
+    for (int64_t part = 0; part < num_parts_; ++part) {
+      const FlatRange rows = rows_of_part(share, {.index = part, .count = num_parts_});
+      std::optional<reduction::NoSync> no_sync;
+      if (part + 1 < num_parts_) no_sync.emplace(model_.no_sync());
+      // Also where this rank has no rows: a forward of a sharded model is a collective.
+      at::Tensor loss = program_->loss_of(model_, rows_of_batch(batch, rows), world_);
+      if (rows.size() < share.size()) {
+        loss = loss * (static_cast<double>(rows.size()) / static_cast<double>(share.size()));
+      }
+      loss.backward();
+      // The mean over no rows is NaN.
+      if (rows.size() > 0) mean += loss.template item<double>();
+    }
+    if (const auto limit = program_->options.clip_norm) clip_grad_norm_(model_, *limit);
+    return mean_over_rows(mean, share.size(), world_);
+  }
+  void update(int64_t /*step*/) override { optimizer().step(); }
+  std::vector<NamedTensor> buffers() override {
+    if (num_parts_ > 1) return {};
+    return distinct_buffers(*model_.module());
+  }
+
+ protected:
+  template <typename Ranks, typename Options>
+  WrappedTraining(const std::shared_ptr<Program>& program, const ProcessGroup& world,
+                  const StrategyCase& strategy, const Ranks& ranks, const Options& options)
+      : program_(program),
+        world_(world),
+        num_parts_(strategy.num_parts),
+        model_(program->module(world), ranks, options) {}
+
+  virtual torch::optim::Optimizer& optimizer() = 0;
+
+  std::shared_ptr<Program> program_;
+  ProcessGroup world_;
+  int64_t num_parts_;
+  Wrapper model_;
+};
+
+// ddp: every rank has the whole optimizer.
+template <typename Program>
+using DdpTraining = WrappedTraining<Program, DistributedDataParallel<typename Program::Module>>;
+
+template <typename Program>
+class ReplicatedTraining final : public DdpTraining<Program> {
+ public:
+  ReplicatedTraining(const std::shared_ptr<Program>& program, const ProcessGroup& world,
+                     const StrategyCase& strategy)
+      : DdpTraining<Program>(program, world, strategy, program->options.group_for(world),
+                             DistributedDataParallelOptions{}),
+        optimizer_(this->model_.parameters(), program->optimizer) {}
+
+  std::vector<NamedTensor> gradients() override { return whole_gradients(*this->model_.module()); }
+  std::vector<NamedTensor> parameters() override {
+    return whole_parameters(*this->model_.module());
+  }
+
+ private:
+  torch::optim::Optimizer& optimizer() override { return optimizer_; }
+
+  typename Program::RankOptimizer optimizer_;
+};
+
+// zero1 with whole gradients, zero2 with sharded ones.
+template <typename Program>
+class ZeroTraining final : public DdpTraining<Program> {
+ public:
+  ZeroTraining(const std::shared_ptr<Program>& program, const ProcessGroup& world,
+               const StrategyCase& strategy)
+      : DdpTraining<Program>(program, world, strategy, program->options.group_for(world),
+                             options_of(strategy)),
+        has_shards_(strategy.strategy == VerifiedStrategy::kZero2),
+        optimizer_(this->model_, program->optimizer) {}
+
+  std::vector<NamedTensor> gradients() override {
+    if (!has_shards_) return whole_gradients(*this->model_.module());
+    return shard::gather_gradients(this->model_.parameter_shards(), this->world_);
+  }
+  std::vector<NamedTensor> parameters() override {
+    optimizer_.wait();
+    return whole_parameters(*this->model_.module());
+  }
+
+ private:
+  static DistributedDataParallelOptions options_of(const StrategyCase& strategy) {
+    return {.gradients = strategy.strategy == VerifiedStrategy::kZero2
+                             ? GradientPlacement::kSharded
+                             : GradientPlacement::kReplicated};
+  }
+  torch::optim::Optimizer& optimizer() override { return optimizer_; }
+
+  bool has_shards_;
+  ZeroRedundancyOptimizer<typename Program::RankOptimizer> optimizer_;
+};
+
+// fsdp and hsdp.
+template <typename Program>
+using FsdpTraining = WrappedTraining<Program, FullyShardedDataParallel<typename Program::Module>>;
+
+template <typename Program>
+class ShardedTraining final : public FsdpTraining<Program> {
+ public:
+  ShardedTraining(const std::shared_ptr<Program>& program, const ProcessGroup& world,
+                  const StrategyCase& strategy)
+      : FsdpTraining<Program>(program, world, strategy, groups_of(*program, world, strategy),
+                              options_of(*program, strategy)),
+        optimizer_(this->model_, program->optimizer) {}
+
+  std::vector<NamedTensor> gradients() override {
+    return shard::gather_gradients(this->model_.parameter_shards(), this->world_);
+  }
+  std::vector<NamedTensor> parameters() override {
+    return shard::gather_values(this->model_.parameter_shards());
+  }
+
+ private:
+  static FullyShardedDataParallelOptions options_of(const Program& program,
+                                                    const StrategyCase& strategy) {
+    FullyShardedDataParallelOptions options;
+    options.reshard = strategy.reshard;
+    options.form = strategy.form;
+    if (strategy.reshard == Reshard::kOntoGroup) {
+      options.reshard_group_size = strategy.reshard_group_size;
+    }
+    options.wrap_policy = program.options.wrap_policy;
+    return options;
+  }
+  static parallel::ShardGroups groups_of(const Program& program, const ProcessGroup& world,
+                                         const StrategyCase& strategy) {
+    const auto& group_for = program.options.group_for;
+    if (strategy.strategy == VerifiedStrategy::kFsdp) {
+      parallel::ShardGroups groups = parallel::ShardGroups::of(world);
+      groups.all = group_for(world);
+      return groups;
+    }
+    const int num_replicas = strategy.num_replicas;
+    const DeviceMesh mesh(
+        world, {{"replicate", num_replicas}, {"shard", world.world_size() / num_replicas}});
+    parallel::ShardGroups groups = parallel::ShardGroups::of(mesh);
+    groups.all = group_for(mesh.joint_group({"replicate", "shard"}));
+    groups.shard = group_for(mesh.group("shard"));
+    groups.replicate = group_for(mesh.group("replicate"));
+    return groups;
+  }
+  torch::optim::Optimizer& optimizer() override { return optimizer_; }
+
+  ShardedOptimizer<typename Program::RankOptimizer> optimizer_;
+};
+
+template <typename Program>
+std::unique_ptr<SteppedTraining> make_wrapped_training(const std::shared_ptr<Program>& program,
+                                                       const ProcessGroup& world,
+                                                       const StrategyCase& strategy) {
+  switch (strategy.strategy) {
+    case VerifiedStrategy::kDdp:
+      return std::make_unique<ReplicatedTraining<Program>>(program, world, strategy);
+    case VerifiedStrategy::kZero1:
+    case VerifiedStrategy::kZero2:
+      return std::make_unique<ZeroTraining<Program>>(program, world, strategy);
+    default:
+      return std::make_unique<ShardedTraining<Program>>(program, world, strategy);
+  }
+}
+
+}  // namespace cadre::verify

@@ -1,0 +1,88 @@
+// Trains a model under every strategy and compares each step with training in one process.
+//
+// Threads: one. Blocking: collective; until every strategy has run. Lifetime: keeps nothing.
+// Errors: kInvalidArgument for options, on all ranks; the errors of the group. Errors of the user's
+// program under a strategy are in the report of that strategy instead. See verify_strategies.h for
+// programs.
+//
+// The reference runs on rank 0 in a world of one process: its functions get a group of one rank,
+// and a group of several ranks refuses every call there (group/world_of_one.h). Rank 0 sends the
+// other ranks its loss, gradients and parameters after each step, so that every rank compares its
+// own values. Each case has a group of all ranks of its own, so that a case that fails on one rank
+// does not end the others. Each rank holds them for all steps: 2 * steps copies of the parameters,
+// or 3 * steps with bounds by element.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/export.h"
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/train/verify/stepped_training.h"
+#include "cadre/train/verify/strategy_case.h"
+#include "cadre/train/verify/verify_report.h"
+
+namespace cadre {
+
+// The largest relative differences. Defaults, by dtype of the parameter:
+//
+//   float64  1e-10, float32  1e-5, of a loss, and of the largest value of a gradient or parameter.
+//
+// Ranks add the same terms in another order than one process, so each value differs by a few
+// roundings of partial sums; these are 10^6 and 10^2 roundings. A gradient whose exact value is 0
+// (of a bias before a normalization) consists of rounding errors of larger values. Therefore a
+// gradient's difference is relative to its own largest value or, if that is more, to 1 % of the
+// largest gradient of the model.
+//
+// In float32 two more effects are measured. Rounding errors grow in training: if a gradient is
+// close to zero, at the kink of a ReLU or a maximum, and with the learning rate. So rank 0 trains
+// the plain module a second time from parameters with random errors of 4 roundings, and with random
+// errors of a tenth of the bound in the gradients. Bounds of losses and gradients are at least 4
+// times the difference of that training in the same step, but at most 1e-2. That training uses no
+// wrapper of Cadre, so defects of the wrappers cannot increase the bounds. Second, optimizers that
+// divide by the magnitude of the gradient (Adam, RMSprop, Adagrad) amplify differences in the last
+// bits of a gradient close to zero. The bound of an element is therefore at least twice the largest
+// difference that the optimizer makes for gradients that differ by their bound: up, down, away from
+// zero and towards it in every element of every step.
+//
+// Other dtypes have no defaults: all three bounds must be given. A bound is at least 0 and less
+// than 1; others are refused.
+struct VerifyBounds {
+  std::optional<double> loss = {};
+  std::optional<double> gradients = {};
+  std::optional<double> parameters = {};
+};
+
+struct VerificationOptions {
+  int64_t num_steps = 5;
+  VerifyBounds bounds = {};
+  // The time for which other ranks wait for a step of the reference.
+  Duration step_timeout = std::chrono::minutes(10);
+  // Called on rank 0 with a line about the present activity, without a newline. May be empty.
+  std::function<void(std::string_view)> progress = {};
+};
+
+struct VerificationProgram {
+  // Local. Called once on every rank, with a group of this rank only; only rank 0 trains with it.
+  std::function<std::unique_ptr<verify::ReferenceTraining>(const ProcessGroup& alone)>
+      make_reference;
+  // Collective, with the group of the case.
+  std::function<std::unique_ptr<verify::SteppedTraining>(const StrategyCase&,
+                                                         const ProcessGroup& group)>
+      make_training;
+  // Local: why a case cannot run, equal on all ranks; an empty text if it can. May be empty.
+  std::function<std::string(const StrategyCase&)> why_not = {};
+};
+
+CADRE_EXPORT VerifyReport run_verification(const ProcessGroup& world,
+                                           const VerificationProgram& program,
+                                           const std::vector<StrategyCase>& cases,
+                                           const VerificationOptions& options);
+
+}  // namespace cadre

@@ -1,0 +1,156 @@
+// The user's functions of a verification, with their types: the computation of a step in one
+// process and on each rank.
+//
+// Threads: one. Blocking: never. Lifetime: copies the functions. Errors: kInvalidArgument for what
+// the functions return; what they throw.
+#pragma once
+
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/parallel/fsdp/options.h"
+#include "cadre/parallel/reduction/data_parallel_module.h"
+#include "cadre/train/verify/batch_rows.h"
+#include "cadre/train/verify/verification.h"
+#include "cadre/train/verify/verified_optimizer.h"
+
+namespace cadre {
+
+struct VerifyOptions {
+  int64_t num_steps = 5;
+  // The seed of the generator before each call of make_module().
+  uint64_t seed = 0;
+  // The dtype of the module and of the floating-point tensors of batches; by default unchanged.
+  std::optional<c10::ScalarType> dtype = {};
+  // Words that select cases: see select_strategy_cases(). Empty: all cases.
+  std::vector<std::string> strategies = {};
+  VerifyBounds bounds = {};
+  // The limit of the norm of all gradients together, in each step.
+  std::optional<double> clip_norm = {};
+  // For fsdp and hsdp: which ShardUnits become units; empty: those for which make_module() called
+  // fully_shard().
+  WrapPolicy wrap_policy = [](const WrapCandidate&) { return true; };
+  // See VerificationOptions.
+  std::function<void(std::string_view)> progress = {};
+  // Gets each group of a wrapper, and returns the one in which the wrapper communicates; tests
+  // inject faults here.
+  std::function<ProcessGroup(const ProcessGroup& group)> group_for = [](const ProcessGroup& group) {
+    return group;
+  };
+};
+
+// A module with the calling convention of the wrappers.
+template <typename M>
+class PlainModel {
+ public:
+  explicit PlainModel(std::shared_ptr<M> module) : module_(std::move(module)) {}
+
+  template <typename... Args>
+  auto operator()(Args&&... args) {
+    return module_->forward(std::forward<Args>(args)...);
+  }
+  template <typename... Args>
+  auto forward(Args&&... args) {
+    return module_->forward(std::forward<Args>(args)...);
+  }
+  M* operator->() const { return module_.get(); }
+  const std::shared_ptr<M>& module() const { return module_; }
+
+ private:
+  std::shared_ptr<M> module_;
+};
+
+template <typename Made>
+struct MadeModule;
+template <typename M>
+struct MadeModule<std::shared_ptr<M>> {
+  using Type = M;
+  static std::shared_ptr<M> pointer_of(std::shared_ptr<M> made) { return made; }
+};
+template <reduction::ModuleHolder Holder>
+struct MadeModule<Holder> {
+  using Type = typename Holder::ContainedType;
+  static std::shared_ptr<Type> pointer_of(const Holder& made) {
+    return made.is_empty() ? nullptr : made.ptr();
+  }
+};
+
+// make_module(), or make_module(group).
+template <typename MakeModule>
+concept MakesModule =
+    std::invocable<MakeModule&> || std::invocable<MakeModule&, const ProcessGroup&>;
+
+template <MakesModule MakeModule>
+auto call_make_module(MakeModule& make_module, const ProcessGroup& group) {
+  if constexpr (std::invocable<MakeModule&>) {
+    return make_module();
+  } else {
+    return make_module(group);
+  }
+}
+
+template <MakesModule MakeModule, typename MakeBatch, typename Loss, typename OptimizerOptions>
+struct VerifyProgram {
+  using Made =
+      decltype(call_make_module(std::declval<MakeModule&>(), std::declval<const ProcessGroup&>()));
+  using Module = typename MadeModule<Made>::Type;
+  using Rows = std::remove_cvref_t<std::invoke_result_t<MakeBatch&, int64_t>>;
+  using PlainOptimizer = typename verify::VerifiedOptimizer<OptimizerOptions>::Plain;
+  using RankOptimizer = typename verify::VerifiedOptimizer<OptimizerOptions>::OnRanks;
+
+  // group: of the training that the module is for.
+  std::shared_ptr<Module> module(const ProcessGroup& group) {
+    at::manual_seed(options.seed);
+    std::shared_ptr<Module> made =
+        MadeModule<Made>::pointer_of(call_make_module(make_module, group));
+    if (!made) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "verify_strategies: make_module() returned no module");
+    }
+    if (options.dtype) made->to(*options.dtype);
+    return made;
+  }
+
+  Rows batch(int64_t step) {
+    Rows rows = make_batch(step);
+    return options.dtype ? verify::cast_batch(std::move(rows), *options.dtype) : rows;
+  }
+
+  // The mean loss over `rows`, with a graph.
+  template <typename Model>
+  at::Tensor loss_of(Model& model, const Rows& rows, const ProcessGroup& group) {
+    const at::Tensor value = [&] {
+      if constexpr (std::invocable<Loss&, Model&, const Rows&, const ProcessGroup&>) {
+        return loss(model, rows, group);
+      } else {
+        return loss(model, rows);
+      }
+    }();
+    if (value.defined() && value.numel() == 1 && value.requires_grad()) return value;
+    throw Error(ErrorCode::kInvalidArgument,
+                "verify_strategies: loss() must return a tensor of one element that depends on "
+                "parameters: the mean loss of the rows it is given");
+  }
+
+  MakeModule make_module;
+  MakeBatch make_batch;
+  Loss loss;
+  OptimizerOptions optimizer;
+  VerifyOptions options;
+};
+
+}  // namespace cadre

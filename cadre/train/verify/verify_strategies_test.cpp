@@ -1,0 +1,464 @@
+// Correct programs are within their bounds under every strategy; programs and groups with a defect
+// are reported with the place of the deviation.
+#include "cadre/train/verify/verify_strategies.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn.h>
+
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/testing/torch/verify_test_programs.h"
+#include "cadre/testing/torch/group_fakes.h"
+#include "cadre/testing/torch/wrap_test_training.h"
+
+namespace cadre {
+namespace {
+
+using ::testing::AnyOf;
+using testing::Case;
+using ::testing::Contains;
+using ::testing::ElementsAre;
+using testing::FakeGroup;
+using testing::GroupCall;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::make_batches;
+using testing::make_unit_model;
+using testing::Model;
+using testing::report_of;
+using testing::rows_of_step;
+using testing::Tensor;
+using testing::TwoHeads;
+using testing::verify_on_ranks;
+
+const torch::optim::SGDOptions kSgd = torch::optim::SGDOptions(0.05).momentum(0.9);
+const torch::optim::AdamWOptions kAdamw(0.003);
+
+// The mean over the rows, as in every program of these tests.
+constexpr auto kLossOfHeads = [](auto& model, const Tensor& rows) {
+  return (model(rows) - rows.narrow(1, 0, 3)).pow(2).mean();
+};
+
+class VerifyModels : public ::testing::TestWithParam<std::pair<Case, int>> {};
+
+TEST_P(VerifyModels, EveryStrategyIsWithinTheBounds) {
+  const auto& [test_case, world_size] = GetParam();
+  constexpr uint64_t kSeed = 3;
+  // Made here, because ranks that are threads share the generator.
+  const auto batches = make_batches(test_case, kSeed);
+  const auto prototype = make_unit_model(test_case, kSeed)->parameters();
+  const VerifyReport report = verify_on_ranks(world_size, [&](const ProcessGroup& group) {
+    const auto make_module = [&] {
+      const auto model = make_unit_model(test_case, kSeed);
+      const torch::NoGradGuard no_grad;
+      const auto parameters = model->parameters();
+      for (size_t i = 0; i < parameters.size(); ++i) parameters[i].copy_(prototype[i]);
+      return model;
+    };
+    const auto make_batch = [&](int64_t step) { return batches[static_cast<size_t>(step)]; };
+    const auto loss = [](auto& model, const Tensor& rows) {
+      return model.module()->loss(model(rows), rows);
+    };
+    const VerifyOptions options{.num_steps = 3};
+    if (test_case.optimizer == "sgd") {
+      return verify_strategies(group, make_module, make_batch, loss, kSgd, options);
+    }
+    return verify_strategies(group, make_module, make_batch, loss, kAdamw, options);
+  });
+  EXPECT_TRUE(report.is_within()) << report.to_text();
+  // ddp, zero1, zero2; of fsdp and of each mesh three modes and mapped, of fsdp on 4 onto groups;
+  // each with one part and with two.
+  EXPECT_EQ(report.strategies.size(), world_size == 4 ? 24U : 14U);
+  EXPECT_EQ(report.num_steps, 3);
+  EXPECT_EQ(report.world_size, world_size);
+}
+
+std::vector<std::pair<Case, int>> verified_cases() {
+  std::vector<std::pair<Case, int>> cases;
+  for (const char* model : {"mlp", "cnn", "gpt"}) {
+    for (const int world_size : {1, 2, 4}) {
+      cases.push_back({{model, "sgd", 25, torch::kDouble}, world_size});
+      cases.push_back({{model, "adamw", 24, torch::kFloat}, world_size});
+    }
+  }
+  return cases;
+}
+
+std::string name_of_case(const ::testing::TestParamInfo<std::pair<Case, int>>& tested) {
+  return ::testing::PrintToString(tested.param.first) + "_on_" +
+         std::to_string(tested.param.second);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, VerifyModels, ::testing::ValuesIn(verified_cases()), name_of_case);
+
+// Every form, on two meshes of two axes.
+TEST(StrategyCases, AreAllThatApply) {
+  const auto names = [](const StrategySpace& space) {
+    std::vector<std::string> all;
+    for (const StrategyCase& strategy : all_strategy_cases(space)) {
+      all.push_back(name_of(strategy, space.world_size));
+    }
+    return all;
+  };
+  EXPECT_THAT(
+      names({.world_size = 8, .num_parts = 1, .has_group_reshard = true}),
+      ElementsAre("ddp", "zero1", "zero2", "fsdp/after_forward", "fsdp/after_backward",
+                  "fsdp/after_reduction", "fsdp/onto_group", "fsdp/after_forward/mapped",
+                  "hsdp-2x4/after_forward", "hsdp-2x4/after_backward", "hsdp-2x4/after_reduction",
+                  "hsdp-2x4/onto_group", "hsdp-2x4/after_forward/mapped", "hsdp-4x2/after_forward",
+                  "hsdp-4x2/after_backward", "hsdp-4x2/after_reduction",
+                  "hsdp-4x2/after_forward/mapped"));
+  EXPECT_THAT(names({.world_size = 1, .num_parts = 2, .has_group_reshard = false}),
+              ElementsAre("ddp", "ddp/accumulate", "zero1", "zero1/accumulate", "zero2",
+                          "zero2/accumulate", "fsdp/after_forward", "fsdp/after_forward/accumulate",
+                          "fsdp/after_backward", "fsdp/after_backward/accumulate",
+                          "fsdp/after_reduction", "fsdp/after_reduction/accumulate",
+                          "fsdp/after_forward/mapped", "fsdp/after_forward/mapped/accumulate"));
+}
+
+VerifyReport verify_heads(int world_size, const VerifyOptions& options) {
+  return verify_on_ranks(world_size, [&](const ProcessGroup& group) {
+    return verify_strategies(
+        group, [] { return std::make_shared<TwoHeads>(); }, rows_of_step, kLossOfHeads, kSgd,
+        options);
+  });
+}
+
+// As two heads, with gradients that are clipped in every step.
+TEST(VerifyStrategies, ClippedGradientsAreThoseOfOneProcess) {
+  const VerifyReport report = verify_heads(2, {.clip_norm = 0.01});
+  EXPECT_TRUE(report.is_within()) << report.to_text();
+}
+
+TEST(VerifyStrategies, ADtypeOfTheOptionsIsThatOfModuleAndBatches) {
+  const VerifyReport report =
+      verify_heads(2, {.dtype = torch::kFloat, .strategies = {"ddp", "fsdp/after_backward"}});
+  EXPECT_TRUE(report.is_within()) << report.to_text();
+  EXPECT_THAT(testing::names_of(report), ElementsAre("ddp", "ddp/accumulate", "fsdp/after_backward",
+                                                     "fsdp/after_backward/accumulate"));
+  EXPECT_EQ(report.strategies[0].gradients.bound, 1e-5);
+}
+
+TEST(VerifyStrategies, ABatchMayHoldSeveralTensors) {
+  const VerifyReport report = verify_on_ranks(2, [](const ProcessGroup& group) {
+    return verify_strategies(
+        group, [] { return std::make_shared<TwoHeads>(); },
+        [](int64_t step) {
+          return Batch{.data = rows_of_step(step),
+                       .target = rows_of_step(step + 7).narrow(1, 0, 3)};
+        },
+        [](auto& model, const Batch& batch) {
+          return (model(batch.data) - batch.target).pow(2).mean();
+        },
+        torch::optim::AdamOptions(0.01));
+  });
+  EXPECT_TRUE(report.is_within()) << report.to_text();
+}
+
+struct Normalized : torch::nn::Module {
+  Normalized() {
+    first = register_module("first", torch::nn::Linear(4, 3));
+    norm = register_module("norm", torch::nn::BatchNorm1d(3));
+    to(torch::kDouble);
+    testing::set_values(*this);
+  }
+  Tensor forward(const Tensor& x) { return norm(first(x)); }
+  torch::nn::Linear first{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+};
+
+// Each rank normalizes by the statistics of its own rows.
+TEST(VerifyStrategies, StatisticsOfOneRanksRowsDeviate) {
+  const VerifyReport report = verify_on_ranks(2, [](const ProcessGroup& group) {
+    return verify_strategies(
+        group, [] { return std::make_shared<Normalized>(); }, rows_of_step, kLossOfHeads, kSgd);
+  });
+  for (const StrategyReport& strategy : report.strategies) {
+    EXPECT_FALSE(strategy.is_within()) << strategy.strategy;
+    EXPECT_TRUE(strategy.error.empty()) << strategy.error;
+    EXPECT_FALSE(strategy.loss.is_within()) << strategy.strategy;
+    EXPECT_GT(strategy.gradients.difference, 1e-3) << strategy.strategy;
+  }
+}
+
+TEST(VerifyStrategies, ASumInPlaceOfAMeanDeviates) {
+  const VerifyReport report = verify_on_ranks(2, [](const ProcessGroup& group) {
+    return verify_strategies(
+        group, [] { return std::make_shared<TwoHeads>(); }, rows_of_step,
+        [](auto& model, const Tensor& rows) {
+          return (model(rows) - rows.narrow(1, 0, 3)).pow(2).sum();
+        },
+        kSgd, {.strategies = {"ddp", "zero2", "fsdp/after_forward"}});
+  });
+  for (const StrategyReport& strategy : report.strategies) {
+    const bool has_parts = strategy.strategy.ends_with("/accumulate");
+    EXPECT_NEAR(strategy.loss.difference, has_parts ? 0.75 : 0.5, 1e-9) << strategy.strategy;
+    EXPECT_FALSE(strategy.gradients.is_within()) << strategy.strategy;
+  }
+}
+
+TEST(VerifyStrategies, AModuleThatUsesItsRankDeviatesWithItsName) {
+  const VerifyReport report = verify_on_ranks(2, [](const ProcessGroup& group) {
+    return verify_strategies(
+        group,
+        [](const ProcessGroup& ranks) {
+          auto heads = std::make_shared<TwoHeads>();
+          heads->right_factor = 1 + 1e-6 * ranks.rank();
+          return heads;
+        },
+        rows_of_step,
+        // The heads do not meet, so the gradients of the left one are right.
+        [](auto& model, const Tensor& rows) { return model(rows).mean(); }, kSgd, {.num_steps = 2});
+  });
+  for (const StrategyReport& strategy : report.strategies) {
+    EXPECT_THAT(strategy.gradients.name, AnyOf("right.weight", "right.bias"));
+    EXPECT_FALSE(strategy.gradients.is_within()) << strategy.strategy;
+    EXPECT_EQ(strategy.gradients.step, 1);
+    EXPECT_NEAR(strategy.gradients.difference, 6e-7, 2e-7) << strategy.strategy;
+    EXPECT_THAT(strategy.parameters.name, AnyOf("right.weight", "right.bias"));
+  }
+  EXPECT_THAT(report.to_text(), HasSubstr("gradient of \"right."));
+}
+
+TEST(VerifyStrategies, NaNIsNotWithinAnyBound) {
+  const VerifyReport report = verify_on_ranks(2, [](const ProcessGroup& group) {
+    return verify_strategies(
+        group, [] { return std::make_shared<TwoHeads>(); }, rows_of_step,
+        [](auto& model, const Tensor& rows, const ProcessGroup& ranks) {
+          const double factor = ranks.rank() == 1 ? std::numeric_limits<double>::quiet_NaN() : 1;
+          return kLossOfHeads(model, rows) * factor;
+        },
+        kSgd,
+        {.num_steps = 1,
+         .strategies = {"ddp"},
+         .bounds = {.loss = 0.99, .gradients = 0.99, .parameters = 0.99}});
+  });
+  for (const StrategyReport& strategy : report.strategies) {
+    EXPECT_FALSE(strategy.loss.is_within());
+    EXPECT_FALSE(strategy.gradients.is_within());
+    EXPECT_FALSE(strategy.parameters.is_within());
+  }
+  EXPECT_FALSE(report.is_within());
+}
+
+TEST(VerifyStrategies, BoundsOfTheCallerDecide) {
+  const VerifyOptions tight{.num_steps = 2, .strategies = {"ddp"}, .bounds = {.gradients = 0}};
+  EXPECT_FALSE(verify_heads(3, tight).is_within());
+  const auto verify_wrong_loss = [](const VerifyOptions& options) {
+    return verify_on_ranks(2, [&](const ProcessGroup& group) {
+      return verify_strategies(
+          group, [] { return std::make_shared<TwoHeads>(); }, rows_of_step,
+          [](auto& model, const Tensor& rows, const ProcessGroup& ranks) {
+            return kLossOfHeads(model, rows) * (1 + 0.1 * ranks.rank());
+          },
+          kSgd, options);
+    });
+  };
+  EXPECT_FALSE(verify_wrong_loss({.strategies = {"ddp"}}).is_within());
+  const VerifyReport loose = verify_wrong_loss(
+      {.strategies = {"ddp"}, .bounds = {.loss = 0.9, .gradients = 0.9, .parameters = 0.9}});
+  EXPECT_TRUE(loose.is_within()) << loose.to_text();
+}
+
+// What a group does wrong, on all ranks alike.
+VerifyReport verify_with_fault(const std::vector<std::string>& strategies,
+                               const std::function<void(GroupCall& call)>& on_call,
+                               int world_size = 2) {
+  VerifyOptions options{.num_steps = 2, .strategies = strategies};
+  options.group_for = [&](const ProcessGroup& group) {
+    const FakeGroup fake(group);
+    fake.on_call = on_call;
+    return fake.group();
+  };
+  return verify_heads(world_size, options);
+}
+
+TEST(VerifyFaults, AMissingReductionIsReported) {
+  const VerifyReport report = verify_with_fault({"ddp", "zero1"}, [](GroupCall& call) {
+    if (!call.is_reduction_of_values()) call.pass_on();
+  });
+  EXPECT_FALSE(report.is_within());
+  for (const StrategyReport& strategy : report.strategies) {
+    EXPECT_FALSE(strategy.gradients.is_within()) << strategy.strategy;
+    EXPECT_EQ(strategy.gradients.step, 1) << strategy.strategy;
+    EXPECT_GT(strategy.gradients.difference, 1e-2) << strategy.strategy;
+  }
+  // The optimizer finds that the ranks have different gradients.
+  EXPECT_THAT(report_of(report, "zero1").error, HasSubstr("have different gradients of"));
+  EXPECT_TRUE(report_of(report, "ddp").error.empty());
+}
+
+TEST(VerifyFaults, AMissingDivisionIsReported) {
+  const VerifyReport report =
+      verify_with_fault({"ddp", "zero1", "zero2", "fsdp"}, [](GroupCall& call) {
+        if (call.op() == ReduceOp::kAvg) call.reduce_with(ReduceOp::kSum);
+        call.pass_on();
+      });
+  for (const StrategyReport& strategy : report.strategies) {
+    EXPECT_FALSE(strategy.gradients.is_within()) << strategy.strategy;
+    EXPECT_NEAR(strategy.gradients.difference, 1, 1e-9) << strategy.strategy;
+    EXPECT_TRUE(strategy.error.empty()) << strategy.error;
+  }
+}
+
+// One element is corrupted.
+TEST(VerifyFaults, ACorruptedGatherIsReported) {
+  const VerifyReport report =
+      verify_with_fault({"fsdp/after_backward", "zero1"}, [](GroupCall& call) {
+        call.pass_on();
+        // The optimizer compares gradients by a gather of one element for each of 4 parameters.
+        if (call.kind != OpKind::kAllGather || !call.is_of_values() || call.input.numel() <= 4) {
+          return;
+        }
+        const torch::NoGradGuard no_grad;
+        call.output[0] += 1e-3;
+      });
+  for (const StrategyReport& strategy : report.strategies) {
+    EXPECT_FALSE(strategy.is_within()) << strategy.strategy;
+    EXPECT_TRUE(strategy.error.empty()) << strategy.error;
+  }
+  EXPECT_FALSE(report_of(report, "fsdp/after_backward").loss.is_within());
+  EXPECT_FALSE(report_of(report, "zero1").parameters.is_within());
+}
+
+TEST(VerifyFaults, AMissingReductionOverReplicasIsReported) {
+  const VerifyReport report = verify_with_fault(
+      {"hsdp"},
+      [](GroupCall& call) {
+        if (call.kind == OpKind::kAllReduce && call.is_reduction_of_values()) return;
+        call.pass_on();
+      },
+      /*world_size=*/4);
+  EXPECT_EQ(report.strategies.size(), 8U);
+  for (const StrategyReport& strategy : report.strategies) {
+    EXPECT_FALSE(strategy.gradients.is_within()) << strategy.strategy;
+  }
+}
+
+// Two wrong ranks that differ are both seen: the larger deviation is reported, with its rank.
+TEST(VerifyFaults, EveryRankComparesWhatItHas) {
+  const VerifyReport report = verify_on_ranks(4, [](const ProcessGroup& group) {
+    VerifyOptions options{.num_steps = 1, .strategies = {"ddp"}};
+    options.group_for = [](const ProcessGroup& world) {
+      const FakeGroup fake(world);
+      fake.on_call = [rank = world.rank()](GroupCall& call) {
+        call.pass_on();
+        if (rank != 2 || !call.is_reduction_of_values()) return;
+        const torch::NoGradGuard no_grad;
+        call.output[0] += 1;
+      };
+      return fake.group();
+    };
+    return verify_strategies(
+        group, [] { return std::make_shared<TwoHeads>(); }, rows_of_step, kLossOfHeads, kSgd,
+        options);
+  });
+  EXPECT_FALSE(report.is_within());
+  EXPECT_EQ(report.strategies[0].gradients.rank, 2) << report.to_text();
+  EXPECT_TRUE(report.strategies[0].loss.is_within());
+}
+
+struct Refused : TwoHeads {
+  Refused() { register_parameter("unlike", torch::zeros({2}, torch::kHalf)); }
+};
+
+// What a rank throws from `verify`.
+std::string error_on_ranks(int world_size,
+                           const std::function<void(const ProcessGroup& group)>& verify) {
+  return testing::run_groups(world_size, verify).failures();
+}
+
+TEST(VerifyStrategies, MisuseIsASentence) {
+  const auto heads = [] { return std::make_shared<TwoHeads>(); };
+  EXPECT_THAT(error_on_ranks(2,
+                             [&](const ProcessGroup& group) {
+                               verify_strategies(group, heads, rows_of_step, kLossOfHeads, kSgd,
+                                                 {.strategies = {"zero3"}});
+                             }),
+              HasSubstr("no strategy \"zero3\" for 2 processes; there are: ddp, ddp/accumulate"));
+  EXPECT_THAT(error_on_ranks(1,
+                             [&](const ProcessGroup& group) {
+                               verify_strategies(group, heads, rows_of_step, kLossOfHeads, kSgd,
+                                                 {.num_steps = 0});
+                             }),
+              HasSubstr("num_steps is 0; at least one step is needed"));
+  EXPECT_THAT(error_on_ranks(2,
+                             [&](const ProcessGroup& group) {
+                               verify_strategies(
+                                   group, heads, rows_of_step,
+                                   [](auto& model, const Tensor& rows) { return model(rows); },
+                                   kSgd);
+                             }),
+              HasSubstr("loss() must return a tensor of one element"));
+  EXPECT_THAT(error_on_ranks(2,
+                             [&](const ProcessGroup& group) {
+                               verify_strategies(
+                                   group, [] { return std::make_shared<Refused>(); }, rows_of_step,
+                                   kLossOfHeads, kSgd);
+                             }),
+              HasSubstr("parameter \"unlike\" has dtype Half, for which there are no default"));
+  EXPECT_THAT(
+      error_on_ranks(
+          2,
+          [&](const ProcessGroup& group) {
+            verify_strategies(
+                group, heads,
+                [](int64_t step) { return std::make_pair(rows_of_step(step), torch::ones({3})); },
+                [](auto& model, const auto& rows) { return kLossOfHeads(model, rows.first); },
+                kSgd);
+          }),
+      HasSubstr("make_batch() returned tensors of 8 and of 3 rows"));
+}
+
+// One strategy that deviates, or fails, in one respect decides.
+TEST(VerifyReport, IsWithinWhereEveryDeviationOfEveryStrategyIs) {
+  const Deviation within{.difference = 1e-6, .bound = 1e-5, .name = {}, .step = 1};
+  const Deviation beyond{.difference = 1.1e-5, .bound = 1e-5, .name = {}, .step = 1};
+  const StrategyReport good{.loss = within, .gradients = within, .parameters = within};
+  const auto report_with = [&](const StrategyReport& strategy) {
+    return VerifyReport{.world_size = 2, .num_steps = 1, .strategies = {good, strategy, good}};
+  };
+  EXPECT_TRUE(report_with(good).is_within());
+  for (const auto part : {&StrategyReport::loss, &StrategyReport::gradients,
+                          &StrategyReport::parameters, &StrategyReport::buffers}) {
+    StrategyReport bad = good;
+    bad.*part = beyond;
+    EXPECT_FALSE(bad.is_within());
+    EXPECT_FALSE(report_with(bad).is_within());
+    if (part == &StrategyReport::buffers) continue;
+    bad.*part = {};
+    EXPECT_FALSE(bad.is_within()) << "nothing was compared";
+  }
+  StrategyReport failed = good;
+  failed.error = "rank 1: out of luck";
+  EXPECT_FALSE(report_with(failed).is_within());
+  StrategyReport not_run;
+  not_run.not_run = "the batch has 3 rows";
+  EXPECT_FALSE(report_with(not_run).is_within());
+  EXPECT_THAT(report_with(not_run).to_text(), HasSubstr("not run\n    the batch has 3 rows\n"));
+  EXPECT_FALSE(VerifyReport{}.is_within()) << "nothing has run";
+}
+
+// A wrapper that refuses the module is no failure of the verification.
+TEST(VerifyStrategies, ARefusedModuleIsInTheReport) {
+  const VerifyReport report = verify_on_ranks(2, [](const ProcessGroup& group) {
+    return verify_strategies(
+        group, [] { return std::make_shared<TwoHeads>(); }, rows_of_step,
+        [](auto& model, const Tensor& rows) {
+          if (rows.size(0) < 8) throw std::runtime_error("needs 8 rows");
+          return kLossOfHeads(model, rows);
+        },
+        kSgd, {.strategies = {"ddp"}});
+  });
+  EXPECT_FALSE(report.is_within());
+  EXPECT_THAT(report_of(report, "ddp").error, HasSubstr("rank 0: needs 8 rows"));
+  EXPECT_THAT(report.to_text(), HasSubstr("failed\n    rank 0: needs 8 rows\n"));
+}
+
+}  // namespace
+}  // namespace cadre
