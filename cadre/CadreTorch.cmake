@@ -1,7 +1,9 @@
 # Everything above the torch line. What includes torch's C++ API (modules, optimizers) shares one
 # precompiled torch/torch.h; the rest uses per-operator ATen headers.
-set(torch_folders group wrap deferred mesh shard layers buckets reduction parallel data checkpoint
-                  optim plan verify)
+set(torch_folders tensor/group tensor/hooks tensor/mesh tensor/optim parallel/deferred parallel/shard
+                  parallel/layers parallel/buckets parallel/reduction parallel/plan parallel/ddp
+                  parallel/zero parallel/fsdp parallel/tp parallel/ep parallel/pp train/data
+                  train/checkpoint train/verify)
 cadre_sources(torch_sources library ${torch_folders})
 if(NOT torch_sources)
   return()
@@ -51,7 +53,7 @@ add_library(cadre SHARED $<TARGET_OBJECTS:cadre_torch_objects>)
 target_link_libraries(cadre PUBLIC cadre_core LibTorch::LibTorch)
 
 # The trainer: with verify the only place where the wrappers meet.
-cadre_sources(train_sources library train)
+cadre_sources(train_sources library train/trainer)
 if(train_sources)
   find_package(tomlplusplus REQUIRED)
   find_package(CLI11 REQUIRED)
@@ -59,8 +61,8 @@ if(train_sources)
   target_link_libraries(cadre_train_objects PRIVATE cadre_options PUBLIC cadre_torch_objects
                                                                         nlohmann_json::nlohmann_json)
   cadre_reuse_torch_headers(cadre_train_objects 10)
-  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/train/cadre_train_main.cpp)
-    add_executable(cadre_train train/cadre_train_main.cpp $<TARGET_OBJECTS:cadre_train_objects>)
+  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/train/trainer/cadre_train_main.cpp)
+    add_executable(cadre_train train/trainer/cadre_train_main.cpp $<TARGET_OBJECTS:cadre_train_objects>)
     set_target_properties(cadre_train PROPERTIES OUTPUT_NAME cadre-train RUNTIME_OUTPUT_DIRECTORY
                                                  ${CMAKE_BINARY_DIR}/libexec/cadre)
     target_link_libraries(cadre_train PRIVATE cadre cadre_options nlohmann_json::nlohmann_json)
@@ -92,18 +94,26 @@ function(cadre_torch_test name)
 endfunction()
 
 if(CADRE_WITH_TESTS)
-  foreach(folder IN LISTS torch_folders ITEMS train parallel/pp)
-    cadre_sources(tests test ${folder})
-    string(REPLACE "parallel/pp" "pipeline_parallel" folder ${folder})
-    # With what divides them, in one program of their own.
-    if(folder STREQUAL "layers")
-      cadre_sources(tests test layers parallel/tp parallel/ep)
-    elseif(folder STREQUAL "parallel")
-      list(FILTER tests EXCLUDE REGEX "/parallel/(tp|ep|pp)/")
+  # Folders whose tests are one program: the wrappers of replicas and shards, and the layers with what
+  # divides them.
+  set(folders_of_parallel parallel/ddp parallel/zero parallel/fsdp)
+  set(folders_of_layers parallel/layers parallel/tp parallel/ep)
+  set(folders_of_pipeline_parallel parallel/pp)
+  set(folders_of_train train/trainer)
+  set(programs parallel layers pipeline_parallel train)
+  foreach(folder IN LISTS torch_folders)
+    if(NOT folder IN_LIST folders_of_parallel AND NOT folder IN_LIST folders_of_layers
+       AND NOT folder IN_LIST folders_of_pipeline_parallel)
+      cadre_test_name(name ${folder})
+      set(folders_of_${name} ${folder})
+      list(APPEND programs ${name})
     endif()
+  endforeach()
+  foreach(name IN LISTS programs)
+    cadre_sources(tests test ${folders_of_${name}})
     if(tests)
-      cadre_torch_test(cadre_${folder}_test ${tests})
-      cadre_test(NAME ${folder} COMMAND $<TARGET_FILE:cadre_${folder}_test>
+      cadre_torch_test(cadre_${name}_test ${tests})
+      cadre_test(NAME ${name} COMMAND $<TARGET_FILE:cadre_${name}_test>
                  PROPERTIES TIMEOUT 600 LABELS torch)
     endif()
   endforeach()

@@ -16,6 +16,16 @@ function(cadre_sources out kind)
   set(${out} ${found} PARENT_SCOPE)
 endfunction()
 
+# cadre_test_name(OUT folder): how the tests of a folder are called: core/base "base", launch/job
+# "launch", testing/core "testing".
+function(cadre_test_name out folder)
+  string(REGEX REPLACE "^.*/" "" name ${folder})
+  if(name STREQUAL "job" OR folder MATCHES "^testing/")
+    string(REGEX REPLACE "/.*$" "" name ${folder})
+  endif()
+  set(${out} ${name} PARENT_SCOPE)
+endfunction()
+
 # Appends to OUT every header of the source tree that `header` includes, itself first.
 function(cadre_reachable_headers header out)
   set(found ${${out}})

@@ -8,7 +8,7 @@ option(CADRE_UNITY "Compile the sources of a folder together" ON)
 set(cadre_compiled_alone "")
 
 # cadre_unity(TARGET size [WITH_SUBFOLDERS]): replaces the sources of TARGET by units of at most `size`
-# sources of one folder, or of one folder of cadre/ with those below it: for sources whose units cost
+# sources of one folder, or of one room, such as cadre/parallel/fsdp, with the folders below it: for sources whose units cost
 # by their number more than by their length. A unit takes the precompiled headers when one of its
 # sources does.
 function(cadre_unity target size)
@@ -27,7 +27,7 @@ function(cadre_unity target size)
       continue()
     endif()
     if("WITH_SUBFOLDERS" IN_LIST ARGN)
-      string(REGEX REPLACE "^([^/]+/[^/]+)/.*" "\\1" folder ${folder})
+      string(REGEX REPLACE "^([^/]+/[^/]+/[^/]+)/.*" "\\1" folder ${folder})
     endif()
     get_source_file_property(is_plain ${source} SKIP_PRECOMPILE_HEADERS)
     string(MAKE_C_IDENTIFIER ${folder} folder)
