@@ -1,8 +1,8 @@
 // What idle clients cost the store: memory of the server for each, and the latency of one busy
 // client beside them. Prints one JSON object a line for each number of idle clients given.
 #include <cadre/core.h>
-#include <cadre/core/store/tcp_store.h>
-#include <cadre/core/store/tcp_store_server.h>
+#include <cadre/core/store/tcp/tcp_store.h>
+#include <cadre/core/store/tcp/tcp_store_server.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -12,8 +12,8 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/io/fd.h"
-#include "cadre/core/store/tcp_store.h"
-#include "cadre/core/store/tcp_store_server.h"
+#include "cadre/core/store/tcp/tcp_store.h"
+#include "cadre/core/store/tcp/tcp_store_server.h"
 
 namespace cadre::testing {
 namespace {

@@ -12,9 +12,9 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/comm/communicator.h"
-#include "cadre/core/fabric/defaults.h"
+#include "cadre/core/os/defaults.h"
 #include "cadre/core/rendezvous/tcp_rendezvous.h"
-#include "cadre/core/store/tcp_store_server.h"
+#include "cadre/core/store/tcp/tcp_store_server.h"
 #include "cadre/testing/core/ranks.h"
 #include "namespaces.h"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/store/file_store.h"
+#include "cadre/core/store/file/file_store.h"
 #include "cadre/testing/core/leftovers.h"
 #include "cadre/testing/core/temporary_folder.h"
 #include "job.h"

@@ -16,7 +16,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/comm/communicator_impl.h"
-#include "cadre/core/fabric/topology.h"
+#include "cadre/core/fabric/plane/topology.h"
 #include "cadre/core/comm/groups/split.h"
 #include "cadre/core/os/native/monotonic_clock.h"
 #include "cadre/core/sim/simulator.h"

@@ -6,8 +6,8 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/quiet_log.h"
-#include "cadre/core/comm/calls/checks.h"
-#include "cadre/core/comm/calls/group_destruction.h"
+#include "cadre/core/comm/checks.h"
+#include "cadre/core/comm/group_destruction.h"
 #include "cadre/core/comm/communicator_impl.h"
 #include "cadre/core/comm/messages/message_space.h"
 

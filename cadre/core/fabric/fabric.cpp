@@ -7,7 +7,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/fabric/bootstrap/connect_fabric.h"
 #include "cadre/core/fabric/bootstrap/listening.h"
-#include "cadre/core/comm/groups/group_identity.h"
+#include "cadre/core/fabric/group_identity.h"
 #include "cadre/core/os/process_watcher.h"
 #include "cadre/core/os/shared_pages.h"
 

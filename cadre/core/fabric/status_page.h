@@ -21,7 +21,7 @@
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/types.h"
 #include "cadre/core/collective/op.h"
-#include "cadre/core/fabric/group_events.h"
+#include "cadre/core/fabric/plane/group_events.h"
 #include "cadre/core/memory/host_memory.h"
 #include "cadre/core/os/shared_memory.h"
 #include "cadre/core/os/wait_word.h"

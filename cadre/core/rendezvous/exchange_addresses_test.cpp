@@ -15,7 +15,7 @@
 #include "cadre/core/rendezvous/presence.h"
 #include "cadre/core/rendezvous/tcp_rendezvous.h"
 #include "cadre/core/store/hash_store.h"
-#include "cadre/core/store/tcp_store_server.h"
+#include "cadre/core/store/tcp/tcp_store_server.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre {

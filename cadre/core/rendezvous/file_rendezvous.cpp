@@ -2,7 +2,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/rendezvous/exchange_addresses.h"
-#include "cadre/core/store/file_store.h"
+#include "cadre/core/store/file/file_store.h"
 
 namespace cadre {
 

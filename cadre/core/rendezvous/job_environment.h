@@ -35,7 +35,7 @@
 #include "cadre/core/base/log.h"
 #include "cadre/core/base/types.h"
 #include "cadre/core/os/host/secret.h"
-#include "cadre/core/store/tcp_store.h"
+#include "cadre/core/store/tcp/tcp_store.h"
 
 namespace cadre {
 

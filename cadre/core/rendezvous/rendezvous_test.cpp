@@ -10,7 +10,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/rendezvous/environment_rendezvous.h"
 #include "cadre/core/rendezvous/tcp_rendezvous.h"
-#include "cadre/core/store/tcp_store_server.h"
+#include "cadre/core/store/tcp/tcp_store_server.h"
 
 namespace cadre {
 namespace {

@@ -6,7 +6,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/rendezvous/exchange_addresses.h"
 #include "cadre/core/rendezvous/presence.h"
-#include "cadre/core/store/tcp_store_server.h"
+#include "cadre/core/store/tcp/tcp_store_server.h"
 
 namespace cadre {
 namespace {

@@ -13,8 +13,8 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/system.h"
-#include "cadre/core/store/tcp_store.h"
-#include "cadre/core/store/tcp_store_server.h"
+#include "cadre/core/store/tcp/tcp_store.h"
+#include "cadre/core/store/tcp/tcp_store_server.h"
 #include "cadre/testing/core/paths.h"
 
 namespace cadre {

@@ -13,7 +13,7 @@
 #include "cadre/launch/cli/command.h"
 #include "cadre/launch/cli/flight_folder.h"
 #include "cadre/launch/cli/option_words.h"
-#include "cadre/core/comm/trace/process_start.h"
+#include "cadre/core/fabric/flight/process_start.h"
 #include "cadre/core/comm/trace/trace.h"
 #include "cadre/core/os/files/file.h"
 #include "cadre/core/os/host/wall_clock.h"

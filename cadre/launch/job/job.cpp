@@ -22,7 +22,7 @@
 #include "cadre/core/os/host/wall_clock.h"
 #include "cadre/core/os/proc/descendants.h"
 #include "cadre/core/os/proc/signals.h"
-#include "cadre/core/store/tcp_store_server.h"
+#include "cadre/core/store/tcp/tcp_store_server.h"
 
 namespace cadre::launch {
 namespace {

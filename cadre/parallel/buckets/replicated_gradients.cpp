@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "cadre/parallel/buckets/handed_out_memory.h"
-#include "cadre/tensor/group/dtype.h"
+#include "cadre/tensor/group/operands/dtype.h"
 
 namespace cadre {
 

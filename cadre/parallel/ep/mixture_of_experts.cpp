@@ -17,7 +17,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/differentiable.h"
+#include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/parallel/ep/router.h"
 #include "cadre/parallel/ep/token_dispatch.h"
 #include "cadre/tensor/hooks/shard_mark.h"

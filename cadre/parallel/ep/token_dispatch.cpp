@@ -9,7 +9,7 @@
 #include <limits>
 #include <numeric>
 
-#include "cadre/tensor/group/differentiable.h"
+#include "cadre/tensor/group/backward/differentiable.h"
 
 namespace cadre::parallel {
 namespace {

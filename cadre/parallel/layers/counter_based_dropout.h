@@ -32,7 +32,7 @@
 #include <vector>
 
 #include "cadre/core/base/export.h"
-#include "cadre/parallel/layers/attention/context_parallel.h"
+#include "cadre/parallel/layers/context_parallel.h"
 #include "cadre/parallel/layers/tensor_parallel_layer.h"
 
 namespace cadre {

@@ -12,7 +12,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/group/agreement.h"
-#include "cadre/tensor/group/differentiable.h"
+#include "cadre/tensor/group/backward/differentiable.h"
 
 namespace cadre {
 namespace {

@@ -3,7 +3,7 @@
 #include <ATen/ops/layer_norm.h>
 
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/differentiable.h"
+#include "cadre/tensor/group/backward/differentiable.h"
 
 namespace cadre {
 

@@ -6,7 +6,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/dtype.h"
+#include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
 #include "cadre/tensor/hooks/named_tensors.h"
 

@@ -28,7 +28,7 @@
 #include <map>
 #include <vector>
 
-#include "cadre/core/comm/work.h"
+#include "cadre/core/comm/queue/work.h"
 #include "cadre/tensor/group/messages/private_messages.h"
 #include "cadre/parallel/pp/tensor_header.h"
 

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/core/comm/work.h"
+#include "cadre/core/comm/queue/work.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/parallel/pp/pipeline_stage.h"
 #include "cadre/parallel/pp/split_backward.h"

@@ -4,7 +4,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/types.h"
-#include "cadre/tensor/group/dtype.h"
+#include "cadre/tensor/group/operands/dtype.h"
 
 namespace cadre::parallel {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/dtype.h"
+#include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/tensor/group/operands/memory_extent.h"
 #include "cadre/tensor/hooks/tensor_version.h"
 

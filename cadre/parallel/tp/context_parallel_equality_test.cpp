@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "cadre/parallel/layers/attention/context_parallel.h"
+#include "cadre/parallel/layers/context_parallel.h"
 #include "cadre/testing/torch/joined_training_test.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/torch/tp_test_models.h"

@@ -11,7 +11,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/group/agreement.h"
-#include "cadre/parallel/layers/attention/context_parallel.h"
+#include "cadre/parallel/layers/context_parallel.h"
 #include "cadre/parallel/layers/module_division.h"
 
 namespace cadre {

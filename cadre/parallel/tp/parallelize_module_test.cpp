@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/differentiable.h"
+#include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/tensor/mesh/layout.h"

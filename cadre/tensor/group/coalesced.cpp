@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/dtype.h"
+#include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/tensor/group/operands/held_memory.h"
 #include "cadre/tensor/group/operands/operands.h"
 #include "cadre/tensor/group/operands/tensor_checks.h"

@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-#include "cadre/core/comm/work.h"
+#include "cadre/core/comm/queue/work.h"
 
 namespace cadre {
 

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/tensor/group/differentiable.h"
+#include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/testing/torch/process_group_test_ranks.h"
 
 namespace cadre {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/tensor/group/dtype.h"
+#include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/testing/torch/process_group_test_ranks.h"
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/tensor/group/dtype.h"
+#include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/testing/torch/process_group_test_ranks.h"
 
 namespace cadre {

@@ -2,7 +2,7 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/core/comm/calls/group_destruction.h"
+#include "cadre/core/comm/group_destruction.h"
 #include "cadre/core/comm/groups/rejoin_group.h"
 #include "cadre/core/comm/groups/split.h"
 #include "cadre/tensor/group/operands/operands.h"

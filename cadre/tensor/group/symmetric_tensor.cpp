@@ -1,7 +1,7 @@
 #include "cadre/tensor/group/symmetric_tensor.h"
 
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/dtype.h"
+#include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/tensor/group/operands/operands.h"
 #include "cadre/tensor/group/operands/tensor_checks.h"
 

@@ -15,7 +15,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/comm/groups/split.h"
-#include "cadre/tensor/group/differentiable.h"
+#include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/testing/torch/process_group_test_ranks.h"
 
 namespace cadre {

@@ -12,7 +12,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/collective/reduction_table.h"
 #include "cadre/tensor/group/agreement.h"
-#include "cadre/tensor/group/dtype.h"
+#include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/tensor/group/operands/tensor_checks.h"
 #include "cadre/tensor/mesh/redistribute.h"
 

@@ -6,7 +6,7 @@
 #include "cadre/core/base/fnv1a.h"
 #include "cadre/core/base/format.h"
 #include "cadre/core/comm/queue/thrown_error.h"
-#include "cadre/core/comm/queue/waiter_listing.h"
+#include "cadre/core/os/waiter_listing.h"
 
 namespace cadre {
 

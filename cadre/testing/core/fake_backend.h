@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "cadre/core/collective/backend.h"
-#include "cadre/core/comm/groups/backend_factory.h"
+#include "cadre/core/comm/backend_factory.h"
 #include "cadre/testing/core/fake_peers.h"
 
 namespace cadre::testing {

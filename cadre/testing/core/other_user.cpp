@@ -12,7 +12,7 @@
 
 #include "cadre/core/os/io/errno_error.h"
 #include "cadre/core/os/io/fd.h"
-#include "cadre/core/os/native/socket_address.h"
+#include "cadre/core/os/io/socket_address.h"
 
 namespace cadre::testing {
 namespace {

@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/fabric/control_plane.h"
-#include "cadre/core/fabric/topology.h"
+#include "cadre/core/fabric/plane/control_plane.h"
+#include "cadre/core/fabric/plane/topology.h"
 #include "cadre/core/os/system.h"
 #include "cadre/testing/core/ranks.h"
 

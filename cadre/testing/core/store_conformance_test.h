@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "cadre/core/os/system.h"
-#include "cadre/core/store/file_store.h"
+#include "cadre/core/store/file/file_store.h"
 #include "cadre/core/store/hash_store.h"
 #include "cadre/core/store/prefix_store.h"
-#include "cadre/core/store/tcp_store.h"
-#include "cadre/core/store/tcp_store_server.h"
+#include "cadre/core/store/tcp/tcp_store.h"
+#include "cadre/core/store/tcp/tcp_store_server.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre {

@@ -12,8 +12,8 @@
 #include <string>
 
 #include "cadre/core/os/system.h"
-#include "cadre/core/store/tcp_store.h"
-#include "cadre/core/store/tcp_store_server.h"
+#include "cadre/core/store/tcp/tcp_store.h"
+#include "cadre/core/store/tcp/tcp_store_server.h"
 #include "cadre/core/wire/byte_codec.h"
 
 namespace cadre {

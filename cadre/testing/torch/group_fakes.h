@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "cadre/core/comm/groups/split.h"
-#include "cadre/tensor/group/dtype.h"
+#include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/testing/core/fake_backend.h"
 #include "cadre/testing/core/forwarding_system.h"

@@ -13,7 +13,7 @@
 #include "cadre/testing/core/file_size_limit.h"
 #include "cadre/testing/core/seeds.h"
 #include "cadre/train/trainer/snapshots/snapshot_writer.h"
-#include "cadre/train/trainer/tasks/run_setup.h"
+#include "cadre/train/trainer/run/run_setup.h"
 #include "cadre/testing/torch/trainer_test.h"
 
 namespace cadre::train {

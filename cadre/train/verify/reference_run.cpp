@@ -21,7 +21,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/group/agreement.h"
-#include "cadre/tensor/group/world_of_one.h"
+#include "cadre/tensor/group/operands/world_of_one.h"
 #include "cadre/tensor/hooks/replica_check.h"
 
 namespace cadre::verify {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cadre/tensor/group/differentiable.h"
+#include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/testing/torch/verify_test_programs.h"
 #include "cadre/testing/torch/group_fakes.h"
 

@@ -2,7 +2,7 @@
 // package_test.py compares the names with those that the headers declare.
 #include <ATen/ATen.h>
 #include <cadre/core/base/error.h>
-#include <cadre/tensor/group/differentiable.h>
+#include <cadre/tensor/group/backward/differentiable.h>
 #include <cadre/tensor/group/file_memory.h>
 #include <cadre/tensor/group/mapped_parts.h>
 #include <cadre/tensor/group/process_group.h>

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "cadre/core/base/fnv1a.h"
-#include "cadre/core/comm/calls/checks.h"
+#include "cadre/core/comm/checks.h"
 
 namespace cadre {
 

@@ -17,7 +17,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/comm/communicator.h"
 #include "cadre/core/comm/communicator_impl.h"
-#include "cadre/core/comm/groups/group_identity.h"
+#include "cadre/core/fabric/group_identity.h"
 
 namespace cadre {
 

@@ -13,7 +13,7 @@
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/export.h"
 #include "cadre/core/comm/communicator.h"
-#include "cadre/core/fabric/defaults.h"
+#include "cadre/core/os/defaults.h"
 
 namespace cadre {
 

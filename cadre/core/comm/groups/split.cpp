@@ -13,7 +13,7 @@
 
 #include "cadre/core/base/fnv1a.h"
 #include "cadre/core/base/format.h"
-#include "cadre/core/comm/calls/checks.h"
+#include "cadre/core/comm/checks.h"
 #include "cadre/core/comm/communicator_impl.h"
 #include "cadre/core/comm/groups/make_group.h"
 #include "cadre/core/comm/queue/thrown_error.h"

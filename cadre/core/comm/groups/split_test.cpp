@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/comm/flight_record.h"
+#include "cadre/core/fabric/flight/flight_record.h"
 #include "cadre/core/os/files/file.h"
 #include "cadre/core/store/hash_store.h"
 #include "cadre/testing/core/leftovers.h"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/comm/calls/checks.h"
+#include "cadre/core/comm/checks.h"
 #include "cadre/core/comm/communicator_impl.h"
 #include "cadre/core/comm/groups/make_group.h"
 #include "cadre/core/comm/groups/split.h"

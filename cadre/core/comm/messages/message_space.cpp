@@ -5,7 +5,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/fnv1a.h"
 #include "cadre/core/base/format.h"
-#include "cadre/core/comm/calls/checks.h"
+#include "cadre/core/comm/checks.h"
 #include "cadre/core/comm/communicator_impl.h"
 
 namespace cadre {

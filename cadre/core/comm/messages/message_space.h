@@ -18,7 +18,7 @@
 #include "cadre/core/base/export.h"
 #include "cadre/core/base/types.h"
 #include "cadre/core/comm/messages/message_call.h"
-#include "cadre/core/comm/work.h"
+#include "cadre/core/comm/queue/work.h"
 
 namespace cadre {
 

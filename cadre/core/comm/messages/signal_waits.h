@@ -15,7 +15,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/types.h"
 #include "cadre/core/comm/failure/monitor.h"
-#include "cadre/core/comm/flight_recorder.h"
+#include "cadre/core/fabric/flight/flight_recorder.h"
 #include "cadre/core/os/system.h"
 #include "cadre/core/os/wait_word.h"
 

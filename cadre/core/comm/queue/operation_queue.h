@@ -19,7 +19,7 @@
 #include "cadre/core/collective/completion.h"
 #include "cadre/core/comm/queue/progress_queue.h"
 #include "cadre/core/comm/symmetric/symmetric_buffer.h"
-#include "cadre/core/comm/work.h"
+#include "cadre/core/comm/queue/work.h"
 
 namespace cadre {
 

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/comm/queue/waiter_listing.h"
+#include "cadre/core/os/waiter_listing.h"
 
 namespace cadre {
 namespace {

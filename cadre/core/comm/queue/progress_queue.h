@@ -44,7 +44,7 @@
 #include "cadre/core/collective/completion.h"
 #include "cadre/core/fabric/fork_guard.h"
 #include "cadre/core/comm/queue/idle_thread.h"
-#include "cadre/core/comm/work.h"
+#include "cadre/core/comm/queue/work.h"
 #include "cadre/core/os/system.h"
 
 namespace cadre {

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/comm/calls/checks.h"
+#include "cadre/core/comm/checks.h"
 
 namespace cadre {
 namespace {

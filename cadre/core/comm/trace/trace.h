@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cadre/core/base/export.h"
-#include "cadre/core/comm/flight_record.h"
+#include "cadre/core/fabric/flight/flight_record.h"
 
 namespace cadre {
 

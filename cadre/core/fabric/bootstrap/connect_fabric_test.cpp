@@ -17,7 +17,7 @@
 #include "cadre/core/fabric/bootstrap/dial.h"
 #include "cadre/core/fabric/bootstrap/host_segment.h"
 #include "cadre/core/sim/simulator.h"
-#include "cadre/core/store/file_store.h"
+#include "cadre/core/store/file/file_store.h"
 #include "cadre/core/store/hash_store.h"
 #include "cadre/testing/core/forwarding_system.h"
 #include "cadre/testing/core/ranks.h"

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/fabric/defaults.h"
+#include "cadre/core/os/defaults.h"
 #include "cadre/core/rendezvous/exchange_addresses.h"
 
 namespace cadre {

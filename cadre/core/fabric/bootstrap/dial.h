@@ -17,7 +17,7 @@
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/error.h"
 #include "cadre/core/fabric/bootstrap/handshake.h"
-#include "cadre/core/fabric/layout.h"
+#include "cadre/core/fabric/bootstrap/layout.h"
 #include "cadre/core/os/system.h"
 #include "cadre/core/wire/control.h"
 

@@ -16,7 +16,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/fabric/bootstrap/links.h"
-#include "cadre/core/fabric/layout.h"
+#include "cadre/core/fabric/bootstrap/layout.h"
 #include "cadre/core/os/system.h"
 
 namespace cadre {

@@ -8,7 +8,7 @@
 
 #include <vector>
 
-#include "cadre/core/fabric/layout.h"
+#include "cadre/core/fabric/bootstrap/layout.h"
 
 namespace cadre {
 

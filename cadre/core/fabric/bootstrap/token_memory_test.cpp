@@ -15,7 +15,7 @@
 #include "cadre/core/comm/communicator.h"
 #include "cadre/core/os/io/fd.h"
 #include "cadre/core/rendezvous/environment_rendezvous.h"
-#include "cadre/core/store/tcp_store_server.h"
+#include "cadre/core/store/tcp/tcp_store_server.h"
 #include "cadre/testing/core/own_process.h"
 
 namespace cadre {

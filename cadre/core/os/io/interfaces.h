@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/core/os/native/socket_address.h"
+#include "cadre/core/os/io/socket_address.h"
 
 namespace cadre::os {
 

@@ -13,7 +13,7 @@
 #include "cadre/core/os/io/interfaces.h"
 #include "cadre/core/os/native/monotonic_clock.h"
 #include "cadre/core/os/native/poll.h"
-#include "cadre/core/os/native/socket_address.h"
+#include "cadre/core/os/io/socket_address.h"
 
 namespace cadre::os {
 namespace {

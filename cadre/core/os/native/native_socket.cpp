@@ -17,8 +17,8 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/io/errno_error.h"
-#include "cadre/core/os/io/peer_user.h"
-#include "cadre/core/os/native/socket_address.h"
+#include "cadre/core/os/host/peer_user.h"
+#include "cadre/core/os/io/socket_address.h"
 
 namespace cadre::os {
 namespace {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/os/native/socket_address.h"
+#include "cadre/core/os/io/socket_address.h"
 #include "cadre/core/os/system.h"
 
 namespace cadre::os {

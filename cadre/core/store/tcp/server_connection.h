@@ -13,7 +13,7 @@
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/error.h"
 #include "cadre/core/os/system.h"
-#include "cadre/core/store/tcp_store.h"
+#include "cadre/core/store/tcp/tcp_store.h"
 #include "cadre/core/wire/framing.h"
 #include "cadre/core/wire/store/store_message.h"
 

@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "cadre/parallel/layers/attention/attention_options.h"
-#include "cadre/parallel/layers/attention/context_parallel.h"
+#include "cadre/parallel/layers/context_parallel.h"
 
 namespace cadre {
 

@@ -16,7 +16,7 @@
 
 #include "cadre/core/base/export.h"
 #include "cadre/parallel/layers/attention/attention_options.h"
-#include "cadre/parallel/layers/attention/context_parallel.h"
+#include "cadre/parallel/layers/context_parallel.h"
 
 namespace cadre {
 

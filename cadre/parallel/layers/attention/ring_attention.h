@@ -18,7 +18,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "cadre/parallel/layers/attention/attention_options.h"
-#include "cadre/parallel/layers/attention/context_parallel.h"
+#include "cadre/parallel/layers/context_parallel.h"
 
 namespace cadre {
 

@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "cadre/tensor/hooks/autograd/autograd_node.h"
+#include "cadre/tensor/autograd/autograd_node.h"
 
 namespace cadre::parallel {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "cadre/core/base/types.h"
 #include "cadre/core/comm/messages/message_space.h"
-#include "cadre/core/comm/work.h"
+#include "cadre/core/comm/queue/work.h"
 #include "cadre/tensor/group/process_group.h"
 
 namespace cadre {

@@ -4,10 +4,10 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/core/comm/calls/checks.h"
+#include "cadre/core/comm/checks.h"
 #include "cadre/core/comm/messages/message_call.h"
 #include "cadre/core/comm/messages/message_space.h"
-#include "cadre/tensor/group/dtype.h"
+#include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/tensor/group/group_work.h"
 #include "cadre/tensor/group/messages/private_messages.h"
 #include "cadre/tensor/group/operands/held_memory.h"

@@ -8,7 +8,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/group/operands/tensor_checks.h"
-#include "cadre/tensor/group/world_of_one.h"
+#include "cadre/tensor/group/operands/world_of_one.h"
 #include "cadre/core/os/system.h"
 
 namespace cadre {

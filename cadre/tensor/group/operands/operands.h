@@ -18,9 +18,9 @@
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/types.h"
 #include "cadre/core/collective/collective.h"
-#include "cadre/core/comm/calls/abandoned_memory.h"
+#include "cadre/core/comm/abandoned_memory.h"
 #include "cadre/core/comm/communicator.h"
-#include "cadre/core/comm/work.h"
+#include "cadre/core/comm/queue/work.h"
 #include "cadre/tensor/group/operands/held_memory.h"
 #include "cadre/tensor/group/operands/tensor_checks.h"
 

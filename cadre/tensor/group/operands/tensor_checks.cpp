@@ -10,8 +10,8 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/collective/reduction_table.h"
-#include "cadre/core/comm/calls/checks.h"
-#include "cadre/tensor/group/dtype.h"
+#include "cadre/core/comm/checks.h"
+#include "cadre/tensor/group/operands/dtype.h"
 
 namespace cadre {
 

@@ -23,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/parallel/layers/attention/context_parallel.h"
+#include "cadre/parallel/layers/context_parallel.h"
 #include "cadre/parallel/layers/counter_based_dropout.h"
 #include "cadre/parallel/layers/embedding.h"
 #include "cadre/parallel/layers/layer_norm.h"

@@ -14,7 +14,7 @@
 #include "cadre/parallel/fsdp/unit_assignment.h"
 #include "cadre/testing/torch/plan_test_memory.h"
 #include "cadre/train/trainer/config/config_fields.h"
-#include "cadre/train/trainer/layout/run_layout.h"
+#include "cadre/train/trainer/strategy/run_layout.h"
 #include "cadre/train/trainer/models/image_classifier.h"
 #include "cadre/train/trainer/models/language_model.h"
 #include "cadre/train/trainer/planning/plan_report.h"

@@ -8,7 +8,7 @@
 
 #include "cadre/parallel/plan/model_sizes.h"
 #include "cadre/train/trainer/config/config.h"
-#include "cadre/train/trainer/layout/run_layout.h"
+#include "cadre/train/trainer/strategy/run_layout.h"
 
 namespace cadre::train {
 

@@ -10,7 +10,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/collective/op.h"
-#include "cadre/tensor/group/dtype.h"
+#include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/tensor/optim/optimizers.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"

@@ -17,7 +17,7 @@
 #include "cadre/train/checkpoint/sharded_load.h"
 #include "cadre/train/checkpoint/snapshot_folder.h"
 #include "cadre/core/os/files/file.h"
-#include "cadre/train/trainer/common_error.h"
+#include "cadre/train/trainer/config/common_error.h"
 #include "cadre/train/trainer/config/config_file.h"
 #include "cadre/train/trainer/snapshots/resume_check.h"
 

@@ -6,8 +6,8 @@
 #include "cadre/core/base/format.h"
 #include "cadre/train/data/bigram.h"
 #include "cadre/train/trainer/models/language_model.h"
-#include "cadre/train/trainer/text_sample.h"
-#include "cadre/train/trainer/text_source.h"
+#include "cadre/train/trainer/tasks/text_sample.h"
+#include "cadre/train/trainer/tasks/text_source.h"
 
 namespace cadre::train {
 namespace {

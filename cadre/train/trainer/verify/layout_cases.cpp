@@ -7,7 +7,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/train/trainer/layout/run_layout.h"
+#include "cadre/train/trainer/strategy/run_layout.h"
 
 namespace cadre::train {
 namespace {

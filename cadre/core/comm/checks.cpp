@@ -1,0 +1,47 @@
+#include "cadre/core/comm/checks.h"
+
+#include <utility>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+
+namespace cadre {
+
+Error refusal_of(const Communicator& group, std::string_view call, std::string_view problem) {
+  ErrorDetails details;
+  details.operation = call;
+  details.group = group.name();
+  return Error(ErrorCode::kInvalidArgument,
+               format("{} on group \"{}\", rank {}: {}", call, group.name(), group.rank(), problem))
+      .with_details(std::move(details));
+}
+
+void refuse_call(std::string message) {
+  throw Error(ErrorCode::kInvalidArgument, std::move(message));
+}
+
+void check_rank(std::string_view call, std::string_view what, Rank rank, int world_size) {
+  if (rank >= 0 && rank < world_size) return;
+  refuse_call(format("{}: {} {} is not in the group of {} ranks", call, what, rank, world_size));
+}
+
+void check_elements(const Communicator& group, std::string_view call, ConstBytes bytes,
+                    DType dtype) {
+  if (bytes.size() % size_of(dtype) == 0) return;
+  throw refusal_of(group, call,
+                   format("{} bytes are not a whole number of {} elements of {} bytes",
+                          bytes.size(), dtype, size_of(dtype)));
+}
+
+void check_peer(const Communicator& group, std::string_view call, Rank peer) {
+  if (peer < 0 || peer >= group.world_size()) {
+    throw refusal_of(
+        group, call,
+        format("the peer {} is not in the group of {} ranks", peer, group.world_size()));
+  }
+  if (peer != group.rank()) return;
+  throw refusal_of(group, call,
+                   format("the peer {} is this rank itself; copy the data instead", peer));
+}
+
+}  // namespace cadre

@@ -1,0 +1,26 @@
+// Fuzzes the reader of flight records: any file is read or refused, behind a header that was
+// written for it any slots are read, and what was read can be told.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <span>
+#include <vector>
+
+#include "cadre/core/fabric/flight/flight_record.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  const auto input = std::as_bytes(std::span(data, size));
+  const auto record = cadre::parse_flight_record(input);
+  if (record.ok()) static_cast<void>(cadre::to_json(*record));
+
+  const cadre::FlightIdentity identity{"world", "node0", 1, 2, 4711, 3};
+  std::vector<std::byte> file = cadre::encode_flight_header(identity);
+  file.resize(cadre::kFlightHeaderBytes + cadre::kFlightRecordCapacity * cadre::kFlightEntryBytes);
+  const auto slots = std::span(file).subspan(cadre::kFlightHeaderBytes);
+  std::ranges::copy(input.first(std::min(input.size(), slots.size())), slots.begin());
+  const auto written = cadre::parse_flight_record(file);
+  if (!written.ok() || written->identity != identity) std::abort();
+  static_cast<void>(cadre::to_json(*written));
+  return 0;
+}

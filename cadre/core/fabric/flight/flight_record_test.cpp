@@ -1,0 +1,225 @@
+#include "cadre/core/fabric/flight/flight_record.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/base/random.h"
+#include "cadre/core/collective/op.h"
+#include "cadre/core/comm/connect.h"
+#include "cadre/core/fabric/flight/flight_recorder.h"
+#include "cadre/core/os/system.h"
+#include "cadre/testing/core/temporary_folder.h"
+
+namespace cadre {
+namespace {
+
+const FlightIdentity kIdentity{"world", "node0", 1,           4,      4711,
+                               3,       0x1234,  "world/7.0", 0x5566, 0x7788};
+
+Fingerprint fingerprint_of(OpKind kind) {
+  return OpDescriptor{kind, DType::kFloat32, ReduceOp::kSum, 0, 8}.fingerprint();
+}
+
+class TempFile {
+ public:
+  std::string path() const { return folder_.file("record"); }
+  std::vector<std::byte> bytes() const {
+    std::ifstream file(path(), std::ios::binary);
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    const auto* data = reinterpret_cast<const std::byte*>(text.data());
+    return {data, data + text.size()};
+  }
+
+ private:
+  testing::TemporaryFolder folder_;
+};
+
+// As `cadre run --flight-records` does.
+TEST(FlightRecord, TheFolderOfTheEnvironmentIsCreated) {
+  const testing::TemporaryFolder folder;
+  const std::string nested = folder.file("flights/of/today");
+  ::setenv("CADRE_FLIGHT_RECORDS", nested.c_str(), 1);
+  const auto system = os::make_native_system();
+  const auto group =
+      connect_from_environment(*system, {}, system->deadline_in(std::chrono::seconds(20)));
+  ::unsetenv("CADRE_FLIGHT_RECORDS");
+  group->barrier();
+  EXPECT_TRUE(std::filesystem::exists(nested + "/world-round0-rank0.flight"));
+}
+
+TEST(FlightRecord, AFileTellsWhatRanWhatEndedAndWhatFailed) {
+  const TempFile file;
+  auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();
+  const uint64_t first = recorder->begin(1, fingerprint_of(OpKind::kAllReduce), -1, {100});
+  recorder->end(first, {.now = {150}});
+  const uint64_t second = recorder->begin(2, fingerprint_of(OpKind::kBarrier), -1, {200});
+  recorder->end(second, {.well = false, .waiting_for = 3, .phase = "reduce", .now = {260}});
+  recorder->begin(1, fingerprint_of(OpKind::kRecv), 2, {300});
+  // Read from the file while the recorder lives, as after kill -9.
+  const FlightRecord record = parse_flight_record(file.bytes()).value_or_throw();
+  EXPECT_EQ(record.identity, kIdentity);
+  const std::vector<FlightEntry> expected = {
+      {0, 1, fingerprint_of(OpKind::kAllReduce), 100, 150, wire::ActivityState::kDone, -1, ""},
+      {1, 2, fingerprint_of(OpKind::kBarrier), 200, 260, wire::ActivityState::kFailed, 3, "reduce"},
+      {2, 1, fingerprint_of(OpKind::kRecv), 300, 0, wire::ActivityState::kRunning, 2, ""}};
+  EXPECT_EQ(record.entries, expected);
+  EXPECT_EQ(recorder->read().entries, expected);
+}
+
+// Readers take records of connection 0 for those of a job that never connected.
+TEST(FlightRecord, BeforeItsRankIsConnectedItHasConnectionZero) {
+  const auto recorder = FlightRecorder::create("", {"world", "node0", 0, 2, 1, 0}).value_or_throw();
+  EXPECT_EQ(recorder->read().identity.connection, 0U);
+  recorder->set_connection(7);
+  EXPECT_EQ(recorder->read().identity.connection, 7U);
+}
+
+TEST(FlightRecord, TheRingKeepsTheLastTwoThousand) {
+  auto recorder = FlightRecorder::create("", kIdentity).value_or_throw();
+  constexpr uint64_t kNumOperations = 2 * kFlightRecordCapacity + 17;
+  const uint64_t stale = recorder->begin(0, {}, -1, {1});
+  for (uint64_t i = 1; i < kNumOperations; ++i) recorder->begin(i, {}, -1, {1});
+  recorder->end(stale, {.now = {2}});  // its slot is another operation's by now
+  const FlightRecord record = recorder->read();
+  ASSERT_EQ(record.entries.size(), kFlightRecordCapacity);
+  for (size_t i = 0; i < record.entries.size(); ++i) {
+    EXPECT_EQ(record.entries[i].number, kNumOperations - kFlightRecordCapacity + i);
+    EXPECT_EQ(record.entries[i].state, wire::ActivityState::kRunning);
+  }
+}
+
+TEST(FlightRecord, JsonHasTheCallsInWords) {
+  auto recorder = FlightRecorder::create("", kIdentity).value_or_throw();
+  recorder->end(recorder->begin(5, fingerprint_of(OpKind::kAllGather), -1, {10}), {.now = {20}});
+  const auto json = nlohmann::json::parse(to_json(recorder->read()));
+  EXPECT_EQ(json["group"], "world");
+  EXPECT_EQ(json["rank"], 1);
+  EXPECT_EQ(json["operations"][0]["call"], "all_gather(float32 x 8)");
+  EXPECT_EQ(json["operations"][0]["state"], "done");
+  EXPECT_EQ(json["operations"][0]["end_ns"], 20);
+}
+
+// The layout of docs/formats/flight-record.md, byte by byte.
+TEST(FlightRecord, GoldenHeader) {
+  const TempFile file;
+  const auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();
+  const std::vector<std::byte> bytes = file.bytes();
+  ASSERT_EQ(bytes.size(), 256u + 2000u * 72u);
+  const auto text = [&](size_t at, size_t size) {
+    return std::string(reinterpret_cast<const char*>(bytes.data()) + at, size);
+  };
+  EXPECT_EQ(text(0, 8), "CDRFLT03");
+  EXPECT_EQ(text(8, 8), std::string("\xd0\x07\0\0\x48\0\0\0", 8));
+  EXPECT_EQ(text(16, 12), std::string("\x01\0\0\0\x04\0\0\0\x67\x12\0\0", 12));
+  EXPECT_EQ(text(32, 8), std::string("\x03\0\0\0\0\0\0\0", 8));
+  EXPECT_EQ(text(40, 6), std::string("node0\0", 6));
+  EXPECT_EQ(text(104, 6), std::string("world\0", 6));
+  EXPECT_EQ(text(168, 8), std::string("\x34\x12\0\0\0\0\0\0", 8));
+  EXPECT_EQ(text(176, 64), "world/7.0" + std::string(55, '\0'));
+  EXPECT_EQ(text(240, 8), std::string("\x66\x55\0\0\0\0\0\0", 8));
+  EXPECT_EQ(text(248, 8), std::string("\x88\x77\0\0\0\0\0\0", 8));
+}
+
+TEST(FlightRecord, GoldenEntry) {
+  const TempFile file;
+  auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();
+  const Fingerprint fingerprint{.call = 0x0102, .shape = 0x0304};
+  recorder->end(recorder->begin(5, fingerprint, 2, {0x100}),
+                {.well = false, .waiting_for = 3, .phase = "reduce", .now = {0x200}});
+  const std::vector<std::byte> bytes = file.bytes();
+  const std::string entry(reinterpret_cast<const char*>(bytes.data()) + 256, 72);
+  EXPECT_EQ(entry, std::string("\x01\0\0\0\0\0\0\0"    // the first operation
+                               "\x05\0\0\0\0\0\0\0"    // its number
+                               "\x02\x01\0\0\0\0\0\0"  // the call
+                               "\x04\x03\0\0\0\0\0\0"  // the shape
+                               "\0\x01\0\0\0\0\0\0"    // begin
+                               "\0\x02\0\0\0\0\0\0"    // end
+                               "\x03\0\0\0"            // failed
+                               "\x03\0\0\0"            // waited for rank 3
+                               "reduce\0\0\0\0\0\0\0\0\0\0",
+                               72));
+}
+
+TEST(FlightRecord, DamagedFilesAreRefusedOrReadButNeverTrusted) {
+  const TempFile file;
+  const auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();
+  for (uint64_t i = 0; i < 50; ++i) recorder->begin(i, {.call = i}, -1, {1});
+  const std::vector<std::byte> good = file.bytes();
+  EXPECT_FALSE(parse_flight_record(ConstBytes(good).first(255)).ok());
+  EXPECT_FALSE(parse_flight_record(ConstBytes(good).first(good.size() - 1)).ok());
+  Random random(20261121);
+  for (int i = 0; i < 300; ++i) {
+    std::vector<std::byte> bad = good;
+    for (int flips = 0; flips < 20; ++flips) {
+      bad[random.below(4000)] = static_cast<std::byte>(random.next());
+    }
+    const auto record = parse_flight_record(bad);
+    if (record.ok()) {
+      EXPECT_LE(record->entries.size(), kFlightRecordCapacity);
+      EXPECT_TRUE(nlohmann::json::accept(to_json(*record)));
+    }
+  }
+}
+
+TEST(FlightRecord, AFolderThatIsMissingIsNamed) {
+  const auto recorder = FlightRecorder::create("/nonexistent/folder/record", kIdentity);
+  ASSERT_FALSE(recorder.ok());
+  EXPECT_THAT(recorder.error().message(), ::testing::HasSubstr("/nonexistent/folder/record"));
+}
+
+// A reader makes a list of the ranks: it must not be as long as a damaged header says.
+TEST(FlightRecord, ARankOutsideOfItsWorldIsRefused) {
+  const TempFile file;
+  const auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();
+  const auto parsed = [&](int32_t rank, int32_t world_size) {
+    std::vector<std::byte> bytes = file.bytes();
+    std::memcpy(bytes.data() + 16, &rank, sizeof rank);
+    std::memcpy(bytes.data() + 20, &world_size, sizeof world_size);
+    return parse_flight_record(bytes);
+  };
+  EXPECT_TRUE(parsed(0, 1).ok());
+  EXPECT_TRUE(parsed((1 << 20) - 1, 1 << 20).ok());
+  EXPECT_FALSE(parsed(0, 2'000'000'000).ok());
+  EXPECT_FALSE(parsed(-5, 4).ok());
+  EXPECT_FALSE(parsed(4, 4).ok());
+  EXPECT_FALSE(parsed(0, 0).ok());
+}
+
+TEST(FlightRecord, ControlCharactersOfADamagedRecordAreShownAndNotObeyed) {
+  const TempFile file;
+  FlightIdentity hostile = kIdentity;
+  hostile.host = "node\x1b]0;owned\x07";
+  hostile.group = "world\nforged";
+  hostile.id = "\x7f\xc2\x9b!";
+  auto recorder = FlightRecorder::create(file.path(), hostile).value_or_throw();
+  recorder->end(recorder->begin(1, fingerprint_of(OpKind::kBarrier), -1, {1}),
+                {.well = false, .phase = "\x1b[2J", .now = {2}});
+  const FlightRecord record = parse_flight_record(file.bytes()).value_or_throw();
+  EXPECT_EQ(record.identity.host, "node\\x1b]0;owned\\x07");
+  EXPECT_EQ(record.identity.group, "world\\x0aforged");
+  EXPECT_EQ(record.identity.id, "\\x7f\\xc2\\x9b!");
+  ASSERT_EQ(record.entries.size(), 1U);
+  EXPECT_EQ(record.entries[0].phase, "\\x1b[2J");
+}
+
+TEST(FlightRecord, TimesBeforeTheBootAreNoEntries) {
+  const TempFile file;
+  auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();
+  recorder->begin(1, fingerprint_of(OpKind::kBarrier), -1, {std::numeric_limits<int64_t>::min()});
+  recorder->begin(2, fingerprint_of(OpKind::kBarrier), -1, {1});
+  const FlightRecord record = parse_flight_record(file.bytes()).value_or_throw();
+  ASSERT_EQ(record.entries.size(), 1U);
+  EXPECT_EQ(record.entries[0].number, 2U);
+}
+
+}  // namespace
+}  // namespace cadre

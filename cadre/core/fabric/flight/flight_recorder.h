@@ -1,0 +1,63 @@
+// The last operations of a rank, in a ring that survives kill -9 when it lies in a mapped file.
+//
+// Threads: begin(), end() and read() from any thread.
+// Blocking: create() for the time of the disk; begin() and end() never (a few stores).
+// Lifetime: owns its memory; a file stays when the process ends.
+// Errors: create() as os::MappedFile.
+// Format: docs/formats/flight-record.md.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/types.h"
+#include "cadre/core/fabric/flight/flight_record.h"
+#include "cadre/core/os/files/mapped_file.h"
+
+namespace cadre {
+
+class FlightRecorder {
+ public:
+  // In a mapped file of the record's size, or in memory.
+  FlightRecorder(std::optional<os::MappedFile> file, const FlightIdentity& identity);
+  // In the file `path`, or in memory when it is empty.
+  static Result<std::unique_ptr<FlightRecorder>> create(const std::string& path,
+                                                        const FlightIdentity& identity);
+
+  // Returns the index for end().
+  uint64_t begin(uint64_t number, const Fingerprint& fingerprint, int peer, TimePoint now);
+  struct Ending {
+    bool well = true;
+    int waiting_for = -1;
+    const char* phase = "";
+    TimePoint now;
+  };
+  void end(uint64_t index, const Ending& ending);
+
+  // Says of which connection of the group the record is: the same number on all its ranks.
+  void set_connection(uint64_t connection);
+  // The group was closed: nothing more is recorded.
+  void set_closed();
+  // Whether that was said of the record. REQUIRES: the bytes were parsed.
+  static bool is_closed(ConstBytes file);
+  bool has_file() const { return file_.has_value(); }
+  FlightRecord read() const;
+
+ private:
+  struct Slot;
+
+  Slot& slot(uint64_t index) const;
+
+  std::optional<os::MappedFile> file_;
+  std::vector<uint64_t> memory_;
+  Bytes bytes_;
+  std::atomic<uint64_t> num_begun_{0};
+};
+
+}  // namespace cadre

@@ -1,0 +1,213 @@
+#include "cadre/core/fabric/plane/dialer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/fabric/bootstrap/dial.h"
+#include "cadre/core/os/defaults.h"
+
+namespace cadre {
+namespace {
+
+// A system that is opening a connection cannot be told to stop, so it is asked for a slice of time
+// after the other.
+constexpr Duration kDialSlice = std::chrono::seconds(1);
+// Before the next try when this process has no thread or descriptor left.
+constexpr Duration kOwnLimitPause = std::chrono::seconds(1);
+
+// Ranks of one host meet at unix addresses, all others over TCP.
+Result<os::Address> address_of(const DialPlan& plan, int peer) {
+  const wire::RankAddress& rank_address = plan.layout.rank_address(peer);
+  const int self = plan.identity.rank;
+  if (plan.layout.host_of(peer) == plan.layout.host_of(self)) {
+    return os::Address::parse(rank_address.unix_address);
+  }
+  return tcp_address_of({.from = {plan.layout.rank_address(self), self},
+                         .to = {rank_address, peer},
+                         .store_host = plan.store_host});
+}
+
+// Until the connection is there, is refused or the deadline has passed.
+Result<std::unique_ptr<os::Socket>> connect_in_slices(os::System& system,
+                                                      const os::Address& address,
+                                                      const std::atomic<bool>& is_dropped,
+                                                      Deadline deadline) {
+  while (true) {
+    auto socket = system.connect(address, deadline.earlier(system.deadline_in(kDialSlice)));
+    if (socket.ok() || socket.error().code() != ErrorCode::kTimeout) return socket;
+    if (is_dropped || deadline.has_passed(system.now())) return socket;
+  }
+}
+
+}  // namespace
+
+Dialer::Dialer(os::System& system, DialPlan plan, Duration silence_limit, os::Event& wake_up,
+               LogSink& log)
+    : system_(system),
+      plan_(std::move(plan)),
+      silence_limit_(silence_limit),
+      wake_up_(wake_up),
+      log_(log),
+      advanced_at_(system.now()) {}
+
+Dialer::~Dialer() {
+  stop();
+}
+
+void Dialer::dial(int peer) {
+  calls_.push_back({.peer = peer,
+                    .give_up = system_.deadline_in(kConnectPeerTimeout),
+                    .not_before = system_.now()});
+}
+
+bool Dialer::is_dialing(int peer) const {
+  return std::ranges::any_of(calls_, [peer](const Call& call) { return call.peer == peer; });
+}
+
+void Dialer::drop(int peer) {
+  for (Call& call : calls_) {
+    if (call.peer != peer) continue;
+    call.is_dropped = true;
+    if (call.attempt != nullptr) call.attempt->is_dropped = true;
+  }
+}
+
+void Dialer::begin(Call& call) {
+  const Result<os::Address> address = address_of(plan_, call.peer);
+  call.attempt = std::make_shared<Attempt>();
+  if (!address.ok()) {
+    call.attempt->result = address.error();
+    return;
+  }
+  const auto open = [this, attempt = call.attempt, address = *address, give_up = call.give_up] {
+    auto socket = connect_in_slices(system_, address, attempt->is_dropped, give_up);
+    {
+      std::lock_guard lock(attempt->mutex);
+      attempt->result = std::move(socket);
+    }
+    wake_up_.notify();
+  };
+  try {
+    call.thread = system_.spawn("cadre-dial", open);
+  } catch (const Error& error) {
+    retry_later(call, error);
+  }
+}
+
+// A limit of this process is no sign that the peer is lost.
+void Dialer::retry_later(Call& call, const Error& error) {
+  log_.write(LogLevel::kWarning, "comm",
+             format("cannot dial rank={} now, trying again: {}", call.peer, error.message()));
+  call.attempt.reset();
+  call.not_before = system_.now() + kOwnLimitPause;
+}
+
+std::vector<Dialer::Outcome> Dialer::advance() {
+  const TimePoint now = system_.now();
+  // Only time in which this thread looks counts as the other's silence, as in judge_silence().
+  const Duration since_last = std::min<Duration>(now - advanced_at_, 2 * kStatusInterval);
+  advanced_at_ = now;
+  std::vector<Outcome> outcomes;
+  for (size_t i = 0; i < calls_.size();) {
+    Call& call = calls_[i];
+    std::optional<Outcome> outcome = step(call, since_last);
+    // A peer that is about to accept would take the end of an unused connection for that of this
+    // rank, so that a handshake is not given up.
+    const bool is_given_up = call.is_dropped && call.attempt == nullptr && !call.handshake;
+    const bool is_over = outcome || is_given_up;
+    const bool is_wanted = outcome && (!call.is_dropped || outcome->ending == Ending::kConnected);
+    if (is_wanted) outcomes.push_back(std::move(*outcome));
+    if (is_over) {
+      calls_.erase(calls_.begin() + static_cast<ptrdiff_t>(i));
+    } else {
+      ++i;
+    }
+  }
+  return outcomes;
+}
+
+std::optional<Dialer::Outcome> Dialer::step(Call& call, Duration since_last) {
+  if (call.attempt != nullptr) {
+    if (auto outcome = take_connection(call)) return outcome;
+  }
+  if (call.handshake) return step_handshake(call, since_last);
+  const bool is_due = call.attempt == nullptr && !call.is_dropped;
+  if (is_due && system_.now() >= call.not_before) begin(call);
+  return std::nullopt;
+}
+
+std::optional<Dialer::Outcome> Dialer::take_connection(Call& call) {
+  std::optional<Result<std::unique_ptr<os::Socket>>> result;
+  {
+    std::lock_guard lock(call.attempt->mutex);
+    result.swap(call.attempt->result);
+  }
+  if (!result) return std::nullopt;
+  if (call.thread != nullptr) call.thread->join();
+  call.thread.reset();
+  call.attempt.reset();
+  if (!result->ok() && result->error().details().is_own_limit) {
+    retry_later(call, result->error());
+    return std::nullopt;
+  }
+  if (!result->ok()) {
+    const bool has_no_answer = result->error().code() == ErrorCode::kTimeout;
+    return Outcome{call.peer, has_no_answer ? Ending::kUnanswered : Ending::kRefused, nullptr};
+  }
+  call.handshake = Handshake::call(system_, std::move(*result).value(), plan_.identity, call.peer,
+                                   wire::LinkPurpose::kControl);
+  return std::nullopt;
+}
+
+// A rank that is stopped does not answer, and is not lost for that.
+std::optional<Dialer::Outcome> Dialer::step_handshake(Call& call, Duration since_last) {
+  const Status status = call.handshake->step();
+  if (status.ok() && call.handshake->is_done()) {
+    return Outcome{call.peer, Ending::kConnected, call.handshake->take()};
+  }
+  if (status.ok()) {
+    call.silent_for += since_last;
+    const bool is_near =
+        plan_.layout.host_of(call.peer) == plan_.layout.host_of(plan_.identity.rank);
+    if (is_near || call.silent_for < silence_limit_) return std::nullopt;
+    return Outcome{call.peer, Ending::kSilent, nullptr};
+  }
+  call.handshake.reset();
+  if (status.error().code() != ErrorCode::kPeerLost) {
+    log_.write(LogLevel::kWarning, "comm",
+               format("{} refused a control connection: {}", plan_.layout.describe(call.peer),
+                      status.error().message()));
+    return Outcome{call.peer, Ending::kRefused, nullptr};
+  }
+  const TimePoint now = system_.now();
+  if (call.give_up.has_passed(now)) return Outcome{call.peer, Ending::kRefused, nullptr};
+  call.not_before = now + kRedialPause;
+  return std::nullopt;
+}
+
+void Dialer::add_interests(std::vector<os::PollItem>& items) const {
+  for (const Call& call : calls_) {
+    if (call.handshake) items.push_back(call.handshake->interest());
+  }
+}
+
+Deadline Dialer::next_deadline(Deadline deadline) const {
+  for (const Call& call : calls_) {
+    const bool waits_for_time = call.attempt == nullptr && !call.handshake;
+    if (waits_for_time) deadline = deadline.earlier(Deadline(call.not_before));
+  }
+  return deadline;
+}
+
+void Dialer::stop() {
+  for (const Call& call : calls_) {
+    if (call.attempt != nullptr) call.attempt->is_dropped = true;
+  }
+  for (const Call& call : calls_) {
+    if (call.thread != nullptr) call.thread->join();
+  }
+  calls_.clear();
+}
+
+}  // namespace cadre

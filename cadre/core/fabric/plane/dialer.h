@@ -1,0 +1,97 @@
+// Opens control connections to other ranks without blocking the control plane.
+//
+// Threads: one owner, and a thread of its own ("cadre-dial") for each connection that the system is
+// opening, joined when that is over. Blocking: stop() for a second at most.
+// Lifetime: borrows the System, the Layout, the identity, the event and the log. Errors: none; each
+// dial has an Outcome. A dial for which this process has no thread or descriptor is retried.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/log.h"
+#include "cadre/core/fabric/bootstrap/handshake.h"
+#include "cadre/core/fabric/bootstrap/layout.h"
+#include "cadre/core/os/system.h"
+
+namespace cadre {
+
+// The addresses of ranks and the identity of this rank in handshakes.
+struct DialPlan {
+  const Layout& layout;
+  const LinkIdentity& identity;
+  // Selects, among several addresses of a address, the one at which this rank reaches the store.
+  std::string store_host;
+};
+
+class Dialer {
+ public:
+  enum class Ending {
+    kConnected,
+    kRefused,     // the peer no longer listens
+    kUnanswered,  // the host does not answer
+    kSilent,      // connected, but nothing was received for the limit of silence
+  };
+  struct Outcome {
+    int peer = -1;
+    Ending ending = Ending::kRefused;
+    std::unique_ptr<os::Socket> socket;  // set for kConnected
+  };
+
+  // `wake_up` is notified when an advance() has something to do.
+  Dialer(os::System& system, DialPlan plan, Duration silence_limit, os::Event& wake_up,
+         LogSink& log);
+  ~Dialer();
+
+  // REQUIRES: !is_dialing(peer).
+  void dial(int peer);
+  bool is_dialing(int peer) const;
+  // Cancels a dial, unless the peer may already count it as a connection.
+  void drop(int peer);
+  // Advances all dials without blocking. Returns those that have ended.
+  std::vector<Outcome> advance();
+  void add_interests(std::vector<os::PollItem>& items) const;
+  Deadline next_deadline(Deadline deadline) const;
+  // Cancels all dials and joins their threads.
+  void stop();
+
+ private:
+  // A connection that a thread opens.
+  struct Attempt {
+    std::atomic<bool> is_dropped{false};
+    std::mutex mutex;
+    std::optional<Result<std::unique_ptr<os::Socket>>> result;
+  };
+  struct Call {
+    int peer = -1;
+    Deadline give_up{TimePoint{}};
+    TimePoint not_before{};
+    std::shared_ptr<Attempt> attempt{};  // shared with its thread
+    std::unique_ptr<os::Thread> thread{};
+    std::optional<Handshake> handshake{};
+    Duration silent_for{0};
+    bool is_dropped = false;
+  };
+
+  void begin(Call& call);
+  void retry_later(Call& call, const Error& error);
+  std::optional<Outcome> step(Call& call, Duration since_last);
+  std::optional<Outcome> take_connection(Call& call);
+  std::optional<Outcome> step_handshake(Call& call, Duration since_last);
+
+  os::System& system_;
+  const DialPlan plan_;
+  const Duration silence_limit_;
+  os::Event& wake_up_;
+  LogSink& log_;
+  std::vector<Call> calls_;
+  TimePoint advanced_at_;
+};
+
+}  // namespace cadre

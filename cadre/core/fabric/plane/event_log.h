@@ -1,0 +1,88 @@
+// The events that a process has received: which ranks are lost or have left the job, and recent
+// leaves and failures of groups. Distinguishes new events from duplicates.
+//
+// Threads: one at a time; the control plane guards it. Blocking: never. Errors: none.
+// Losses and leaves of ranks are kept as long as the log. Events of groups are kept for 60 s,
+// 65,536 of them at most. Their identity is remembered for at least 60 s and for 131,072 entries,
+// so that a duplicate on a slower path does not count as new.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/fabric/plane/group_events.h"
+
+namespace cadre {
+
+class EventLog {
+ public:
+  static constexpr Duration kMaxAge = std::chrono::seconds(60);
+  static constexpr size_t kMaxEntries = 65'536;
+  static constexpr int kOwn = -1;
+
+  EventLog(int num_ranks, int self);
+
+  // True if the event is new. `from` is the rank that sent it, or kOwn. Not recorded are questions
+  // and answers, events of ranks that do not exist, and a loss of a rank that has left if this rank
+  // reports it.
+  bool add(const wire::Event& event, int from, TimePoint now);
+
+  bool is_lost(int rank) const { return ranks_[static_cast<size_t>(rank)].loss.has_value(); }
+  bool has_left(int rank) const { return ranks_[static_cast<size_t>(rank)].has_left; }
+  // Neither lost nor left; this rank always is.
+  std::vector<bool> presence() const;
+  const std::optional<LossReport>& loss_of(int rank) const {
+    return ranks_[static_cast<size_t>(rank)].loss;
+  }
+  // Ascending, without this rank.
+  std::vector<int> lost_ranks() const;
+
+  // All events, for a new connection.
+  std::vector<wire::Event> all(TimePoint now);
+  // The events that one rank sent.
+  std::vector<wire::Event> told_by(int rank, TimePoint now);
+  // The events of a group: losses of any rank, its leaves, its failure.
+  std::vector<wire::Event> of_group(GroupKey group, TimePoint now);
+
+ private:
+  struct RankState {
+    std::optional<LossReport> loss;
+    bool has_left = false;
+    int loss_from = kOwn;
+    int leave_from = kOwn;
+  };
+  struct Entry {
+    wire::Event event;
+    int from = kOwn;
+    TimePoint at;
+  };
+  // Type of the event, group, rank.
+  using Identity = std::tuple<size_t, GroupKey, int>;
+
+  bool exists(int rank) const { return rank >= 0 && static_cast<size_t>(rank) < ranks_.size(); }
+  bool add_loss(const LossReport& loss, int from);
+  bool add_leave(int rank, int from);
+  bool add_entry(const wire::Event& event, Identity identity, int from, TimePoint now);
+  void prune(TimePoint now);
+  void drop_oldest();
+  std::vector<wire::Event> events_of_ranks() const;
+
+  const int self_;
+  std::vector<RankState> ranks_;
+  std::deque<Entry> entries_;  // events of groups, in the order of arrival
+  // Which of them concern each group, by the number of the entry, so that a new group does not
+  // search the events of all others.
+  std::unordered_map<GroupKey, std::deque<uint64_t>> entries_of_;
+  uint64_t num_pruned_ = 0;  // the number of the oldest entry
+  std::set<Identity> known_;
+  std::deque<std::pair<Identity, TimePoint>> known_order_;
+};
+
+}  // namespace cadre

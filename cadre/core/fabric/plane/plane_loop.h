@@ -1,0 +1,102 @@
+// The thread of a control plane: reads all connections, decides whether an ended or silent one
+// means a lost rank, and forwards new events.  Threads: run() is the body of one thread, to which
+// all else here belongs; the constructor and the destructor run while it does not. Blocking: run(),
+// until the plane has left. Lifetime: borrows the System, the state, the event, the meter, the
+// layout and the identity. Errors: none; an error of a connection closes it.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/fabric/plane/control_link.h"
+#include "cadre/core/fabric/plane/control_plane.h"
+#include "cadre/core/fabric/plane/edge_healer.h"
+#include "cadre/core/fabric/plane/plane_state.h"
+#include "cadre/core/fabric/plane/status_routes.h"
+
+namespace cadre {
+
+class PlaneLoop {
+ public:
+  // How long the last bytes of a process that has ended may take to arrive.
+  static constexpr Duration kLastWordsTime = std::chrono::milliseconds(100);
+  static constexpr Duration kFlushTime = std::chrono::seconds(1);
+  // A rank that leaves publishes that over direct connections to at least this many present peers.
+  static constexpr size_t kMinLeavePeers = 2;
+  // How long a failure counts as recent, so that some ranks may not have received it yet.
+  static constexpr Duration kFailureNewsTime = std::chrono::seconds(2);
+
+  struct PlaneContext {
+    os::System& system;
+    DialPlan plan;
+    PlaneState& state;
+    os::Event& wake_up;
+    ControlMeter& meter;
+  };
+  PlaneLoop(PlaneContext context, ControlPlane::Setup setup);
+
+  void run();
+
+ private:
+  // The connections over which an event is forwarded.
+  enum class Scope { kEverywhere, kOwnHost, kOtherHosts };
+  struct End {
+    uint64_t link = 0;
+    SignOfLoss sign{};
+    bool is_own = false;  // its descriptor was closed in this process, which is no loss of the peer
+  };
+
+  void add_link(int peer, std::unique_ptr<os::Socket> socket, bool is_healed);
+  ControlLink* find_link(uint64_t id);
+  bool has_link(int peer) const;
+  bool is_near(int rank) const;
+
+  void obey_orders();
+  void start_leaving(Deadline receipts_by);
+  bool has_left();
+  bool has_news_of_failure() const;
+  bool has_few_peers(const std::vector<bool>& is_present) const;
+  EdgeHealer::View healer_view() const;
+  Deadline next_look(TimePoint now) const;
+
+  void look(std::vector<os::PollItem>& items);
+  void receive_from(ControlLink& link);
+  void handle(ControlLink& link, const wire::ControlMessage& message);
+  void handle_event(ControlLink& link, const wire::Event& event);
+  void handle_question(ControlLink& link, const wire::StatusQuestion& question);
+  void handle_answer(const wire::StatusAnswer& answer);
+  // Records and forwards an event. `by`: the connection over which it arrived, null for one of this
+  // process.
+  void learn(const wire::Event& event, const ControlLink* by);
+  void spread(const wire::Event& event, Scope scope, uint64_t except_link);
+  Scope scope_of(const ControlLink* by) const;
+
+  void judge_ends();
+  void bury_ended(TimePoint now);
+  void judge_silence(TimePoint now);
+  void report_loss(int rank, SignOfLoss sign);
+  void report_closed_here();
+  void heal(bool is_ready);
+  void send_heartbeats(TimePoint now);
+
+  const PlaneContext context_;
+  ControlPlane::Setup setup_;
+  const Layout& layout_;
+  const int self_;
+  EdgeHealer healer_;
+  std::vector<std::unique_ptr<ControlLink>> links_;  // unique, so that they keep their place
+  uint64_t num_links_ = 0;
+  std::vector<End> ends_;  // found in this iteration
+  std::map<int, TimePoint> ended_processes_;
+  StatusRoutes routes_;
+  TimePoint heartbeat_at_;  // the last
+  TimePoint silence_judged_at_;
+  std::optional<TimePoint> failure_heard_at_;  // the last failure of a group, or loss
+  std::optional<Deadline> receipts_by_;        // set when this process leaves
+  std::optional<TimePoint> flush_by_;
+};
+
+}  // namespace cadre

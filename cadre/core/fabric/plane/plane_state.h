@@ -1,0 +1,94 @@
+// State that the threads of a process share with the thread of its control plane: the known events,
+// the attached groups, the open status questions.
+//
+// Threads: any, except for the methods of the plane's thread. Blocking: ask(), until its deadline.
+// Lifetime: borrows the System and the event. Errors: none.
+// Events are delivered to groups without a lock: by deliver() and, for earlier events, by attach().
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/fabric/plane/control_plane.h"
+#include "cadre/core/fabric/plane/event_log.h"
+#include "cadre/core/fabric/plane/group_events.h"
+#include "cadre/core/os/system.h"
+
+namespace cadre {
+
+class PlaneState {
+ public:
+  struct Identity {
+    int num_ranks = 0;
+    int rank = 0;
+  };
+  // `wake_up` is notified when the plane's thread has something to do.
+  PlaneState(os::System& system, Identity identity, os::Event& wake_up);
+
+  void attach(GroupKey group, std::shared_ptr<GroupEvents> events);
+  void detach(GroupKey group);
+  // Lets the plane's thread publish the event.
+  void post(wire::Event event);
+  std::vector<StatusAnswer> ask(GroupKey group, std::span<const int> members, Deadline deadline);
+  std::vector<int> lost_ranks() const;
+  std::optional<LossReport> loss_of(int rank) const;
+  bool has_left(int rank) const;
+  // Lets the plane's thread leave, wait for receipts until the deadline, and end.
+  void leave(Deadline deadline);
+
+  // From here on: only called by the plane's thread.
+  struct Orders {
+    std::vector<wire::Event> events;  // in the order in which they were posted
+    std::optional<Deadline> leave_by;
+  };
+  Orders take_orders();
+  // True if the event is new; the next deliver() delivers it to its groups.
+  bool learn(const wire::Event& event, int from);
+  void take_answer(const wire::StatusAnswer& answer);
+  void deliver();
+  // Ends all open questions and every later one.
+  void end();
+  // Null when it is not attached.
+  std::shared_ptr<GroupEvents> group(GroupKey key) const;
+  bool is_lost(int rank) const;
+  std::vector<bool> presence() const;
+  // See EventLog.
+  std::vector<wire::Event> all_events();
+  std::vector<wire::Event> events_told_by(int rank);
+
+ private:
+  struct Delivery {
+    std::shared_ptr<GroupEvents> group;  // shared with its owner, who may detach it meanwhile
+    wire::Event event;
+  };
+  struct Question {
+    std::map<int, wire::Activity> answers;  // by rank
+  };
+
+  void call(const Delivery& delivery) const;
+  void queue_deliveries(const wire::Event& event);  // under the lock, as the next
+  bool is_answered(const Question& question, std::span<const int> members) const;
+  bool await_answers(uint64_t number, std::span<const int> members, Deadline deadline);
+  void wake_observers();
+
+  os::System& system_;
+  const int rank_;
+  os::Event& wake_up_;
+
+  mutable std::mutex mutex_;
+  EventLog log_;
+  std::map<GroupKey, std::shared_ptr<GroupEvents>> groups_;
+  Orders orders_;
+  std::vector<Delivery> deliveries_;
+  std::map<uint64_t, Question> questions_;  // asked by this rank, by number
+  uint64_t num_questions_ = 0;
+  bool has_ended_ = false;
+  std::vector<os::Waiter*> observers_;
+};
+
+}  // namespace cadre

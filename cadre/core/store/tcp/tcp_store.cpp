@@ -1,0 +1,179 @@
+#include "cadre/core/store/tcp/tcp_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "cadre/core/base/format.h"
+#include "cadre/core/base/quiet_log.h"
+#include "cadre/core/store/checks.h"
+#include "cadre/core/store/tcp/server_connection.h"
+
+namespace cadre {
+
+namespace {
+
+using wire::StoreRequest;
+using wire::StoreResponse;
+using wire::StoreVerb;
+
+// More calls at once than this close their connection afterwards.
+constexpr size_t kMaxIdleConnections = 4;
+constexpr Duration kRetryPause = std::chrono::milliseconds(20);
+constexpr Duration kMaxRetryPause = std::chrono::milliseconds(500);
+
+// A lost stream is told with whose it was and what was asked.
+Error explain(const Error& error, const TcpStoreOptions& options, const StoreRequest& request) {
+  const os::Address& address = options.address;
+  const auto& [id, verb, amount, keys, values] = request;
+  const std::string what = keys.empty() ? std::string() : format(" \"{}\"", keys.front());
+  switch (error.code()) {
+    case ErrorCode::kTimeout:
+      // c10d's server keeps silent until what is waited for is there.
+      if (options.protocol == StoreProtocol::kC10d) return store_timeout(request, keys);
+      return Error(ErrorCode::kTimeout,
+                   format("store {}{}: the store server at {} did not answer before the deadline; "
+                          "the process that hosts it, the launcher or rank 0, is stopped or cannot "
+                          "be reached",
+                          wire::to_string(verb), what, address.to_string()));
+    case ErrorCode::kPeerLost:
+    case ErrorCode::kUnavailable:
+      return Error(ErrorCode::kPeerLost,
+                   format("store {}{}: the store server at {} is gone ({}); the process that hosts "
+                          "it, the launcher or rank 0, has ended",
+                          wire::to_string(verb), what, address.to_string(), error.message()));
+    default:
+      return error.with_context(
+          format("store {}{} at {}", wire::to_string(verb), what, address.to_string()));
+  }
+}
+
+// Whether a later attempt to connect may go better.
+bool may_pass(ErrorCode code) {
+  return code == ErrorCode::kUnavailable || code == ErrorCode::kPeerLost ||
+         code == ErrorCode::kTimeout;
+}
+
+void warn_of_wait(const TcpStoreOptions& options, const Error& reason) {
+  QuietLog(options.log)
+      .write(LogLevel::kWarning, "store",
+             format("waiting to connect to={} for_s={:g} reason=\"{}\"; check that rank 0 or the "
+                    "launcher "
+                    "is running and that MASTER_ADDR and MASTER_PORT name it",
+                    options.address.to_string(),
+                    std::chrono::duration<double>(options.warn_after).count(), reason.message()));
+}
+
+class ConnectionWill final : public StoreWill {
+ public:
+  ConnectionWill(os::System& system, std::unique_ptr<store::ServerConnection> connection)
+      : system_(system), connection_(std::move(connection)) {}
+  ~ConnectionWill() override {
+    try {
+      // A server that is gone carries nothing out either.
+      (void)connection_->call({.verb = StoreVerb::kRetractWill}, system_.deadline_in(kRetractTime));
+    } catch (...) {
+      // Out of memory, or in the simulator killed just now: then the will is carried out.
+    }
+  }
+  ConnectionWill(const ConnectionWill&) = delete;
+  ConnectionWill& operator=(const ConnectionWill&) = delete;
+
+ private:
+  static constexpr Duration kRetractTime = std::chrono::milliseconds(500);
+
+  os::System& system_;
+  std::unique_ptr<store::ServerConnection> connection_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<TcpStore>> TcpStore::connect(os::System& system,
+                                                    const TcpStoreOptions& options,
+                                                    Deadline deadline) {
+  const std::unique_ptr<os::Waiter> nap = system.make_waiter();
+  const std::string where = format("connecting to the store at {}", options.address.to_string());
+  const Deadline warning = system.deadline_in(options.warn_after);
+  bool has_warned = false;
+  Duration pause = kRetryPause;
+  while (true) {
+    StoreRoute route;
+    // An attempt may last until its deadline, so the first ones end when it is time to warn.
+    auto connection = store::dial_first(system, options,
+                                        has_warned ? deadline : deadline.earlier(warning), route);
+    if (connection.ok()) {
+      return std::make_unique<TcpStore>(system, options, std::move(connection).value(), route);
+    }
+    if (!may_pass(connection.error().code())) return connection.error().with_context(where);
+    const TimePoint now = system.now();
+    if (deadline.has_passed(now)) {
+      return Error(ErrorCode::kTimeout,
+                   format("{}: no store answered before the deadline ({}); check that rank 0 or "
+                          "the launcher is running and that MASTER_ADDR and MASTER_PORT name it",
+                          where, connection.error().message()));
+    }
+    if (!has_warned && warning.has_passed(now)) {
+      has_warned = true;
+      warn_of_wait(options, connection.error());
+    }
+    nap->park(deadline.earlier(system.deadline_in(pause)));
+    pause = std::min(2 * pause, kMaxRetryPause);
+  }
+}
+
+TcpStore::TcpStore(os::System& system, const TcpStoreOptions& options,
+                   std::unique_ptr<store::ServerConnection> first, const StoreRoute& route)
+    : system_(system), options_(options), route_(route) {
+  idle_.push_back(std::move(first));
+}
+
+TcpStore::~TcpStore() = default;
+
+Result<std::unique_ptr<store::ServerConnection>> TcpStore::take_connection(Deadline deadline) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!idle_.empty()) {
+      auto connection = std::move(idle_.back());
+      idle_.pop_back();
+      return connection;
+    }
+  }
+  return store::dial(system_, options_, deadline);
+}
+
+Result<StoreResponse> TcpStore::answer(StoreRequest request, Deadline deadline) {
+  const StoreRequest asked{.verb = request.verb, .amount = request.amount, .keys = request.keys};
+  auto connection = take_connection(deadline);
+  if (!connection.ok()) return explain(connection.error(), options_, asked);
+  Result<StoreResponse> response = (*connection)->call(std::move(request), deadline);
+  if ((*connection)->is_usable()) {
+    const std::lock_guard lock(mutex_);
+    if (idle_.size() < kMaxIdleConnections) idle_.push_back(std::move(connection).value());
+  }
+  if (!response.ok()) return explain(response.error(), options_, asked);
+  return response;
+}
+
+Result<std::unique_ptr<StoreWill>> TcpStore::leave_will(std::string_view key,
+                                                        std::string_view value, Deadline deadline) {
+  CADRE_RETURN_IF_ERROR(check_store_entry(key, value));
+  if (options_.protocol == StoreProtocol::kC10d) return std::unique_ptr<StoreWill>();
+  const StoreRequest will{
+      .verb = StoreVerb::kLeaveWill, .keys = {std::string(key)}, .values = {std::string(value)}};
+  const auto explained = [&](const Error& error) { return explain(error, options_, will); };
+  // A connection of its own: its end is the message.
+  auto connection = store::dial(system_, options_, deadline);
+  if (!connection.ok()) return explained(connection.error());
+  const Result<StoreResponse> response = (*connection)->call(will, deadline);
+  if (!response.ok()) return explained(response.error());
+  if (response->error) return *response->error;
+  return std::unique_ptr<StoreWill>(
+      std::make_unique<ConnectionWill>(system_, std::move(connection).value()));
+}
+
+Result<std::shared_ptr<Store>> TcpStore::clone(Deadline deadline) {
+  Result<std::unique_ptr<TcpStore>> other = connect(system_, options_, deadline);
+  if (!other.ok()) return other.error();
+  return std::shared_ptr<Store>(std::move(other).value());
+}
+
+}  // namespace cadre

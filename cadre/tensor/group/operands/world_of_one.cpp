@@ -1,0 +1,33 @@
+#include "cadre/tensor/group/operands/world_of_one.h"
+
+#include <utility>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/comm/communicator.h"
+
+namespace cadre {
+namespace {
+
+// The innermost scope of this thread; null outside of any. It is found by the thread because a
+// module's forward(), which runs in the scope, calls groups that it got before and elsewhere.
+thread_local const WorldOfOneScope* innermost = nullptr;
+
+}  // namespace
+
+WorldOfOneScope::WorldOfOneScope(std::string_view remedy)
+    : outer_(std::exchange(innermost, this)), remedy_(remedy) {}
+
+WorldOfOneScope::~WorldOfOneScope() {
+  innermost = outer_;
+}
+
+void WorldOfOneScope::check(const Communicator& group, std::string_view call) {
+  if (innermost == nullptr || group.world_size() == 1) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              format("{}: group \"{}\" has {} ranks, but this computation is that of a world of "
+                     "one process: {}",
+                     call, group.name(), group.world_size(), innermost->remedy_));
+}
+
+}  // namespace cadre

@@ -1,0 +1,260 @@
+#include "cadre/train/trainer/run/run_folder.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <span>
+#include <system_error>
+#include <utility>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/os/files/file.h"
+#include "cadre/core/os/host/host_info.h"
+#include "cadre/train/trainer/snapshots/run_origin.h"
+#include "cadre/train/trainer/snapshots/train_state.h"
+
+namespace cadre::train {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kLockName = ".lock";
+constexpr size_t kMaxOwnerBytes = 4096;
+
+void check(const std::error_code& error, const std::string& what) {
+  if (error) {
+    throw Error(ErrorCode::kUnavailable, cadre::format("{}: {}", what, error.message()));
+  }
+}
+
+bool is_used(const std::string& folder) {
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (entry->path().filename() != kLockName) return true;
+  }
+  return false;
+}
+
+bool are_equivalent(const std::string& a, const std::string& b) {
+  std::error_code error;
+  return fs::equivalent(a, b, error);
+}
+
+// "abandoned.1/step-000040"; nullopt if the snapshot is not below the folder.
+std::optional<std::string> path_below(const std::string& snapshot, const std::string& folder) {
+  std::error_code error;
+  const auto below = [](const fs::path& path, const fs::path& base) -> std::optional<std::string> {
+    const fs::path relative = path.lexically_relative(base);
+    if (relative.empty() || relative == "." || *relative.begin() == "..") return std::nullopt;
+    return relative.string();
+  };
+  // A link below the folder is below it, and so is what a link elsewhere names below it.
+  if (auto path = below(fs::absolute(snapshot, error).lexically_normal(),
+                        fs::absolute(folder, error).lexically_normal())) {
+    return path;
+  }
+  return below(fs::weakly_canonical(snapshot, error), fs::weakly_canonical(folder, error));
+}
+
+std::string move_aside(const std::string& folder) {
+  std::string target;
+  std::error_code error;
+  int number = 1;
+  do {
+    target = cadre::format("{}.{}", folder, number++);
+  } while (fs::exists(target, error));
+  fs::rename(folder, target, error);
+  check(error, cadre::format("move {} to {}", folder, target));
+  fs::remove(fs::path(target) / kLockName, error);
+  return target;
+}
+
+[[noreturn]] void refuse_taken(const std::string& folder) {
+  const auto owner = os::read_file(folder + "/" + kLockName, kMaxOwnerBytes);
+  throw Error(ErrorCode::kInvalidArgument,
+              cadre::format("another run writes to {} ({}): end it, or give this one another "
+                            "run.name",
+                            folder, owner.ok() ? *owner : "unknown"));
+}
+
+std::string own_name() {
+  return cadre::format("pid {} on {}", ::getpid(), os::read_host_info().name);
+}
+
+// The folder and those above it that are not there, the deepest first.
+std::vector<fs::path> missing_folders(const std::string& path) {
+  std::vector<fs::path> missing;
+  std::error_code error;
+  for (fs::path folder = fs::absolute(path, error).lexically_normal();
+       folder.has_relative_path() && !fs::exists(folder, error); folder = folder.parent_path()) {
+    missing.push_back(folder);
+  }
+  return missing;
+}
+
+// A damaged snapshot has no loss.
+std::optional<double> readable_best_loss(const std::string& snapshot) {
+  try {
+    return best_loss_in(snapshot);
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+// The best snapshot is the first one that knows its loss.
+void mark_best_of(SnapshotFolder& snapshots, double loss) {
+  for (const int64_t step : snapshots.steps()) {
+    if (readable_best_loss(snapshots.path_of(step)) != loss) continue;
+    snapshots.mark_best(step);
+    return;
+  }
+}
+
+// If there are any.
+void copy_metrics(const std::string& from, const std::string& to) {
+  const std::string source = metrics_path_of(from);
+  std::error_code error;
+  if (!fs::exists(source, error)) return;
+  fs::copy_file(source, metrics_path_of(to), fs::copy_options::overwrite_existing, error);
+  check(error, cadre::format("copy {} to {}", source, to));
+}
+
+// Moves snapshots of later steps than `step`, and a copy of the metrics, to a folder of the run,
+// which is returned.
+std::optional<std::string> set_later_aside(SnapshotFolder& snapshots, int64_t step,
+                                           const std::optional<double>& best_loss) {
+  const bool had_best = snapshots.best().has_value();
+  const std::optional<std::string> folder = snapshots.set_aside_after(step);
+  if (!folder) return std::nullopt;
+  copy_metrics(snapshots.run_folder(), *folder);
+  if (had_best && !snapshots.best() && best_loss) mark_best_of(snapshots, *best_loss);
+  return folder;
+}
+
+// For a run that continues from a snapshot below its folder that is not one of its own. After a
+// crash at any time run.resume=auto continues from that snapshot, or, before the first record, as
+// if nothing had been done.
+std::optional<std::string> continue_from_below(SnapshotFolder& snapshots, const BranchPoint& start,
+                                               const std::string& relative) {
+  const std::string& run_path = snapshots.run_folder();
+  RunOrigin origin = {.step = start.step, .abandoned = {}, .snapshot = relative};
+  int64_t earlier = start.step - 1;
+  for (const int64_t step : snapshots.steps()) {
+    if (step < start.step) earlier = step;
+    if (step >= start.step) origin.abandoned.push_back(step);
+  }
+  std::optional<std::string> folder;
+  if (!origin.abandoned.empty()) {
+    origin.write(run_path);
+    folder = set_later_aside(snapshots, earlier, start.best_loss);
+    origin.abandoned.clear();
+    const std::string branch = fs::path(start.snapshot).parent_path().string();
+    if (!are_equivalent(branch, run_path)) copy_metrics(branch, run_path);
+  }
+  origin.write(run_path);
+  return folder;
+}
+
+}  // namespace
+
+std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFolder& snapshots) {
+  if (run.resume == "none") return std::nullopt;
+  if (run.resume == "auto") return followed_or_latest(snapshots);
+  if (run.resume == "best") {
+    if (auto best = snapshots.best()) return best;
+    throw Error(
+        ErrorCode::kInvalidArgument,
+        "run.resume = best: no snapshot was marked as the best; set run.keep_best to mark them");
+  }
+  if (fs::exists(run.resume + "/state.json") || fs::exists(run.resume + "/manifest.json")) {
+    return (fs::path(run.resume) / "").parent_path().string();  // without a slash at the end
+  }
+  // The folder of a run is accepted, too.
+  if (const auto latest = followed_or_latest(SnapshotFolder(run.resume))) return latest;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      cadre::format("run.resume = {}: no snapshot there; expected none, auto, best, or a folder "
+                    "with state.json or manifest.json",
+                    run.resume));
+}
+
+std::string metrics_path_of(const std::string& run_path) {
+  return run_path + "/metrics.jsonl";
+}
+
+RunFolder::RunFolder(const std::string& path) : path_(path) {
+  lock();
+}
+
+void RunFolder::lock() {
+  while (true) {
+    std::vector<fs::path> missing = missing_folders(path_);
+    std::error_code error;
+    fs::create_directories(path_, error);
+    check(error, cadre::format("create {}", path_));
+    lock_.emplace(os::LockedFile::open(path_ + "/" + kLockName, os::LockedFile::kReadableByAll)
+                      .value_or_throw());
+    // On a file system without locks nobody is refused.
+    const Result<bool> is_ours = lock_->try_lock();
+    if (is_ours.ok() && !*is_ours) {
+      lock_.reset();
+      refuse_taken(path_);
+    }
+    // Otherwise the previous owner has just ended, or its folder was renamed.
+    if (!lock_->is_named()) continue;
+    if (!missing.empty()) created_ = std::move(missing);
+    break;
+  }
+  const std::string owner = own_name();
+  // If the owner cannot be written because the disk is full, other runs are still refused, without
+  // its name.
+  (void)lock_->truncate(0);
+  (void)lock_->append_at(0, std::as_bytes(std::span(owner)));
+}
+
+RunFolder::Moved RunFolder::begin(const std::optional<BranchPoint>& start) {
+  SnapshotFolder snapshots(path_);
+  Moved moved;
+  if (start && are_equivalent(start->snapshot, snapshots.path_of(start->step))) {
+    if (!start->has_steps_left) return moved;
+    std::error_code error;
+    fs::remove(RunOrigin::path_of(path_), error);
+    check(error, cadre::format("remove {}", RunOrigin::path_of(path_)));
+    moved.abandoned = set_later_aside(snapshots, start->step, start->best_loss);
+    return moved;
+  }
+  if (start) {
+    const std::optional<std::string> followed = followed_origin(snapshots);
+    const std::optional<std::string> below = path_below(start->snapshot, path_);
+    const bool is_followed = followed && are_equivalent(*followed, start->snapshot);
+    if (below && start->has_steps_left) {
+      moved.abandoned = continue_from_below(snapshots, *start, *below);
+    }
+    if (below || is_followed) return moved;
+  }
+  while (is_used(path_)) {
+    moved.earlier_run = move_aside(path_);
+    lock();
+  }
+  if (start) {
+    std::error_code error;
+    const fs::path origin = fs::absolute(start->snapshot, error).lexically_normal();
+    RunOrigin{.step = start->step, .abandoned = {}, .snapshot = origin.string()}.write(path_);
+  }
+  return moved;
+}
+
+RunFolder::~RunFolder() {
+  // Before the lock is released: another process that has opened the file meanwhile finds that it
+  // was unlinked.
+  if (lock_) (void)lock_->remove();
+  for (const fs::path& folder : created_) {
+    std::error_code error;
+    if (!fs::remove(folder, error)) break;  // it is not empty
+  }
+}
+
+}  // namespace cadre::train

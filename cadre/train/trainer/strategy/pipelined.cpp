@@ -1,0 +1,158 @@
+#include "cadre/train/trainer/strategy/pipelined.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <span>
+#include <string>
+
+#include "cadre/parallel/shard/sharded_norm.h"
+
+namespace cadre::train {
+namespace {
+
+constexpr const char* kTiedWeight = "wte.weight";
+
+std::vector<std::pair<int, std::shared_ptr<Gpt>>> stages_of(const Gpt& whole,
+                                                            const PipelineSchedule& schedule,
+                                                            int rank, int64_t num_blocks) {
+  std::vector<std::pair<int, std::shared_ptr<Gpt>>> stages;
+  const int num_stages = schedule.num_stages();
+  const int64_t size = num_blocks / num_stages;
+  for (int stage = 0; stage < num_stages; ++stage) {
+    if (schedule.rank_of_stage[static_cast<size_t>(stage)] != rank) continue;
+    stages.emplace_back(stage,
+                        std::make_shared<Gpt>(whole, GptPart{.first_block = size * stage,
+                                                             .end_block = size * (stage + 1),
+                                                             .has_embeddings = stage == 0,
+                                                             .has_head = stage == num_stages - 1}));
+  }
+  return stages;
+}
+
+std::vector<std::shared_ptr<Gpt>> parts_of(
+    const std::vector<std::pair<int, std::shared_ptr<Gpt>>>& stages) {
+  std::vector<std::shared_ptr<Gpt>> parts;
+  for (const auto& [stage, part] : stages) parts.push_back(part);
+  return parts;
+}
+
+}  // namespace
+
+Pipelined::Pipelined(const Config& config, const Gpt& whole, const RunLayout& layout)
+    : mesh_(*layout.mesh),
+      schedule_(pipeline_schedule(config, layout.degrees)),
+      vocabulary_(whole.vocabulary()),
+      stages_(stages_of(whole, schedule_, mesh_.coordinate("pp"), config.model.layers)),
+      division_(whole, parts_of(stages_), layout, config),
+      times_(schedule_.num_stages()) {
+  make_pipeline(config, layout);
+  if (whole.is_tied()) {
+    pipeline_->tie_parameters({{0, kTiedWeight}, {schedule_.num_stages() - 1, kTiedWeight}});
+  }
+  sort_records();
+  fill_copies();
+}
+
+void Pipelined::make_pipeline(const Config& config, const RunLayout& layout) {
+  std::vector<PipelineStage> stages;
+  for (const auto& [stage, part] : stages_) {
+    stages.emplace_back(part,
+                        PipelineStageOptions{.stage = stage, .num_stages = schedule_.num_stages()});
+  }
+  PipelineOptions options{.schedule = schedule_};
+  std::vector<std::string> axes;
+  for (const MeshAxis& axis : data_axes(config.parallel, layout.degrees)) axes.push_back(axis.name);
+  if (layout.degrees.data > 1 && shards_parameters(config.parallel)) {
+    options.shards = mesh_.slice(axes);
+  } else if (layout.degrees.data > 1) {
+    options.replicas = mesh_.joint_group(axes);
+  }
+  options.before_microbatch = [this](const PipelineMicrobatch& microbatch) {
+    SampledRows rows = rows_;
+    rows.first += microbatch.first_row * rows.stride;
+    stages_[0].second->set_rows(rows);  // which all stages share
+  };
+  pipeline_ = std::make_unique<Pipeline>(stages, mesh_["pp"], options);
+}
+
+// A parameter that two stages of a process have comes twice in the list of the pipeline. The
+// optimizer and snapshots have the first.
+void Pipelined::sort_records() {
+  for (ParameterShard& record : pipeline_->parameter_shards()) {
+    const auto first = std::ranges::find(records_, record.name, &ParameterShard::name);
+    if (first == records_.end()) {
+      records_.push_back(std::move(record));
+    } else {
+      copies_.emplace_back(*first, std::move(record));
+    }
+  }
+}
+
+void Pipelined::fill_copies() {
+  const at::NoGradGuard no_grad;
+  for (const auto& [first, copy] : copies_) {
+    if (copy.range.size() == 0) continue;
+    at::Tensor values = copy.values;
+    values.copy_(first.values);
+    values.mutable_grad().reset();
+  }
+}
+
+double Pipelined::backward(const Task& /*task*/, const Batch& batch,
+                           const BackwardOptions& options) {
+  rows_ = options.rows;
+  const PipelineResult result =
+      pipeline_->step(batch.data, batch.target,
+                      [this](const at::Tensor& logits, const at::Tensor& target) {
+                        return division_.loss(logits, target);
+                      },
+                      {.broadcast_losses = true});
+  times_.add(result.compute_times, schedule_.num_microbatches);
+  division_.sum_gradients(pipeline_->parameters());
+  return result.loss.item<double>();
+}
+
+// The rows are filled up to what the microbatches divide.
+at::Tensor Pipelined::infer(const at::Tensor& data) {
+  const int64_t count = schedule_.num_microbatches;
+  const int64_t num_rows = std::max<int64_t>((data.size(0) + count - 1) / count, 1) * count;
+  const at::Tensor tokens =
+      at::constant_pad_nd(division_.padded(data), {0, 0, 0, num_rows - data.size(0)});
+  const PipelineResult result = pipeline_->eval(tokens, {}, {}, {.return_outputs = true});
+  const int last = schedule_.rank_of_stage.back();
+  const at::Tensor logits =
+      mesh_.coordinate("pp") == last
+          ? division_.whole_logits(result.outputs[0], data.size(1)).contiguous()
+          : at::empty({num_rows, data.size(1), vocabulary_}, records_[0].values.options());
+  mesh_.group("pp").broadcast(logits, {.root = last});
+  return logits.narrow(0, 0, data.size(0));
+}
+
+std::string Pipelined::summary(const ProcessGroup& world) const {
+  const std::vector<StageTime> stages = times_.of_all_processes(world);
+  return stages.empty() ? "" : describe(stages);
+}
+
+void Pipelined::set_training(bool on) {
+  for (const auto& [stage, part] : stages_) part->train(on);
+}
+
+double Pipelined::clip_gradients(double max_norm) {
+  return clip_grad_norm_(std::span<const ParameterShard>(records_), max_norm);
+}
+
+// The optimizer counts the steps of all parameters on every process, as a snapshot of any other
+// layout has them: those of other stages have no elements here, and get a gradient without any.
+void Pipelined::update(const std::function<void()>& step) {
+  for (const ParameterShard& record : records_) {
+    if (record.values.numel() == 0) record.values.mutable_grad() = at::empty_like(record.values);
+  }
+  step();
+  fill_copies();
+}
+
+}  // namespace cadre::train

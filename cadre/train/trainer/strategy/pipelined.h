@@ -1,0 +1,57 @@
+// A pipeline of a Gpt: processes have different blocks, through which microbatches pass; each stage
+// may be divided along tp and cp, and have replicas or shards along the axes of the strategy.
+//
+// Threads, blocking, errors: as Strategy. Lifetime: keeps the stages of this process only.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/parallel/pp/pipeline.h"
+#include "cadre/train/trainer/strategy/model_division.h"
+#include "cadre/train/trainer/strategy/stage_times.h"
+#include "cadre/train/trainer/strategy/strategy.h"
+
+namespace cadre::train {
+
+class Pipelined final : public Strategy {
+ public:
+  // whole: the same values on all processes; its layers become those of the stages.
+  Pipelined(const Config& config, const Gpt& whole, const RunLayout& layout);
+
+  // In the microbatches of the configuration; options.num_parts and around_forward are not used.
+  double backward(const Task& task, const Batch& batch, const BackwardOptions& options) override;
+  at::Tensor infer(const at::Tensor& data) override;
+  void set_training(bool on) override;
+  bool has_whole_model() const override { return false; }
+  std::vector<TrainedTensor> trained() const override { return division_.trained(records_); }
+  std::vector<ParameterShard> gradient_shards() const override { return records_; }
+  double clip_gradients(double max_norm) override;
+  void update(const std::function<void()>& step) override;
+  SnapshotParts parts() const override { return division_.snapshot_parts(records_); }
+  bool holds_parts() const override { return true; }
+  void parts_were_filled() override { fill_copies(); }
+  std::string summary(const ProcessGroup& world) const override;
+
+ private:
+  void make_pipeline(const Config& config, const RunLayout& layout);
+  void sort_records();
+  void fill_copies();
+
+  DeviceMesh mesh_;
+  PipelineSchedule schedule_;
+  int64_t vocabulary_;
+  std::vector<std::pair<int, std::shared_ptr<Gpt>>> stages_;  // this process's, by number
+  ModelDivision division_;
+  std::unique_ptr<Pipeline> pipeline_;
+  StageTimes times_;
+  SampledRows rows_;
+  std::vector<ParameterShard> records_;  // those of all stages; the same list on all processes
+  // Tied weights that two stages of one process have: the one in the list, and the other.
+  std::vector<std::pair<ParameterShard, ParameterShard>> copies_;
+};
+
+}  // namespace cadre::train
