@@ -58,11 +58,11 @@ class TidyTest(unittest.TestCase):
 
     def test_upward_include(self):
         self.assert_finds("cadre/core/base/a.cpp", '#include "cadre/core/comm/communicator.h"\n',
-                          "base may not include comm")
+                          "core/base may not include core/comm")
 
     def test_sideways_include(self):
         self.assert_finds("cadre/core/store/a.cpp", '#include "cadre/core/transport/transport.h"\n',
-                          "store may not include transport")
+                          "core/store may not include core/transport")
 
     def test_tests_may_use_the_simulator(self):
         code, output = run_tidy({"cadre/core/store/a_test.cpp": '#include "cadre/core/sim/simulator.h"\n'})

@@ -95,4 +95,8 @@ std::string OpDescriptor::to_string() const {
   return format("{}({})", kind, elements);
 }
 
+std::string describe_operation(uint64_t number, const Fingerprint& fingerprint) {
+  return format("{} #{}", OpDescriptor::from_fingerprint(fingerprint).kind, number);
+}
+
 }  // namespace cadre

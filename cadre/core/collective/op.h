@@ -44,6 +44,9 @@ struct OpDescriptor {
   std::string to_string() const;
 };
 
+// "all_reduce #1042"
+std::string describe_operation(uint64_t number, const Fingerprint& fingerprint);
+
 // A copy of an OpProgress in memory that peers map, so that they can read it even when the writer
 // was stopped or killed. A reader may see the halves of two phases; it is only ever shown to
 // people.

@@ -16,15 +16,6 @@ Error refusal_of(const Communicator& group, std::string_view call, std::string_v
       .with_details(std::move(details));
 }
 
-void refuse_call(std::string message) {
-  throw Error(ErrorCode::kInvalidArgument, std::move(message));
-}
-
-void check_rank(std::string_view call, std::string_view what, Rank rank, int world_size) {
-  if (rank >= 0 && rank < world_size) return;
-  refuse_call(format("{}: {} {} is not in the group of {} ranks", call, what, rank, world_size));
-}
-
 void check_elements(const Communicator& group, std::string_view call, ConstBytes bytes,
                     DType dtype) {
   if (bytes.size() % size_of(dtype) == 0) return;

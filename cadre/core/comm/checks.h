@@ -5,7 +5,6 @@
 // passed and what was expected.
 #pragma once
 
-#include <string>
 #include <string_view>
 
 #include "cadre/core/base/error.h"
@@ -18,11 +17,6 @@ namespace cadre {
 // "CALL on group "NAME", rank R: PROBLEM", with the call and the group as details().
 CADRE_EXPORT Error refusal_of(const Communicator& group, std::string_view call,
                               std::string_view problem);
-
-// Throws the refusal of a call without a group.
-[[noreturn]] void refuse_call(std::string message);
-// `what` is "this rank", "the peer" or "the rank".
-void check_rank(std::string_view call, std::string_view what, Rank rank, int world_size);
 
 void check_elements(const Communicator& group, std::string_view call, ConstBytes bytes,
                     DType dtype);

@@ -6,10 +6,11 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/quiet_log.h"
+#include "cadre/core/comm/queue/refused_call.h"
 #include "cadre/core/comm/checks.h"
 #include "cadre/core/comm/group_destruction.h"
 #include "cadre/core/comm/communicator_impl.h"
-#include "cadre/core/comm/messages/message_space.h"
+#include "cadre/core/comm/message_calls.h"
 
 namespace cadre {
 namespace {
@@ -94,11 +95,12 @@ std::unique_ptr<Communicator> Communicator::connect(os::System& system,
   }
   try {
     const CommunicatorOptions quiet = with_quiet_log(options);
-    auto fabric = Fabric::connect(system, membership, quiet, deadline).value_or_throw();
+    const FabricSettings settings = fabric_settings(membership, quiet);
+    auto fabric = Fabric::connect(system, membership, settings, deadline).value_or_throw();
     std::vector<int> all(static_cast<size_t>(membership.world_size));
     std::iota(all.begin(), all.end(), 0);
     GroupMembers members{std::move(all), membership.rank, membership};
-    members.membership.group = connection_name(membership.group, id_of(options));
+    members.membership.group = settings.connection;
     GroupIdentity identity =
         GroupIdentity::of_connection(id_of(options), fabric->connection_number());
     CommunicatorOptions own = quiet;

@@ -455,4 +455,12 @@ bool may_use_memory_after_failure(const Communicator& group) {
   return !CommunicatorParts::impl_of(group).capabilities.is_abortable;
 }
 
+FabricSettings fabric_settings(const Membership& membership, const CommunicatorOptions& options) {
+  return {.connection = connection_name(membership.group, id_of(options)),
+          .listen_host = options.listen_host,
+          .flight_record_path = options.flight_record_path,
+          .silence_limit = options.silence_limit,
+          .log = options.log};
+}
+
 }  // namespace cadre

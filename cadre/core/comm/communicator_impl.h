@@ -117,7 +117,7 @@ class Communicator::Impl {
   // Shared with Works, which may outlive the group.
   std::shared_ptr<OperationQueue> queue;
   std::shared_ptr<MessageQueue> messages;       // null for a world of one
-  std::atomic<uint32_t> num_message_spaces{0};  // reserved so far; MessageSpace::reserve
+  std::atomic<uint32_t> num_message_spaces{0};  // reserved so far; message_calls.h
 
  private:
   const wire::RankAddress& own_address() const {
@@ -154,5 +154,8 @@ struct CommunicatorParts {
   // As must_end_elsewhere() of calls/group_destruction.h.
   static bool must_end_elsewhere(const Communicator& group);
 };
+
+// What connects the fabric of a first group.
+FabricSettings fabric_settings(const Membership& membership, const CommunicatorOptions& options);
 
 }  // namespace cadre

@@ -37,4 +37,9 @@ struct CommunicatorOptions {
   std::shared_ptr<LogSink> log;    // shared with the group's threads; null: dropped
 };
 
+// The id of a group that is connected with the options.
+inline const std::string& id_of(const CommunicatorOptions& options) {
+  return options.id.empty() ? options.name : options.id;
+}
+
 }  // namespace cadre

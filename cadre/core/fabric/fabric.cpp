@@ -51,20 +51,20 @@ HostMemoryLayout memory_layout(const os::HostInfo& host, int num_slots) {
 }  // namespace
 
 Fabric::Fabric(Key, os::System& system, const Membership& membership,
-               const CommunicatorOptions& options)
+               const FabricSettings& settings)
     : system_(system),
       rank_(membership.rank),
       fork_mark_(std::make_shared<const os::ForkMark>()),
-      flight_files_(options.flight_record_path) {}
+      flight_files_(settings.flight_record_path) {}
 
 Result<std::shared_ptr<Fabric>> Fabric::connect(os::System& system, const Membership& membership,
-                                                const CommunicatorOptions& options,
+                                                const FabricSettings& settings,
                                                 Deadline deadline) {
-  auto fabric = std::make_shared<Fabric>(Key(), system, membership, options);
+  auto fabric = std::make_shared<Fabric>(Key(), system, membership, settings);
   if (membership.world_size == 1) {
     fabric->stand_alone();
   } else {
-    CADRE_RETURN_IF_ERROR(fabric->connect_ranks(membership, options, deadline));
+    CADRE_RETURN_IF_ERROR(fabric->connect_ranks(membership, settings, deadline));
   }
   return fabric;
 }
@@ -75,12 +75,12 @@ void Fabric::stand_alone() {
   cells_ = std::make_unique<StatusCells>(page_, 0);
 }
 
-Status Fabric::connect_ranks(const Membership& membership, const CommunicatorOptions& options,
+Status Fabric::connect_ranks(const Membership& membership, const FabricSettings& settings,
                              Deadline deadline) {
   const os::HostInfo host = system_.host();
   const FabricOptions fabric_options{
-      .id = connection_name(membership.group, id_of(options)),
-      .listen_host = options.listen_host,
+      .id = settings.connection,
+      .listen_host = settings.listen_host,
       .version = CADRE_VERSION,
       .may_share_memory = true,
       .host_segment_bytes = [&host](int num_slots) {
@@ -107,17 +107,17 @@ Status Fabric::connect_ranks(const Membership& membership, const CommunicatorOpt
         *connections.host_memory, kPageBytes + own_slot * sizeof(StatusSlot), sizeof(StatusSlot)));
   }
   cells_ = std::make_unique<StatusCells>(page_, own_slot);
-  start_plane(std::move(connections), membership, options);
+  start_plane(std::move(connections), membership, settings);
   return {};
 }
 
 void Fabric::start_plane(FabricConnections connections, const Membership& membership,
-                         const CommunicatorOptions& options) {
-  log_ = options.log;
+                         const FabricSettings& settings) {
+  log_ = settings.log;
   links_ = std::make_shared<TcpLinks>(
       system_, TcpLinksOptions{rank_.value, layout_->num_ranks(), is_crowded_},
       [this](int peer, Deadline deadline) { return plane_->dial_data(peer, deadline); });
-  std::vector<std::unique_ptr<os::Pollable>> processes = watch_processes(options.log.get());
+  std::vector<std::unique_ptr<os::Pollable>> processes = watch_processes(settings.log.get());
   plane_ = std::make_unique<ControlPlane>(
       system_,
       ControlPlane::Setup{.layout = layout_,
@@ -128,8 +128,8 @@ void Fabric::start_plane(FabricConnections connections, const Membership& member
                           .unix_listener = std::move(connections.unix_listener),
                           .processes = std::move(processes),
                           .store_host = membership.store_host,
-                          .silence_limit = options.silence_limit,
-                          .log = options.log,
+                          .silence_limit = settings.silence_limit,
+                          .log = settings.log,
                           .last_activities = [this](int rank) { return last_activities(rank); },
                           .on_data_connection =
                               [links = links_](int peer, std::unique_ptr<os::Socket> socket) {

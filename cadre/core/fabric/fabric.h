@@ -17,11 +17,11 @@
 #include <vector>
 
 #include "cadre/core/base/deadline.h"
+#include "cadre/core/os/defaults.h"
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/log.h"
 #include "cadre/core/base/types.h"
 #include "cadre/core/fabric/bootstrap/connect_fabric.h"
-#include "cadre/core/comm/communicator.h"
 #include "cadre/core/fabric/plane/control_plane.h"
 #include "cadre/core/fabric/plane/late_errors.h"
 #include "cadre/core/fabric/bootstrap/layout.h"
@@ -41,17 +41,26 @@ struct GroupPlaces {
   Place message_page;  // for messages
 };
 
+// What connects a fabric, from the options of its first group.
+struct FabricSettings {
+  std::string connection = "world";  // connection_name() of the first group
+  std::string listen_host;           // as CommunicatorOptions
+  std::string flight_record_path;    // as CommunicatorOptions
+  Duration silence_limit = kDefaultSilenceLimit;
+  std::shared_ptr<LogSink> log;
+};
+
 class Fabric {
   struct Key {  // only connect() can make one
     explicit Key() = default;
   };
 
  public:
-  // Collective over the membership. `options` are those of its first group.
+  // Collective over the membership.
   static Result<std::shared_ptr<Fabric>> connect(os::System& system, const Membership& membership,
-                                                 const CommunicatorOptions& options,
+                                                 const FabricSettings& settings,
                                                  Deadline deadline);
-  Fabric(Key, os::System& system, const Membership& membership, const CommunicatorOptions& options);
+  Fabric(Key, os::System& system, const Membership& membership, const FabricSettings& settings);
   ~Fabric();
   Fabric(const Fabric&) = delete;
   Fabric& operator=(const Fabric&) = delete;
@@ -101,13 +110,13 @@ class Fabric {
   void leave_group(Deadline deadline);
 
  private:
-  Status connect_ranks(const Membership& membership, const CommunicatorOptions& options,
+  Status connect_ranks(const Membership& membership, const FabricSettings& settings,
                        Deadline deadline);
   void stand_alone();
   void close(Deadline deadline);
   void withdraw_memory();
   void start_plane(FabricConnections connections, const Membership& membership,
-                   const CommunicatorOptions& options);
+                   const FabricSettings& settings);
   std::vector<std::unique_ptr<os::Pollable>> watch_processes(LogSink* log) const;
   std::vector<GroupActivity> last_activities(int rank) const;
 

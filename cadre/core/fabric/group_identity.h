@@ -14,7 +14,6 @@
 #include <string>
 #include <string_view>
 
-#include "cadre/core/comm/communicator_options.h"
 #include "cadre/core/fabric/plane/group_events.h"
 #include "cadre/core/transport/stream_id.h"
 
@@ -51,11 +50,6 @@ class GroupIdentity {
   uint64_t birth_;
   GroupKey key_;
 };
-
-// The id of a group that is connected with the options.
-inline const std::string& id_of(const CommunicatorOptions& options) {
-  return options.id.empty() ? options.name : options.id;
-}
 
 // The name under which the ranks of a membership connect a group of that id: part of its keys in
 // the store and of its proofs, and the Membership::group of its survivors. The id itself, but for a

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/comm/failure/diagnosis.h"
+#include "cadre/core/collective/op.h"
 
 namespace cadre {
 

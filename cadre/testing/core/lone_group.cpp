@@ -13,7 +13,8 @@ std::unique_ptr<Communicator> make_lone_group(os::System& system, int world_size
   Membership membership;
   membership.rank = 0;
   membership.world_size = 1;
-  auto fabric = Fabric::connect(system, membership, options, system.deadline_in(options.timeout))
+  auto fabric = Fabric::connect(system, membership, fabric_settings(membership, options),
+                                system.deadline_in(options.timeout))
                     .value_or_throw();
   membership.world_size = world_size;
   // All its ranks are this process, the only one of the fabric.

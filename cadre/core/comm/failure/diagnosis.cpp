@@ -188,10 +188,6 @@ int Roster::world_rank(int rank) const {
   return rank < 0 || rank >= world_size() ? -1 : members[static_cast<size_t>(rank)];
 }
 
-std::string describe_operation(uint64_t number, const Fingerprint& fingerprint) {
-  return format("{} #{}", OpDescriptor::from_fingerprint(fingerprint).kind, number);
-}
-
 std::string describe_duration(Duration duration) {
   const double seconds = static_cast<double>(std::max<int64_t>(duration.count(), 0)) * 1e-9;
   if (seconds < 1) return format("{:.0f} ms", seconds * 1e3);

@@ -74,8 +74,8 @@ TEST_P(MessageSpaceTest, AReceiveTakesMessagesOfItsOwnSpaceOnly) {
   for (const size_t count : {size_t{3}, size_t{100'000}}) {  // eager; waiting for its receive
     for (const Rank source : {Rank(0), kAnySource}) {
       expect_well(run(2, [&](RankContext& context, Communicator& group) {
-        const MessageSpace first = MessageSpace::reserve(group, "first");
-        const MessageSpace second = MessageSpace::reserve(group, "second");
+        const MessageSpace first = reserve_message_space(group, "first");
+        const MessageSpace second = reserve_message_space(group, "second");
         if (context.rank == 0) {
           const std::vector<Values> sent = {Values(count, 10), Values(count, 20),
                                             Values(count, 30)};
@@ -95,7 +95,7 @@ TEST_P(MessageSpaceTest, AReceiveTakesMessagesOfItsOwnSpaceOnly) {
 // The receives are posted before the messages come.
 TEST_P(MessageSpaceTest, AMessageGoesToTheReceiveOfItsSpace) {
   expect_well(run(2, [&](RankContext& context, Communicator& group) {
-    const MessageSpace space = MessageSpace::reserve(group, "wrapper");
+    const MessageSpace space = reserve_message_space(group, "wrapper");
     if (context.rank == 0) {
       group.barrier();
       const Values of_wrapper(3, 20);
@@ -123,18 +123,18 @@ TEST_P(MessageSpaceTest, AMessageGoesToTheReceiveOfItsSpace) {
 
 TEST_P(MessageSpaceTest, NumbersAgreeAlsoAfterOneRankHasReservedFewer) {
   expect_well(run(3, [&](RankContext& context, Communicator& group) {
-    MessageSpace::reserve(group, "lost");
+    reserve_message_space(group, "lost");
     // As if rank 1 had been refused before it could reserve.
     if (context.rank == 1) CommunicatorParts::impl_of(group).num_message_spaces.store(0);
-    const MessageSpace next = MessageSpace::reserve(group, "next");
+    const MessageSpace next = reserve_message_space(group, "next");
     require(next.number() == 2, "the same new number on all ranks");
-    require(MessageSpace::reserve(group, "last").number() == 3, "and the one after it");
+    require(reserve_message_space(group, "last").number() == 3, "and the one after it");
   }));
 }
 
 TEST_P(MessageSpaceTest, DifferentUsersAreRefusedOnAllRanks) {
   const auto result = run(3, [&](RankContext& context, Communicator& group) {
-    MessageSpace::reserve(group, context.rank == 2 ? "cadre::A" : "cadre::B");
+    reserve_message_space(group, context.rank == 2 ? "cadre::A" : "cadre::B");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   for (const auto& rank : result.ranks) {
@@ -145,7 +145,7 @@ TEST_P(MessageSpaceTest, DifferentUsersAreRefusedOnAllRanks) {
 // Rank 0 leaves after a message of the program with the tag that the wrapper waits for.
 TEST_P(MessageSpaceTest, ErrorsNameTheWrapper) {
   const auto result = run(2, [&](RankContext& context, Communicator& group) {
-    const MessageSpace space = MessageSpace::reserve(group, "cadre::Pipeline");
+    const MessageSpace space = reserve_message_space(group, "cadre::Pipeline");
     const Values values(3, 1);
     if (context.rank == 0) send(group, {}, values).wait();
     if (context.rank == 1) receive(group, space, 3, 0);

@@ -18,10 +18,11 @@
 #include "cadre/core/collective/collective.h"
 #include "cadre/core/collective/completion.h"
 #include "cadre/core/comm/queue/progress_queue.h"
-#include "cadre/core/comm/symmetric/symmetric_buffer.h"
 #include "cadre/core/comm/queue/work.h"
 
 namespace cadre {
+
+class SymmetricBuffer;
 
 // One call on its way through the queue: validated collectives with numbers one after the other, or
 // an allocation of symmetric memory.

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/comm/checks.h"
+#include "cadre/core/comm/queue/refused_call.h"
 
 namespace cadre {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "cadre/core/comm/checks.h"
 #include "cadre/core/comm/messages/message_call.h"
-#include "cadre/core/comm/messages/message_space.h"
+#include "cadre/core/comm/message_calls.h"
 #include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/tensor/group/group_work.h"
 #include "cadre/tensor/group/messages/private_messages.h"
@@ -124,7 +124,7 @@ Work ProcessGroup::batch_send_recv_async(const std::vector<P2POp>& ops,
 }
 
 PrivateMessages::PrivateMessages(ProcessGroup group, std::string_view user)
-    : group_(std::move(group)), space_(MessageSpace::reserve(group_.communicator(), user)) {}
+    : group_(std::move(group)), space_(reserve_message_space(group_.communicator(), user)) {}
 
 void PrivateMessages::send(const at::Tensor& tensor, Rank destination,
                            const SendOptions& options) const {

@@ -16,7 +16,6 @@
 
 #include "cadre/core/base/types.h"
 #include "cadre/core/comm/communicator.h"
-#include "cadre/tensor/group/process_group.h"
 
 namespace cadre {
 

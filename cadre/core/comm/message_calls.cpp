@@ -1,0 +1,88 @@
+#include "cadre/core/comm/message_calls.h"
+
+#include <algorithm>
+#include <atomic>
+
+#include "cadre/core/base/error.h"
+#include "cadre/core/base/fnv1a.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/comm/checks.h"
+#include "cadre/core/comm/communicator_impl.h"
+
+namespace cadre {
+namespace {
+
+// What each rank contributes to a reservation.
+struct Reservation {
+  uint64_t num_reserved = 0;
+  uint64_t user_digest = 0;
+};
+
+// Refuses what cannot be right on any rank.
+void check_message(const MessageCall& message, const Communicator& group, std::string_view call) {
+  const bool is_from_any = message.kind == OpKind::kRecv && message.peer == kAnySource;
+  const std::string_view kind = is_from_any ? "recv_from_any" : to_string(message.kind);
+  const std::string_view name = call.empty() ? kind : call;
+  if (message.kind != OpKind::kSend && message.kind != OpKind::kRecv) {
+    throw refusal_of(group, name, format("{} is no message; expected send or recv", message.kind));
+  }
+  if (!is_from_any) {
+    check_peer(group, name, message.peer);
+  } else if (group.world_size() == 1) {
+    throw refusal_of(group, name, "a world of one has no other rank");
+  }
+  check_elements(group, name, message.kind == OpKind::kSend ? message.in : message.out,
+                 message.dtype);
+}
+
+std::string_view name_of_call(const MessageCall& message, const CollectiveOptions& options) {
+  return options.call.empty() ? to_string(message.kind) : options.call;
+}
+
+}  // namespace
+
+// A rank that could not create an earlier wrapper has reserved fewer than the others: the maximum
+// of all counts is new on every rank.
+MessageSpace reserve_message_space(Communicator& group, std::string_view user,
+                                   const CollectiveOptions& options) {
+  Communicator::Impl& impl = CommunicatorParts::impl_of(group);
+  const Reservation own{impl.num_message_spaces.load(std::memory_order_relaxed), fnv1a(user)};
+  std::vector<Reservation> all(static_cast<size_t>(group.world_size()));
+  CollectiveOptions named = options;
+  if (named.call.empty()) named.call = user;
+  group.all_gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)),
+                   DType::kInt64, named);
+  uint64_t number = 0;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].user_digest != all[0].user_digest) {
+      throw refusal_of(group, named.call,
+                       format("rank {} makes another wrapper on this group than rank 0: make the "
+                              "wrappers of a group in the same order on all ranks",
+                              rank))
+          .with_culprit(Rank(static_cast<int>(rank)));
+    }
+    number = std::max(number, all[rank].num_reserved + 1);
+  }
+  impl.num_message_spaces.store(static_cast<uint32_t>(number), std::memory_order_relaxed);
+  return MessageSpace::of_number(static_cast<uint32_t>(number), user);
+}
+
+Rank run_message(const Communicator& group, const MessageSpace& space, const MessageCall& message,
+                 const CollectiveOptions& options) {
+  Communicator::Impl& impl = CommunicatorParts::impl_of(group);
+  check_message(message, group, options.call);
+  impl.check_open(name_of_call(message, options));
+  return impl.messages->run(message, space, options);
+}
+
+std::vector<Work> issue_messages(const Communicator& group, const MessageSpace& space,
+                                 std::span<const MessageCall> messages,
+                                 const CollectiveOptions& options) {
+  Communicator::Impl& impl = CommunicatorParts::impl_of(group);
+  for (const MessageCall& message : messages) check_message(message, group, options.call);
+  if (messages.empty()) return {};  // also in a world of one, which has no messages
+  impl.check_open(name_of_call(messages.front(), options));
+  return impl.messages->issue(messages, space, options);
+}
+
+}  // namespace cadre
