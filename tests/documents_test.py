@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Checks the Markdown files of the repository: links and anchors lead somewhere, named files and tests exist,
-ARCHITECTURE.md's picture of the folders agrees with tools/layers.txt, and README.md stays short."""
+ARCHITECTURE.md's picture of the folders agrees with tools/layers.txt, every folder of cadre/ has its README.md, and
+README.md of the repository stays short."""
 
 import glob
 import os
@@ -24,6 +25,8 @@ PAGE_IN_SOURCE = re.compile(r"\bdocs/(?:guide|formats|decisions)/[\w./-]*\w")
 RECORDS = ("CHANGELOG.md", "bench/reports/")
 SOURCE_FOLDERS = ("cadre/", "tests/", "tools/", "bench/", "examples/", "docs/", "cmake/", ".ci/")
 README_LINES, README_WORDS, CELL_WORDS = 100, 700, 12
+FOLDER_README_LINES = 40
+NAMED_FILE = re.compile(r"[\w.*{},-]+\.(?:h|cpp|py|md|txt|cmake|svg|toml)")
 
 
 def listed_files(root):
@@ -136,6 +139,41 @@ def missing_pages_in_sources(root):
             page = match.group(0)
             if not exists(root, page) and not exists(root, page + "-*.md"):
                 yield f"{name}:{line_of(text, match.start())}: {page} does not exist"
+
+
+def folders_with_readme(root):
+    """The first- and second-level folders of cadre/."""
+    parents = [pathlib.PurePosixPath(name).parent.parts for name in listed_files(root)]
+    return sorted({"/".join(parts[:n]) for parts in parents for n in (2, 3) if parts[:1] == ("cadre",) and len(parts) >= n})
+
+
+def subfolders_of(root, folder):
+    depth = len(folder.split("/"))
+    return sorted({name.split("/")[depth] for name in listed_files(root)
+                   if name.startswith(folder + "/") and name.count("/") > depth})
+
+
+def folder_readme_faults(root):
+    """One sentence for each first- or second-level folder of cadre/ whose README.md is missing, is long, does not name
+    a subfolder, or names a file or folder that exists neither beside it nor below `root`."""
+    for folder in folders_with_readme(root):
+        readme = f"{folder}/README.md"
+        if not (root / readme).is_file():
+            yield f"{readme} is missing"
+            continue
+        text = (root / readme).read_text()
+        if len(text.splitlines()) > FOLDER_README_LINES:
+            yield f"{readme} has more than {FOLDER_README_LINES} lines"
+        code = FENCED.sub(blank, text)
+        spans = [(line_of(code, match.start()), match.group(1)) for match in CODE_SPAN.finditer(code)]
+        for subfolder in subfolders_of(root, folder):
+            if not any(span.startswith(subfolder + "/") for _, span in spans):
+                yield f"{readme} does not name the subfolder {subfolder}/"
+        for line, span in spans:
+            is_path = re.fullmatch(r"[\w./*{},-]+", span) and ("/" in span or NAMED_FILE.fullmatch(span))
+            # What a build makes is not in the repository.
+            if is_path and not span.startswith("build/") and not exists(root / folder, span) and not exists(root, span):
+                yield f"{readme}:{line}: {span} does not exist"
 
 
 def cells_of(text):
@@ -253,6 +291,10 @@ class Documents(unittest.TestCase):
         layers = read_layers((ROOT / "tools/layers.txt").read_text())
         self.assertEqual(list(picture_faults((ROOT / "ARCHITECTURE.md").read_text(), layers)), [])
 
+    def test_every_folder_has_its_readme(self):
+        self.assertGreater(len(folders_with_readme(ROOT)), 30)
+        self.assertEqual(list(folder_readme_faults(ROOT)), [])
+
     def test_every_claim_of_the_status_names_its_proof(self):
         self.assertEqual(list(unproved_rows(ROOT, (ROOT / "docs/status.md").read_text())), [])
 
@@ -297,6 +339,20 @@ class PlantedFaults(unittest.TestCase):
             "docs/decisions/0001-one.md:1: cadre/cadre.h does not exist", "page.md:1: none.md does not exist"])
         self.assertEqual(list(missing_pages_in_sources(self.root)),
                          ["cadre/core/os/fd.h:1: docs/decisions/0002-gone.md does not exist"])
+
+    def test_faults_of_the_readmes_of_folders_are_found(self):
+        for name in ("core/os/files/file.h", "core/os/io/fd.h", "core/os/system.h", "tensor/mesh/layout.h", "cadre.h"):
+            self.write(f"cadre/{name}", "")
+        self.write("docs/page.md", "")
+        self.write("cadre/core/README.md", "`os/` `os/files/` `os/{system,gone}.h` `wire/` `build/bin/cadre` `std::map`\n")
+        self.write("cadre/core/os/README.md", "# os\n`files/file.h` `system.h` `gone.h` `cadre/cadre.h` `docs/page.md`\n"
+                   "`file.h`\n```\n`io/fd.h`\n```\n")
+        self.write("cadre/tensor/README.md", "`mesh/`\n" * 41)
+        self.assertEqual(list(folder_readme_faults(self.root)), [
+            "cadre/core/README.md:1: os/{system,gone}.h does not exist", "cadre/core/README.md:1: wire/ does not exist",
+            "cadre/core/os/README.md does not name the subfolder io/", "cadre/core/os/README.md:2: gone.h does not exist",
+            "cadre/core/os/README.md:3: file.h does not exist", "cadre/tensor/README.md has more than 40 lines",
+            "cadre/tensor/mesh/README.md is missing"])
 
     def test_a_picture_that_disagrees_is_found(self):
         layers = read_layers("# comment\nbase:\nos: base\ngroup: os +torch\nmesh/axes: group +torch\nlost: base\n")
