@@ -2,8 +2,8 @@
 //
 // A program calls os::make_native_system(), connect_from_environment(), the operations of the
 // Communicator, and its close(). Without a launcher: a Rendezvous, then Communicator::connect().
-// Keys and values beside the groups: TimedStore; a Store of the program's own: store/store.h.
-// Schedules of pipeline parallelism are values of their own (pipeline/).
+// Keys and values beside the groups: TimedStore; a Store of the program's own: core/store/store.h.
+// Schedules of pipeline parallelism are values of their own (core/schedule/).
 #pragma once
 
 #include "cadre/core/base/deadline.h"

@@ -151,7 +151,7 @@ class Communicator::Impl {
 // What comm's own units need of a Communicator.
 struct CommunicatorParts {
   static Communicator::Impl& impl_of(const Communicator& group);
-  // As must_end_elsewhere() of calls/group_destruction.h.
+  // As must_end_elsewhere() of group_destruction.h.
   static bool must_end_elsewhere(const Communicator& group);
 };
 

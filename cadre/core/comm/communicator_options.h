@@ -28,7 +28,7 @@ struct CommunicatorOptions {
   Duration silence_limit = kDefaultSilenceLimit;  // for a peer on another host
   TransportChoice transport = TransportChoice::kAuto;
   // Makes the engine of the group, and of the groups that are split off it; empty: a native one, as
-  // `transport` says. comm/groups/backend_factory.h says how to write one.
+  // `transport` says. core/comm/backend_factory.h says how to write one.
   BackendFactory backend = {};
   // The numeric address that the other ranks reach, never all of them. Empty: where the rendezvous
   // found that they reach this host, which is loopback as long as all are on one.

@@ -1,8 +1,8 @@
 // Messages of a group in a space of a wrapper's own (messages/message_space.h).
 //
 // Threads: as operations of the group. Blocking: reserve_message_space() and run_message(), until
-// the deadline. Errors: those of the group; reserve_message_space() throws the same kInvalidArgument
-// on all ranks when they reserve for different users.
+// the deadline. Errors: those of the group; reserve_message_space() throws the same
+// kInvalidArgument on all ranks when they reserve for different users.
 #pragma once
 
 #include <span>

@@ -1,5 +1,6 @@
 // The seam to files that must survive a failing disk, a killed process or a power cut: what writes
-// them takes a FileSystem, so that tests give it the simulator's disk (cadre/core/sim/simulated_disk.h).
+// them takes a FileSystem, so that tests give it the simulator's disk
+// (cadre/core/sim/simulated_disk.h).
 //
 // Threads: a FileSystem, any; a file, one at a time. Blocking: for the time of the disk; taking a
 // lock never waits. Lifetime: a FileSystem outlives its files, which are closed by the destructor.

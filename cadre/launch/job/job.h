@@ -48,7 +48,7 @@ struct JobSpec {
 // Runs the job to its end and returns the launcher's exit code: 0, that of the first worker that
 // failed (128 + signal if a signal ended it), 128 + the signal that stopped the job, or 1 if the
 // store could not be opened or output could not be written (a full disk). `guardian_gone` becomes
-// readable when all processes of the job must be killed at once (os/proc/guardian.h).
+// readable when all processes of the job must be killed at once (core/os/proc/guardian.h).
 Result<int> run_job(os::System& system, const JobSpec& spec, os::Pollable& guardian_gone);
 
 }  // namespace cadre::launch

@@ -1,11 +1,11 @@
 // Starts, watches and stops the workers of one job on this host.
 //
-// Threads: one, which must outlive the workers (see os/proc/process.h). The process must be a
-// subreaper (os/proc/guardian.h), so that processes which workers left running can be found.
+// Threads: one, which must outlive the workers (see core/os/proc/process.h). The process must be a
+// subreaper (core/os/proc/guardian.h), so that processes which workers left running can be found.
 // Blocking: start() takes milliseconds per worker; step() until its Deadline. Lifetime: the
 // destructor kills workers that still run. The outputs outlive the WorkerGroup. Errors: start()
 // returns those of os::Process, with the rank; no worker runs then. Its owner decides when to stop
-// it (launch/job.h).
+// it (job.h).
 #pragma once
 
 #include <memory>

@@ -91,7 +91,7 @@ struct [[nodiscard]] MixtureOfExpertsOutput {
   RouterLosses losses;
   RouterStatistics statistics;
 };
-// For wrappers of a module that returns one of these: wrap/output_tensors.h.
+// For wrappers of a module that returns one of these: tensor/hooks/output_tensors.h.
 CADRE_EXPORT std::vector<at::Tensor> held_tensors(const RouterLosses& losses);
 CADRE_EXPORT std::vector<at::Tensor> held_tensors(const MixtureOfExpertsOutput& output);
 

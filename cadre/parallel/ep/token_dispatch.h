@@ -9,7 +9,7 @@
 //
 // Threads: as ProcessGroup. Blocking: plan_dispatch(), send_to_experts() and return_to_tokens(),
 // and the backwards of the latter two, until the group's deadline. Lifetime: a plan is a value.
-// Errors: as group/differentiable.h.
+// Errors: as tensor/group/backward/differentiable.h.
 // Source: GShard, https://arxiv.org/abs/2006.16668, which also ranks first choices before second
 // ones, within a group of tokens.
 #pragma once

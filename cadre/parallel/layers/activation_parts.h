@@ -2,8 +2,9 @@
 // shards of the sequence, and chunks of the features, which may be uneven.
 //
 // Threads: as ProcessGroup. Blocking: until the collective is done, in forward and in backward.
-// Lifetime: the graph keeps the group. Errors: as group/differentiable.h; kInvalidArgument for a
-// sequence whose length the ranks do not divide. Activations: (..., T, D), at least 2 dimensions.
+// Lifetime: the graph keeps the group. Errors: as tensor/group/backward/differentiable.h;
+// kInvalidArgument for a sequence whose length the ranks do not divide. Activations: (..., T, D),
+// at least 2 dimensions.
 // Source: Megatron-LM, https://arxiv.org/abs/2205.05198.
 #pragma once
 
@@ -24,8 +25,8 @@ at::Tensor parts_in_place(const at::Tensor& parts);
 at::Tensor gather_sequence(const at::Tensor& input, const ProcessGroup& group);
 at::Tensor reduce_scatter_sequence(const at::Tensor& input, const ProcessGroup& group);
 
-// This rank's chunk of the last dimension, by the rule of Shard (mesh/layout.h), of an input that
-// is whole on every rank; and the whole of `features` from the chunks. Each is the other's
+// This rank's chunk of the last dimension, by the rule of Shard (tensor/mesh/layout.h), of an input
+// that is whole on every rank; and the whole of `features` from the chunks. Each is the other's
 // backward.
 at::Tensor scatter_features(const at::Tensor& input, const ProcessGroup& group);
 at::Tensor gather_features(const at::Tensor& input, const ProcessGroup& group, int64_t features);

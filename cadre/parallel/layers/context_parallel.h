@@ -51,8 +51,8 @@ enum class SequenceOrder : uint8_t {
 CADRE_EXPORT std::string_view to_string(SequenceOrder order);
 
 struct ContextParallelOptions {
-  // Tokens of the whole sequence. Chunks are those of Shard (mesh/placement.h): if the number is
-  // not divisible by the ranks, the last chunks are shorter or empty.
+  // Tokens of the whole sequence. Chunks are those of Shard (tensor/mesh/placement.h): if the
+  // number is not divisible by the ranks, the last chunks are shorter or empty.
   int64_t num_tokens;
   ContextForm form = ContextForm::kRing;
   SequenceOrder order = SequenceOrder::kZigzag;

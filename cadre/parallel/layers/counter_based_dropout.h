@@ -16,7 +16,7 @@
 // Threads: as the module; the stream is read in forward only. Blocking: never.
 // Lifetime: modules share the stream. Errors: kInvalidArgument for a probability outside [0, 1] and
 // for a region that does not fit the tensor.
-// Source: counter-based generators, base/philox.h; Megatron-LM's and DTensor's dropout under
+// Source: counter-based generators, core/base/philox.h; Megatron-LM's and DTensor's dropout under
 // tensor parallelism keep several generator states instead.
 #pragma once
 

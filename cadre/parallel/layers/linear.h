@@ -3,7 +3,8 @@
 //
 // Threads, lifetime, errors: tensor_parallel_layer.h. Blocking: forward() of a divided layer, and
 // its backward, communicate until the group's deadline; the constructors with a group are
-// collective. Features that the ranks do not divide lie as Shard of mesh/placement.h puts them.
+// collective. Features that the ranks do not divide lie as Shard of tensor/mesh/placement.h puts
+// them.
 // Source: Megatron-LM, https://arxiv.org/abs/1909.08053.
 #pragma once
 

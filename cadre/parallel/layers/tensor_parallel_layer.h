@@ -58,7 +58,7 @@ struct LayerParallelism {
 // A parameter of a parallelized layer, for records of what a rank holds.
 struct DividedParameter {
   std::vector<int64_t> sizes;  // sizes of the whole parameter
-  std::optional<int64_t> dim;  // dim that the ranks divide, as Shard(dim) of mesh/placement.h does
+  std::optional<int64_t> dim;  // divided by the ranks as by Shard(dim) of tensor/mesh/placement.h
 };
 // By parameter; one that two layers share is divided once.
 using DividedParameters = std::map<const c10::TensorImpl*, DividedParameter>;
@@ -77,7 +77,7 @@ class CADRE_EXPORT TensorParallelLayer {
   bool is_parallelized() const { return parallelism_.has_value(); }
   // The options of the layer that all ranks have alike, beside the sizes of its parameters.
   virtual std::string options_text() const { return {}; }
-  // How, and of which layer, as a field of group/agreement.h.
+  // How, and of which layer, as a field of tensor/group/agreement.h.
   AgreedField agreed_field(const LayerParallelism& how, std::string_view name) const;
 
  protected:

@@ -47,8 +47,8 @@
 namespace cadre {
 
 struct PipelineOptions {
-  // The name of a schedule (generate.h), for as many stages on each rank as are passed; or a
-  // compute-only schedule.
+  // The name of a schedule (core/schedule/generate.h), for as many stages on each rank as are
+  // passed; or a compute-only schedule.
   std::variant<std::string, PipelineSchedule> schedule = "1f1b";
   // Into which a batch is cut along its first dimension. Absent: that of the PipelineSchedule,
   // or 1.

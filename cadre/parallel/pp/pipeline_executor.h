@@ -5,7 +5,7 @@
 // and the group. Errors: PipelineError, which says at which action; the group is aborted then, so
 // that the step ends on all ranks, and what was kept of the step is dropped.
 // What is thrown that is no cadre::Error, such as out of a stage's forward(), becomes one
-// (group/caught_error.h). docs/decisions/0017.
+// (tensor/group/caught_error.h). docs/decisions/0017.
 #pragma once
 
 #include <ATen/core/Tensor.h>

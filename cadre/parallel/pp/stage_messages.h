@@ -9,8 +9,8 @@
 // defined. An output that the loss does not use has none, as in one process, and then neither have
 // the parameters that only this output depends on. Zeros are sent in the place of it.
 //
-// The messages are in a space of their own (group/private_messages.h), so that neither the
-// program's messages on the group nor those of another pipeline are taken for them.
+// The messages are in a space of their own (tensor/group/messages/private_messages.h), so that
+// neither the program's messages on the group nor those of another pipeline are taken for them.
 //
 // Receives from a rank are posted in the order of its sends, which is the order of the schedule
 // (ReceivePlacement::kAsSent), so that no message waits behind one that nobody asked for.

@@ -44,7 +44,7 @@ concept ModuleHolder = requires { typename Holder::ContainedType; };
 
 // M: a torch::nn::Module with a forward() of any arguments. What forward() returns must let the
 // wrapper see its tensors: a tensor, or tuples, pairs, ranges, maps and optionals of such; for a
-// struct of your own see wrap/output_tensors.h.
+// struct of your own see tensor/hooks/output_tensors.h.
 template <typename M>
 class DataParallelModule {
  public:

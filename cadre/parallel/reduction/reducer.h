@@ -17,10 +17,10 @@
 //            and contribute zeros; the rest of the buckets follow; wait for all; reduce the last.
 // No rank knows whether another had unused or frozen parameters, carries other forwards, or gave up
 // by an exception. Each writes that into the trailer, which is reduced with the last bucket
-// (trailer.h). If a rank has news, or the ranks differ, all reduce one vector of counts
-// (attention.h) and end alike. The first time that a parameter is unused, rank 0 logs its name and
-// on which ranks it is. After the first pass the storage learns the order in which gradients became
-// ready on rank 0. Source: c10d's Reducer; docs/decisions/0003 lists what differs.
+// (agreement/trailer.h). If a rank has news, or the ranks differ, all reduce one vector of counts
+// (agreement/attention.h) and end alike. The first time that a parameter is unused, rank 0 logs its
+// name and on which ranks it is. After the first pass the storage learns the order in which
+// gradients became ready on rank 0. Source: c10d's Reducer; docs/decisions/0003 lists what differs.
 #pragma once
 
 #include <ATen/core/Tensor.h>

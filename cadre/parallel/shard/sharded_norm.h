@@ -4,8 +4,8 @@
 // Threads: one for the same gradients. Blocking: collective, along the flat axis and the axes with
 // Shard placements of the parameters, until the deadline of their groups: all ranks call it, also
 // one that owns no element. Lifetime: keeps nothing.
-// Errors: as wrap/gradient_norm.h, on all ranks alike; kInvalidArgument for a gradient that is not
-// dense, or that lies as a Partial.
+// Errors: as tensor/hooks/gradient_norm.h, on all ranks alike; kInvalidArgument for a gradient that
+// is not dense, or that lies as a Partial.
 //
 // Each rank sums the powers of its elements in float64, whatever their dtype, and the sums are
 // added along those axes; along replicated axes nothing is added. All ranks get the same bits:
@@ -29,8 +29,8 @@ namespace cadre {
 // The p-norm of the gradients of all `values`; one without a gradient does not count.
 CADRE_EXPORT double gradient_norm(std::span<const ParameterShard> shards, double norm_type = 2.0);
 
-// Scales this rank's gradients as the clip_grad_norm_() of wrap/gradient_norm.h does, by the norm
-// of all; returns the norm before.
+// Scales this rank's gradients as the clip_grad_norm_() of tensor/hooks/gradient_norm.h does, by
+// the norm of all; returns the norm before.
 CADRE_EXPORT double clip_grad_norm_(std::span<const ParameterShard> shards, double max_norm,
                                     const ClipGradNormOptions& options = {});
 

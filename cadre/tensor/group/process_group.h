@@ -7,14 +7,14 @@
 // on all ranks, because nothing has been issued: call it again with valid arguments. A failure,
 // also shapes or dtypes that differ between ranks (kInvalidArgument on all of them), ends the
 // group; error() tells the two apart. A handle that was moved from refuses every call. Tensors:
-// CPU, dense; every dtype of base/types.h; any shape, also 0-dim and empty. Which operations a
+// CPU, dense; every dtype of core/base/types.h; any shape, also 0-dim and empty. Which operations a
 // dtype supports, and what they compute: docs/guide/reductions.md. Ranks are group ranks. Autograd
-// does not record these operations (differentiable.h has those that it records), but a tensor that
-// one may write counts as changed in place: its version counter moves when the call is made, so
-// that a backward that needs the values of before throws; and while gradients are recorded a leaf
-// that requires grad, or a view of one, is refused, as by torch's in-place operations. Source:
-// c10d::ProcessGroup, and of the comparison its TORCH_DISTRIBUTED_DEBUG=DETAIL.
-// Guide: docs/guide/groups-and-messages.md and errors.md.
+// does not record these operations (backward/differentiable.h has those that it records), but a
+// tensor that one may write counts as changed in place: its version counter moves when the call is
+// made, so that a backward that needs the values of before throws; and while gradients are recorded
+// a leaf that requires grad, or a view of one, is refused, as by torch's in-place operations.
+// Source: c10d::ProcessGroup, and of the comparison its TORCH_DISTRIBUTED_DEBUG=DETAIL. Guide:
+// docs/guide/groups-and-messages.md and errors.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -263,7 +263,7 @@ class CADRE_EXPORT ProcessGroup {
 
   // Create subgroups; every rank of this group calls them in the order of its operations. A rank
   // that is in no subgroup (in split: without a color, or with a negative one) gets nullopt. See
-  // comm/groups/split.h.
+  // core/comm/groups/split.h.
   std::optional<ProcessGroup> split(const SplitOptions& options,
                                     Duration timeout = kDefaultConnectTimeout) const;
   std::optional<ProcessGroup> new_group(const std::vector<int>& ranks,
@@ -274,7 +274,7 @@ class CADRE_EXPORT ProcessGroup {
   // Closes this group, which fails on all ranks if it has not failed yet, and connects a new one of
   // the ranks that are left, which all call it and keep their order. An operation that has ended on
   // this rank may still run on another one, also a barrier: it may throw kAborted there, and that
-  // rank calls rejoin() as after any failure. As rejoin_group() in comm/groups/rejoin_group.h.
+  // rank calls rejoin() as after any failure. As rejoin_group() in core/comm/groups/rejoin_group.h.
   ProcessGroup rejoin(const RejoinOptions& options = {}) const;
   // The ranks of this group in the world, by rank of this group; one of them; and the reverse,
   // nullopt for a rank of the world that is not in this group. c10d's get_process_group_ranks,
@@ -313,7 +313,7 @@ struct InitOptions {
 // Joins the job that the environment describes: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
 // CADRE_JOB_TOKEN, as `cadre run` or torchrun sets them. Without RANK and WORLD_SIZE, a world of
 // one. CADRE_LOG and CADRE_FLIGHT_RECORDS apply in both cases. All variables:
-// rendezvous/job_environment.h. Throws kInvalidArgument for a variable with an invalid value,
+// core/rendezvous/job_environment.h. Throws kInvalidArgument for a variable with an invalid value,
 // kTimeout with the ranks that are missing, and the errors of Communicator::connect().
 CADRE_EXPORT ProcessGroup init_process_group(const InitOptions& options = {});
 

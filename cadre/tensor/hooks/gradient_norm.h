@@ -5,7 +5,7 @@
 // norm that is not finite. Source: torch.nn.utils.clip_grad_norm_.
 // For gradients that are the same on all ranks, as DistributedDataParallel leaves them: then the
 // norm and what is thrown are the same on all ranks, too. For gradients of which each rank has a
-// part: shard/sharded_norm.h; shards of a wrapper are refused here.
+// part: parallel/shard/sharded_norm.h; shards of a wrapper are refused here.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,9 +31,9 @@ struct ClipGradNormOptions {
 // norm is 0. A norm that is not finite scales as in PyTorch: by NaN, or, if infinite, by 0.
 //
 // The norm is computed in float64 whatever the dtypes (power_sum.h), with the value that
-// shard/sharded_norm.h gives the same gradients in shards; PyTorch computes it in float32, and
-// rounds that of a float16 or bfloat16 gradient to its dtype. A norm of at most `max_norm` changes
-// no bit (PyTorch also scales one that is less than 1e-6 below it).
+// parallel/shard/sharded_norm.h gives the same gradients in shards; PyTorch computes it in float32,
+// and rounds that of a float16 or bfloat16 gradient to its dtype. A norm of at most `max_norm`
+// changes no bit (PyTorch also scales one that is less than 1e-6 below it).
 CADRE_EXPORT double clip_grad_norm_(std::span<const at::Tensor> parameters, double max_norm,
                                     const ClipGradNormOptions& options = {});
 

@@ -17,7 +17,7 @@
 #include "cadre/core/base/export.h"
 
 namespace cadre {
-struct ParameterDivision;  // shard/parameter_shard.h
+struct ParameterDivision;  // parallel/shard/parameter_shard.h
 }
 
 namespace cadre::wrap {

@@ -8,7 +8,8 @@
 // on all ranks: distribute() and from_local() throw what one rank refuses on all ranks, and the
 // mesh stays usable. redistribute() throws on a rank that refuses its arguments alone; pass the
 // same on all ranks. Errors of the groups' operations.
-// Tensors: dense, CPU, a dtype of base/types.h, any shape. `sizes` are those of the whole tensor.
+// Tensors: dense, CPU, a dtype of core/base/types.h, any shape. `sizes` are those of the whole
+// tensor.
 //
 // local(), from_local() and redistribute() are differentiable. redistribute() is the identity of
 // the whole tensor, as is its derivative. The gradient of local() has the distribution of the

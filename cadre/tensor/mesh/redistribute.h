@@ -6,7 +6,7 @@
 // Lifetime: the graph keeps the mesh. Errors: cadre::Error of the operations; kInvalidArgument for
 // a derivative that does not exist.
 // `local`: this rank's part of a tensor of `sizes` under `from`, any strides, a dtype of
-// base/types.h; negated views and zero tensors without memory are taken, too.
+// core/base/types.h; negated views and zero tensors without memory are taken, too.
 // Source: DTensor's redistribute; docs/decisions/0012.
 #pragma once
 

@@ -2,8 +2,9 @@
 // refuses is thrown on all, and settings that must be equal are compared.
 //
 // Threads: one. Blocking: collective, until the group's deadline; one all_reduce of 40 bytes while
-// nothing is refused and nothing differs. Lifetime: keeps nothing. Errors: of agreement.h, the same
-// on all ranks; where the ranks are not in the same step, those of wrap::LocatedGroup.
+// nothing is refused and nothing differs. Lifetime: keeps nothing. Errors: of
+// tensor/group/agreement.h, the same on all ranks; where the ranks are not in the same step, those
+// of wrap::LocatedGroup.
 #pragma once
 
 #include <cstdint>

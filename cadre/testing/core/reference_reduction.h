@@ -2,8 +2,8 @@
 // and of every engine.
 //
 // Threads: any. Blocking: never. Lifetime: values. Errors: none.
-// Independent of collective/reduce: plain loops over scalars; float16 and bfloat16 are lists of
-// numbers, rounded to by comparing exact distances; truth values are counted.
+// Independent of core/collective/reduce: plain loops over scalars; float16 and bfloat16 are lists
+// of numbers, rounded to by comparing exact distances; truth values are counted.
 #pragma once
 
 #include <cstddef>

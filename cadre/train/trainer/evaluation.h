@@ -19,7 +19,7 @@ class Task;
 struct Evaluation {
   double loss = 0;                            // mean in nats, of tokens or samples
   std::optional<double> accuracy = {};        // for a classification: fraction of samples
-  std::optional<double> bigram_entropy = {};  // for text: see bigram.h
+  std::optional<double> bigram_entropy = {};  // for text: see train/data/bigram.h
 };
 
 // All held-out data of the task, in order, split among the ranks that have different rows.

@@ -6,11 +6,11 @@
 // programs.
 //
 // The reference runs on rank 0 in a world of one process: its functions get a group of one rank,
-// and a group of several ranks refuses every call there (group/world_of_one.h). Rank 0 sends the
-// other ranks its loss, gradients and parameters after each step, so that every rank compares its
-// own values. Each case has a group of all ranks of its own, so that a case that fails on one rank
-// does not end the others. Each rank holds them for all steps: 2 * steps copies of the parameters,
-// or 3 * steps with bounds by element.
+// and a group of several ranks refuses every call there (tensor/group/operands/world_of_one.h).
+// Rank 0 sends the other ranks its loss, gradients and parameters after each step, so that every
+// rank compares its own values. Each case has a group of all ranks of its own, so that a case that
+// fails on one rank does not end the others. Each rank holds them for all steps: 2 * steps copies
+// of the parameters, or 3 * steps with bounds by element.
 #pragma once
 
 #include <chrono>

@@ -1,8 +1,8 @@
 // Whose messages: each wrapper of a group sends and receives in a space of its own, where its tags
 // meet neither the program's nor those of another wrapper.
 //
-// A plain value, which is valid as long as its group; message_calls.h reserves one. A message is
-// received only by a receive of its own space, also by one from any rank. Programs cannot name a
+// A plain value, which is valid as long as its group; comm/message_calls.h reserves one. A message
+// is received only by a receive of its own space, also by one from any rank. Programs cannot name a
 // space: Communicator's own calls use the first. Source: the context of an MPI communicator
 // (MPI_Comm_dup), for messages only.
 #pragma once
@@ -19,8 +19,8 @@ class CADRE_EXPORT MessageSpace {
  public:
   // The program's own messages.
   MessageSpace() = default;
-  // The space of a header that was received, whose user is not known, or of a reservation. `user` is
-  // static text that names the wrapper in errors.
+  // The space of a header that was received, whose user is not known, or of a reservation. `user`
+  // is static text that names the wrapper in errors.
   static MessageSpace of_number(uint32_t number, std::string_view user = {}) {
     return MessageSpace(number, user);
   }

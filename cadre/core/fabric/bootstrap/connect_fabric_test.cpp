@@ -1,5 +1,5 @@
 // How the ranks of a job find and refuse each other; on threads and processes of one host. Several
-// hosts: tests/sim/connect_fabric_seeds_test.cpp.
+// hosts: tests/sim/connect_fabric_test.cpp.
 #include "cadre/core/fabric/bootstrap/connect_fabric.h"
 
 #include <gmock/gmock.h>

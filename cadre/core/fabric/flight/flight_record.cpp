@@ -18,7 +18,7 @@ namespace {
 constexpr uint64_t kMagic = 0x3330544c46524443;  // "CDRFLT03"
 // More is no record of ours: a reader must not allocate what a damaged header asks for.
 constexpr uint32_t kMaxCapacity = 1 << 20;
-constexpr int32_t kMaxWorldSize = 1 << 20;  // as in job_environment.cpp
+constexpr int32_t kMaxWorldSize = 1 << 20;  // as in rendezvous/job_environment.cpp
 
 void write_name(wire::ByteWriter& out, std::string_view name) {
   std::array<std::byte, kFlightNameBytes> field{};

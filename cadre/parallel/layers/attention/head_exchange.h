@@ -1,10 +1,10 @@
 // Attention over a divided sequence in which the ranks exchange tokens for heads: each computes
 // some heads for all tokens, and sends the results back.
 //
-// Threads, blocking, lifetime, errors: as group/differentiable.h; kInvalidArgument for query heads
-// that the ranks do not divide. Key and value heads that they do not divide are repeated until they
-// do. The backward runs the exchanges in reverse; it has a backward of every order that the
-// attention of libtorch has.
+// Threads, blocking, lifetime, errors: as tensor/group/backward/differentiable.h; kInvalidArgument
+// for query heads that the ranks do not divide. Key and value heads that they do not divide are
+// repeated until they do. The backward runs the exchanges in reverse; it has a backward of every
+// order that the attention of libtorch has.
 // Cost of a rank with n ranks: (n - 1) / n of its queries, keys, values and results are sent, and
 // their gradients in backward.
 // Source: DeepSpeed Ulysses, https://arxiv.org/abs/2309.14509.

@@ -15,7 +15,7 @@
 // normal with a standard deviation of 0.02, divided by sqrt(2 * layers) for projections into the
 // residual stream. Dropout: of the sum of the embeddings, and of what attention and MLP add to the
 // residual stream; its masks depend on the sample, not on the process that computes it
-// (layers/counter_based_dropout.h).
+// (parallel/layers/counter_based_dropout.h).
 #pragma once
 
 #include <memory>

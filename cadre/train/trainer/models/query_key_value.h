@@ -5,7 +5,8 @@
 // contiguous chunk of them would be no heads. So before the layer is divided, separate() makes the
 // three a dimension of the parameters, and ranks divide the next one.
 //
-// Threads, lifetime, errors: tensor_parallel_layer.h. Blocking: as a column-parallel cadre::Linear.
+// Threads, lifetime, errors: parallel/layers/tensor_parallel_layer.h. Blocking: as a
+// column-parallel cadre::Linear.
 #pragma once
 
 #include <torch/nn/modules/linear.h>

@@ -56,7 +56,7 @@ Reshard reshard_named(const std::string& name) {
   return name == "after_backward" ? Reshard::kAfterBackward : Reshard::kAfterReduction;
 }
 
-// The states of the optimizers in train/optimizer.cpp.
+// The states of the optimizers in train/trainer/strategy/optimizer.cpp.
 OptimizerSizes optimizer_sizes(const OptimizerConfig& config) {
   const int decay = config.weight_decay > 0 ? 1 : 0;  // a copy of the gradient
   const int momentum = config.momentum > 0 ? 1 : 0;

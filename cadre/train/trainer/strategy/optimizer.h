@@ -5,9 +5,9 @@
 // Threads: one. Blocking: never. Lifetime: shares the parameters. State is allocated at the first
 // gradient of a parameter. Results equal those of torch.optim within rounding (measured: 3e-7
 // relative). Errors: kInvalidArgument, with the parameter's name, for tensors that the kernels
-// would accept and compute wrongly (optim/fused_kernels.h); a gradient with other strides than its
-// parameter is copied into the parameter's strides. Source: at::_fused_adamw_ and its siblings;
-// formulas and state names are torch.optim's.
+// would accept and compute wrongly (tensor/optim/fused_kernels.h); a gradient with other strides
+// than its parameter is copied into the parameter's strides. Source: at::_fused_adamw_ and its
+// siblings; formulas and state names are torch.optim's.
 #pragma once
 
 #include <ATen/core/Tensor.h>

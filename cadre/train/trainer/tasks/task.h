@@ -45,7 +45,7 @@ class Task {
 
   // Whether the largest output of a sample is its predicted class, so that there is an accuracy.
   virtual bool is_classification() const = 0;
-  // The bigram conditional entropy of the held-out text (bigram.h).
+  // The bigram conditional entropy of the held-out text (train/data/bigram.h).
   virtual std::optional<double> bigram_entropy() const = 0;
   // Text that the model generates at the end of a run; empty if the model generates none.
   virtual std::string sample(const Inference& infer) const = 0;
