@@ -66,9 +66,9 @@ asan:  ## the core under AddressSanitizer and UndefinedBehaviorSanitizer
 	@tools/build asan
 	ctest --preset asan --output-on-failure
 
-asan-torch:  ## group, wrap, buckets, parallel and data under AddressSanitizer
+asan-torch:  ## group, hooks, buckets, parallel and data under AddressSanitizer
 	@tools/setup check
-	@tools/build asan-torch cadre_group_test cadre_wrap_test cadre_buckets_test cadre_parallel_test cadre_data_test
+	@tools/build asan-torch cadre_group_test cadre_hooks_test cadre_buckets_test cadre_parallel_test cadre_data_test
 	ctest --preset asan-torch --output-on-failure
 
 tsan:  ## the threads of the core under ThreadSanitizer
