@@ -18,8 +18,7 @@
 //   CADRE_JOB_TOKEN                the job's secret; needed as soon as two hosts take part
 //   CADRE_LOG                      what is logged: debug, info, warning (default), error, off
 //   CADRE_FLIGHT_RECORDS           a folder for the flight records, which is created; absent:
-//   memory
-//                                  only
+//                                  memory only
 //   CADRE_STORE_PROTOCOL           "native" or "c10d"; absent: c10d when a launcher hosts the store
 //                                  and gave no token (torchrun), else native
 #pragma once
