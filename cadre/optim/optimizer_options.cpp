@@ -19,6 +19,7 @@
 
 #include "cadre/base/fnv1a.h"
 #include "cadre/base/format.h"
+#include "cadre/group/agreement.h"
 #include "cadre/optim/state_tensors.h"
 
 namespace cadre::optim_state {

@@ -20,12 +20,15 @@
 
 #include "cadre/base/export.h"
 #include "cadre/base/log.h"
-#include "cadre/group/agreement.h"
 
 namespace torch::optim {
 class OptimizerOptions;
 class OptimizerParamGroup;
 }  // namespace torch::optim
+
+namespace cadre {
+struct AgreedField;
+}
 
 namespace cadre::optim_state {
 
