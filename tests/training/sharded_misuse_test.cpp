@@ -103,7 +103,7 @@ TEST(ShardedMisuse, AnOptimizerThatWasMadeBeforeSharding) {
       "rank has only a part of them. To use them, call the wrapper's forward(), or hold "
       "summon_full_params(); an optimizer is made from the wrapper (model.parameters()), not from "
       "the parameters of the module; the graph of a derivative (autograd::grad() with "
-      "create_graph) is used before the next backward of the wrapper.",
+      "create_graph) is used before the wrapper's next backward.",
       [](const ProcessGroup& group) {
         const auto net = std::make_shared<Layers>();
         torch::optim::SGD optimizer(net->parameters(), 0.1);
@@ -135,7 +135,7 @@ TEST(ShardedMisuse, AParameterIsTouchedWhileItIsSharded) {
       "rank has only a part of them. To use them, call the wrapper's forward(), or hold "
       "summon_full_params(); an optimizer is made from the wrapper (model.parameters()), not from "
       "the parameters of the module; the graph of a derivative (autograd::grad() with "
-      "create_graph) is used before the next backward of the wrapper.",
+      "create_graph) is used before the wrapper's next backward.",
       [](const ProcessGroup& group) {
         const auto net = std::make_shared<Layers>();
         const Sharded model{net, group, every_layer()};

@@ -35,8 +35,7 @@ namespace {
 constexpr const char* kRemedy =
     "call the wrapper's forward(), or hold summon_full_params(); an optimizer is made from the "
     "wrapper (model.parameters()), not from the parameters of the module; the graph of a "
-    "derivative "
-    "(autograd::grad() with create_graph) is used before the next backward of the wrapper";
+    "derivative (autograd::grad() with create_graph) is used before the wrapper's next backward";
 
 // The values of a sharded module are with its wrapper, so the module cannot be wrapped again.
 constexpr const char* kChangeRemedy =

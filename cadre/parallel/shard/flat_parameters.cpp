@@ -262,18 +262,18 @@ void FlatParameters::check_unwritten() {
       format("{}, rank {}: the program has written to ", options_.name, group_.rank());
   const Error error(
       is_mapped() ? ErrorCode::kCorruption : ErrorCode::kInvalidArgument,
-      where + (is_mapped()
-                   ? "parameters while they were mapped. All ranks read and write the same "
-                     "memory, so the values are not those that one rank would get. Write to the "
-                     "shards inside a cadre::ShardUpdate, hold summon_full_params() and write "
-                     "back, or choose ShardForm::kGathered; go on from the last snapshot"
-                   : format("\"{}\" while the parameters were gathered, as a forward() does that "
-                            "changes a weight (an Embedding with max_norm, a weight that is "
-                            "normalized in place). The change is lost, because the owners of the "
-                            "shards do not have it. Let forward() compute a new tensor from the "
-                            "weight, or change weights between two steps: in the shards, or in "
-                            "summon_full_params() with write_back()",
-                            name)));
+      where +
+          (is_mapped()
+               ? "parameters while they were mapped. All ranks read and write the same "
+                 "memory, so the values are not those that one rank would get. Write to the "
+                 "shards inside a cadre::ShardUpdate, hold summon_full_params() and write "
+                 "back, or choose ShardForm::kGathered; go on from the last snapshot"
+               : format("\"{}\" while the parameters were gathered (an Embedding with max_norm, "
+                        "a weight that is normalized in place). The change is lost, because "
+                        "the owners of the shards do not have it. Let forward() compute a new "
+                        "tensor from the weight, or change weights between two steps: in the "
+                        "shards, or in summon_full_params() with write_back()",
+                        name)));
   if (!options_.on_written) throw error;
   options_.on_written(name, error);
 }
@@ -377,10 +377,6 @@ void FlatParameters::bump_versions() {
   for (const NamedTensor& parameter : parameters_) {
     parameter.tensor.unsafeGetTensorImpl()->bump_version();
   }
-}
-
-void FlatParameters::show_writes() {
-  if (options_.keep_full && is_unsharded() && is_outdated()) bump_versions();
 }
 
 void FlatParameters::guard_writes() {

@@ -138,7 +138,9 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // With keep_full, before a backward: lets autograd refuse it where the parameters that it saved
   // have other values by now, because the program has written to the shards since they were filled.
   // A write through at::Tensor::data() is not seen. The next unshard_async() gathers.
-  void show_writes();
+  void show_writes() {
+    if (options_.keep_full && is_unsharded() && is_outdated()) bump_versions();
+  }
   // Until they are resharded, the parameters are a copy of this rank alone, and the program may
   // write to them. They must be unsharded.
   void make_private();

@@ -18,14 +18,23 @@
 #include <typeindex>
 #include <vector>
 
+<<<<<<< HEAD:cadre/tensor/optim/optimizer_options.h
 #include "cadre/core/base/export.h"
 #include "cadre/core/base/log.h"
 #include "cadre/tensor/group/agreement.h"
+=======
+#include "cadre/base/export.h"
+#include "cadre/base/log.h"
+>>>>>>> main:cadre/optim/optimizer_options.h
 
 namespace torch::optim {
 class OptimizerOptions;
 class OptimizerParamGroup;
 }  // namespace torch::optim
+
+namespace cadre {
+struct AgreedField;
+}
 
 namespace cadre::optim_state {
 

@@ -190,8 +190,15 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
   return SafetensorsFile(std::move(file), std::move(header).value());
 }
 
+void SafetensorsFile::check_unwritten() const {
+  check_same(file_.current_version().value_or_throw());
+}
+
 void SafetensorsFile::check_unchanged() const {
-  const os::FileVersion now = os::file_version(file_.path()).value_or_throw();
+  check_same(os::file_version(file_.path()).value_or_throw());
+}
+
+void SafetensorsFile::check_same(const os::FileVersion& now) const {
   if (now == file_.version()) return;
   throw Error(ErrorCode::kInvalidArgument,
               cadre::format("{} {} while it was read; load it again once nothing writes it",

@@ -59,8 +59,10 @@ class CADRE_EXPORT SafetensorsFile {
   // Checks the whole header before anything is read.
   static SafetensorsFile open(const std::string& path);
 
-  // Throws kInvalidArgument if the path leads to another file than when it was opened, or if the
-  // file was written since: what was read in between may be neither content.
+  // Both throw kInvalidArgument, because what was read since the file was opened may be neither
+  // content: check_unwritten() if the open file was written, check_unchanged() also if the path
+  // leads to another file now, which other ranks may have read.
+  void check_unwritten() const;
   void check_unchanged() const;
 
   // The names, in the order of the file.
@@ -78,6 +80,7 @@ class CADRE_EXPORT SafetensorsFile {
  private:
   SafetensorsFile(os::VersionedFile file, wire::SafetensorsHeader header);
   at::Tensor read(const wire::SafetensorsEntry& entry) const;
+  void check_same(const os::FileVersion& now) const;
 
   os::VersionedFile file_;
   wire::SafetensorsHeader header_;

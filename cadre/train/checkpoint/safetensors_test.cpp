@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <iterator>
 #include <memory>
@@ -27,6 +28,10 @@
 
 namespace cadre {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 class SafetensorsTest : public ::testing::Test {
  protected:
@@ -264,6 +269,21 @@ TEST_F(SafetensorsTest, HoldersAndPointersToModulesAreSaved) {
   save(c, path_);
   load(b, path_);
   EXPECT_TRUE(c->weight.equal(b->weight));
+}
+
+TEST_F(SafetensorsTest, AFileThatIsWrittenOrReplacedWhileItIsOpenIsNoticed) {
+  const torch::nn::Linear net(3, 4);
+  save(*net, path_);
+  const SafetensorsFile file = SafetensorsFile::open(path_);
+  file.check_unchanged();
+  save(*net, path_);
+  file.check_unwritten();  // it is another file
+  EXPECT_THAT([&] { file.check_unchanged(); },
+              ThrowsMessage<Error>(AllOf(HasSubstr(path_), HasSubstr("was replaced by another"))));
+  const SafetensorsFile next = SafetensorsFile::open(path_);
+  std::ofstream(path_, std::ios::app) << "more";
+  EXPECT_THAT([&] { next.check_unwritten(); }, ThrowsMessage<Error>(HasSubstr(path_)));
+  EXPECT_THAT([&] { next.check_unchanged(); }, ThrowsMessage<Error>(HasSubstr(path_)));
 }
 
 // As ranks of one host do that all save: each file that is read is a whole one, and nothing else
