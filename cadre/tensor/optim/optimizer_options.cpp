@@ -22,11 +22,11 @@
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/optim/state_tensors.h"
 =======
-#include "cadre/base/fnv1a.h"
-#include "cadre/base/format.h"
-#include "cadre/group/agreement.h"
-#include "cadre/optim/state_tensors.h"
->>>>>>> main:cadre/optim/optimizer_options.cpp
+#include "cadre/core/base/fnv1a.h"
+#include "cadre/core/base/format.h"
+#include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/optim/state_tensors.h"
+>>>>>>> main:cadre/tensor/optim/optimizer_options.cpp
 
 namespace cadre::optim_state {
 namespace {

@@ -23,9 +23,9 @@
 #include "cadre/core/base/log.h"
 #include "cadre/tensor/group/agreement.h"
 =======
-#include "cadre/base/export.h"
-#include "cadre/base/log.h"
->>>>>>> main:cadre/optim/optimizer_options.h
+#include "cadre/core/base/export.h"
+#include "cadre/core/base/log.h"
+>>>>>>> main:cadre/tensor/optim/optimizer_options.h
 
 namespace torch::optim {
 class OptimizerOptions;
