@@ -7,8 +7,8 @@
 //
 // Place in the job: the environment. --tcp takes the net engine over TCP even on one host. A time
 // is that of the rank that took longest, from a barrier of the world on; results are checked.
-#include <cadre/core/comm/groups/split.h>
 #include <cadre/core.h>
+#include <cadre/core/comm/groups/split.h>
 
 #include <algorithm>
 #include <array>

@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/train/checkpoint/safetensors.h"
 #include "cadre/core/schedule/generate.h"
+#include "cadre/train/checkpoint/safetensors.h"
 #include "cadre/train/trainer/models/gpt.h"
 
 namespace cadre::train {

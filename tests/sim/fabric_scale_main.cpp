@@ -16,8 +16,8 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/comm/communicator_impl.h"
-#include "cadre/core/fabric/plane/topology.h"
 #include "cadre/core/comm/groups/split.h"
+#include "cadre/core/fabric/plane/topology.h"
 #include "cadre/core/os/native/monotonic_clock.h"
 #include "cadre/core/sim/simulator.h"
 #include "cadre/core/store/hash_store.h"

@@ -12,8 +12,8 @@
 
 #include "cadre/core/os/system.h"
 #include "cadre/core/store/store.h"
-#include "cadre/testing/core/forwarding_system.h"
 #include "cadre/core/wire/store/store_message.h"
+#include "cadre/testing/core/forwarding_system.h"
 
 namespace cadre::testing {
 

@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "cadre/testing/core/seeds.h"
+#include "cadre/testing/core/temporary_folder.h"
 #include "cadre/train/checkpoint/optimizer_state.h"
 #include "cadre/train/checkpoint/sharded_load.h"
 #include "cadre/train/checkpoint/sharded_save.h"
-#include "cadre/testing/core/seeds.h"
-#include "cadre/testing/core/temporary_folder.h"
 #include "tests/training/axes_layouts.h"
 #include "tests/training/axes_training.h"
 

@@ -17,22 +17,22 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/train/checkpoint/snapshot_parts.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/parallel/layers/vocab_parallel_cross_entropy.h"
-#include "cadre/tensor/mesh/data_ranks.h"
-#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/core/schedule/generate.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/ep/expert_parallel.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/parallel/layers/vocab_parallel_cross_entropy.h"
 #include "cadre/parallel/pp/pipeline.h"
-#include "cadre/parallel/tp/parallelize_module.h"
-#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
-#include "cadre/core/schedule/generate.h"
 #include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/parallel/shard/sharded_norm.h"
+#include "cadre/parallel/tp/parallelize_module.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+#include "cadre/tensor/mesh/data_ranks.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/testing/torch/wrap_test_bounds.h"
 #include "cadre/testing/torch/wrap_test_training.h"
+#include "cadre/train/checkpoint/snapshot_parts.h"
 #include "tests/training/axes_model.h"
 
 namespace cadre::testing {

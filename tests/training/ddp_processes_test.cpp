@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/testing/torch/ddp_test_training.h"
 #include "cadre/testing/core/leftovers.h"
 #include "cadre/testing/core/seeds.h"
+#include "cadre/testing/torch/ddp_test_training.h"
 #include "cadre/testing/torch/wrap_test_bounds.h"
 #include "tests/process/job.h"
 

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "cadre/train/data/data_loader.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/train/data/data_loader.h"
 
 namespace cadre {
 namespace {

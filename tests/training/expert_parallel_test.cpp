@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/train/checkpoint/sharded_load.h"
-#include "cadre/train/checkpoint/sharded_save.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/ep/expert_parallel.h"
 #include "cadre/parallel/ep/mixture_of_experts.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/train/checkpoint/sharded_load.h"
+#include "cadre/train/checkpoint/sharded_save.h"
 
 namespace cadre {
 namespace {

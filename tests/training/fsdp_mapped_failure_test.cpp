@@ -13,14 +13,14 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/optim/optimizers.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/fsdp/wrap_policy.h"
-#include "cadre/testing/torch/shard_test_training.h"
+#include "cadre/tensor/optim/optimizers.h"
 #include "cadre/testing/core/leftovers.h"
 #include "cadre/testing/core/seeds.h"
 #include "cadre/testing/core/temporary_folder.h"
 #include "cadre/testing/torch/group_fakes.h"
+#include "cadre/testing/torch/shard_test_training.h"
 #include "tests/process/job.h"
 #include "tests/training/victim.h"
 

@@ -7,16 +7,16 @@
 #include <string>
 #include <vector>
 
-#include "cadre/train/checkpoint/optimizer_state.h"
-#include "cadre/train/checkpoint/sharded_load.h"
-#include "cadre/train/checkpoint/sharded_save.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/tensor/optim/optimizers.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/fsdp/wrap_policy.h"
 #include "cadre/parallel/shard/sharded_optimizer.h"
+#include "cadre/tensor/optim/optimizers.h"
 #include "cadre/testing/core/ranks.h"
 #include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/train/checkpoint/optimizer_state.h"
+#include "cadre/train/checkpoint/sharded_load.h"
+#include "cadre/train/checkpoint/sharded_save.h"
 
 namespace cadre {
 namespace {

@@ -7,14 +7,14 @@
 #include <memory>
 #include <string>
 
-#include "cadre/train/checkpoint/sharded_load.h"
-#include "cadre/train/checkpoint/sharded_save.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/tensor/optim/optimizers.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+#include "cadre/tensor/optim/optimizers.h"
 #include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/train/checkpoint/sharded_load.h"
+#include "cadre/train/checkpoint/sharded_save.h"
 
 namespace cadre {
 namespace {

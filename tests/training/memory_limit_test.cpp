@@ -16,12 +16,12 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/file_memory.h"
-#include "cadre/tensor/optim/offloaded_optimizer.h"
-#include "cadre/tensor/optim/optimizers.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/fsdp/wrap_policy.h"
 #include "cadre/parallel/shard/flat_parameters.h"
+#include "cadre/tensor/group/file_memory.h"
+#include "cadre/tensor/optim/offloaded_optimizer.h"
+#include "cadre/tensor/optim/optimizers.h"
 #include "cadre/testing/core/temporary_folder.h"
 #include "tests/process/job.h"
 #include "tests/training/memory_cgroup.h"

@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/mesh/device_mesh.h"
-#include "cadre/parallel/pp/pipeline.h"
 #include "cadre/core/schedule/generate.h"
+#include "cadre/parallel/pp/pipeline.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/core/seeds.h"
 #include "tests/training/survivors.h"
 #include "tests/training/victim.h"

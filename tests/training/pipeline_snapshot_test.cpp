@@ -11,15 +11,15 @@
 #include <string>
 #include <vector>
 
+#include "cadre/core/schedule/generate.h"
+#include "cadre/parallel/pp/pipeline.h"
+#include "cadre/parallel/shard/gather_shards.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/train/checkpoint/optimizer_state.h"
 #include "cadre/train/checkpoint/sharded_load.h"
 #include "cadre/train/checkpoint/snapshot_saver.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/tensor/mesh/device_mesh.h"
-#include "cadre/parallel/pp/pipeline.h"
-#include "cadre/core/schedule/generate.h"
-#include "cadre/parallel/shard/gather_shards.h"
-#include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre {
 namespace {

@@ -17,12 +17,12 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/parallel/shard/sharded_optimizer.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/tensor/optim/optimizers.h"
-#include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/testing/torch/fsdp_test_training.h"
-#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
-#include "cadre/parallel/shard/sharded_optimizer.h"
 #include "cadre/testing/torch/wrap_test_bounds.h"
 
 namespace cadre::testing {

@@ -11,8 +11,8 @@
 #include <string_view>
 #include <vector>
 
-#include "cadre/testing/core/cadre_command_test.h"
 #include "cadre/core/os/files/locked_file.h"
+#include "cadre/testing/core/cadre_command_test.h"
 #include "cadre/testing/core/paths.h"
 #include "cadre/testing/core/temporary_folder.h"
 

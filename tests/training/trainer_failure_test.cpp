@@ -15,8 +15,8 @@
 #include "cadre/core/base/format.h"
 #include "cadre/testing/core/leftovers.h"
 #include "cadre/testing/core/temporary_folder.h"
-#include "cadre/train/trainer/trainer.h"
 #include "cadre/testing/torch/group_fakes.h"
+#include "cadre/train/trainer/trainer.h"
 #include "tests/process/job.h"
 #include "tests/training/victim.h"
 

@@ -25,10 +25,10 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/collective/backend.h"
 #include "cadre/core/comm/failure/monitor.h"
-#include "cadre/core/fabric/flight/flight_recorder.h"
 #include "cadre/core/comm/queue/idle_thread.h"
 #include "cadre/core/comm/queue/operation_queue.h"
 #include "cadre/core/comm/symmetric/symmetric_heap.h"
+#include "cadre/core/fabric/flight/flight_recorder.h"
 #include "cadre/core/os/system.h"
 
 namespace cadre {

@@ -6,11 +6,11 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/quiet_log.h"
-#include "cadre/core/comm/queue/refused_call.h"
 #include "cadre/core/comm/checks.h"
-#include "cadre/core/comm/group_destruction.h"
 #include "cadre/core/comm/communicator_impl.h"
+#include "cadre/core/comm/group_destruction.h"
 #include "cadre/core/comm/message_calls.h"
+#include "cadre/core/comm/queue/refused_call.h"
 
 namespace cadre {
 namespace {

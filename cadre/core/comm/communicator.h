@@ -29,10 +29,10 @@
 #include "cadre/core/base/types.h"
 #include "cadre/core/collective/collective.h"
 #include "cadre/core/comm/communicator_options.h"
-#include "cadre/core/fabric/flight/flight_record.h"
 #include "cadre/core/comm/messages/message_call.h"
-#include "cadre/core/comm/symmetric/symmetric_buffer.h"
 #include "cadre/core/comm/queue/work.h"
+#include "cadre/core/comm/symmetric/symmetric_buffer.h"
+#include "cadre/core/fabric/flight/flight_record.h"
 #include "cadre/core/os/system.h"
 #include "cadre/core/rendezvous/rendezvous.h"
 

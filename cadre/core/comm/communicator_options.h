@@ -8,8 +8,8 @@
 
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/log.h"
-#include "cadre/core/os/defaults.h"
 #include "cadre/core/comm/backend_factory.h"
+#include "cadre/core/os/defaults.h"
 
 namespace cadre {
 

@@ -16,9 +16,9 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/collective/op.h"
 #include "cadre/core/comm/communicator_impl.h"
-#include "cadre/testing/core/groups_test.h"
 #include "cadre/core/comm/groups/split.h"
 #include "cadre/core/store/hash_store.h"
+#include "cadre/testing/core/groups_test.h"
 #include "cadre/testing/core/ranks.h"
 
 namespace cadre {

@@ -58,8 +58,7 @@ Fabric::Fabric(Key, os::System& system, const Membership& membership,
       flight_files_(settings.flight_record_path) {}
 
 Result<std::shared_ptr<Fabric>> Fabric::connect(os::System& system, const Membership& membership,
-                                                const FabricSettings& settings,
-                                                Deadline deadline) {
+                                                const FabricSettings& settings, Deadline deadline) {
   auto fabric = std::make_shared<Fabric>(Key(), system, membership, settings);
   if (membership.world_size == 1) {
     fabric->stand_alone();

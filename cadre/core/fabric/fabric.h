@@ -17,17 +17,17 @@
 #include <vector>
 
 #include "cadre/core/base/deadline.h"
-#include "cadre/core/os/defaults.h"
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/log.h"
 #include "cadre/core/base/types.h"
 #include "cadre/core/fabric/bootstrap/connect_fabric.h"
+#include "cadre/core/fabric/bootstrap/layout.h"
+#include "cadre/core/fabric/flight_files.h"
 #include "cadre/core/fabric/plane/control_plane.h"
 #include "cadre/core/fabric/plane/late_errors.h"
-#include "cadre/core/fabric/bootstrap/layout.h"
 #include "cadre/core/fabric/status_page.h"
-#include "cadre/core/fabric/flight_files.h"
 #include "cadre/core/memory/host_memory.h"
+#include "cadre/core/os/defaults.h"
 #include "cadre/core/os/host/fork_mark.h"
 #include "cadre/core/os/system.h"
 #include "cadre/core/rendezvous/rendezvous.h"
@@ -58,8 +58,7 @@ class Fabric {
  public:
   // Collective over the membership.
   static Result<std::shared_ptr<Fabric>> connect(os::System& system, const Membership& membership,
-                                                 const FabricSettings& settings,
-                                                 Deadline deadline);
+                                                 const FabricSettings& settings, Deadline deadline);
   Fabric(Key, os::System& system, const Membership& membership, const FabricSettings& settings);
   ~Fabric();
   Fabric(const Fabric&) = delete;

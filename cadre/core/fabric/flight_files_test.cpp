@@ -12,9 +12,9 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/comm/communicator.h"
+#include "cadre/core/comm/groups/split.h"
 #include "cadre/core/fabric/flight/flight_record.h"
 #include "cadre/core/fabric/flight/flight_recorder.h"
-#include "cadre/core/comm/groups/split.h"
 #include "cadre/core/fabric/flight/process_start.h"
 #include "cadre/core/os/files/file.h"
 #include "cadre/core/os/files/private_folder.h"

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/testing/core/groups_test.h"
 #include "cadre/core/comm/groups/split.h"
+#include "cadre/testing/core/groups_test.h"
 
 namespace cadre {
 namespace {

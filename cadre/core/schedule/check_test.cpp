@@ -5,8 +5,8 @@
 #include <algorithm>
 
 #include "cadre/core/schedule/lowering.h"
-#include "cadre/testing/core/schedule_cases_test.h"
 #include "cadre/core/schedule/schedule_csv.h"
+#include "cadre/testing/core/schedule_cases_test.h"
 
 namespace cadre {
 namespace {

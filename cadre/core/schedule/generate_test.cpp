@@ -6,8 +6,8 @@
 #include <set>
 
 #include "cadre/core/schedule/check.h"
-#include "cadre/testing/core/schedule_cases_test.h"
 #include "cadre/core/schedule/schedule_csv.h"
+#include "cadre/testing/core/schedule_cases_test.h"
 
 namespace cadre {
 namespace {

@@ -6,9 +6,9 @@
 #include <array>
 
 #include "cadre/core/schedule/check.h"
-#include "cadre/testing/core/schedule_cases_test.h"
 #include "cadre/core/schedule/schedule_csv.h"
 #include "cadre/core/schedule/simulate.h"
+#include "cadre/testing/core/schedule_cases_test.h"
 
 namespace cadre {
 namespace {

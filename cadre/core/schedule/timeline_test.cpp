@@ -1,9 +1,9 @@
 #include <gmock/gmock.h>
 
 #include "cadre/core/schedule/lowering.h"
-#include "cadre/testing/core/schedule_cases_test.h"
 #include "cadre/core/schedule/timeline_svg.h"
 #include "cadre/core/schedule/timeline_text.h"
+#include "cadre/testing/core/schedule_cases_test.h"
 
 namespace cadre {
 namespace {

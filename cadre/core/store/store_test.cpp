@@ -12,8 +12,8 @@
 #include "cadre/core/os/system.h"
 #include "cadre/core/store/hash_store.h"
 #include "cadre/core/store/prefix_store.h"
-#include "cadre/testing/core/ranks.h"
 #include "cadre/core/wire/store/store_message.h"
+#include "cadre/testing/core/ranks.h"
 
 namespace cadre {
 namespace {

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/os/proc/inherited.h"
 #include "cadre/launch/cli/command.h"
 #include "cadre/launch/cli/nearest.h"
-#include "cadre/core/os/proc/inherited.h"
 
 namespace {
 

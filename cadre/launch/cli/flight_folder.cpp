@@ -5,8 +5,8 @@
 #include <system_error>
 
 #include "cadre/core/base/format.h"
-#include "cadre/launch/cli/option_words.h"
 #include "cadre/core/os/files/private_folder.h"
+#include "cadre/launch/cli/option_words.h"
 
 namespace cadre::cli {
 namespace {

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/launch/cli/command.h"
-#include "cadre/launch/cli/torch_finder.h"
 #include "cadre/core/os/proc/machine.h"
 #include "cadre/core/os/system.h"
+#include "cadre/launch/cli/command.h"
+#include "cadre/launch/cli/torch_finder.h"
 
 namespace cadre::cli {
 namespace {

@@ -1,10 +1,10 @@
 #include "cadre/launch/cli/launch_job.h"
 
-#include "cadre/launch/cli/command.h"
-#include "cadre/launch/cli/flight_folder.h"
 #include "cadre/core/os/proc/guardian.h"
 #include "cadre/core/os/proc/temporary_folder.h"
 #include "cadre/core/rendezvous/job_environment.h"
+#include "cadre/launch/cli/command.h"
+#include "cadre/launch/cli/flight_folder.h"
 
 namespace cadre::cli {
 

@@ -1,8 +1,8 @@
 // `--nproc-per-node auto | gpu | cpu`, on described machines and on this one.
 #include <gmock/gmock.h>
 
-#include "cadre/testing/core/cadre_command_test.h"
 #include "cadre/launch/cli/run_options.h"
+#include "cadre/testing/core/cadre_command_test.h"
 
 namespace cadre::cli {
 namespace {

@@ -5,13 +5,13 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
-#include "cadre/launch/cli/command.h"
-#include "cadre/launch/cli/launch_job.h"
-#include "cadre/launch/cli/run_options.h"
 #include "cadre/core/os/proc/executable.h"
 #include "cadre/core/os/proc/machine.h"
 #include "cadre/core/os/proc/output_stream.h"
 #include "cadre/core/os/system.h"
+#include "cadre/launch/cli/command.h"
+#include "cadre/launch/cli/launch_job.h"
+#include "cadre/launch/cli/run_options.h"
 
 namespace cadre::cli {
 namespace {

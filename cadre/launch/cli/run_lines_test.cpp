@@ -5,8 +5,8 @@
 #include <termios.h>
 #include <unistd.h>
 
-#include "cadre/testing/core/cadre_command_test.h"
 #include "cadre/core/os/io/fd.h"
+#include "cadre/testing/core/cadre_command_test.h"
 
 namespace cadre::cli {
 namespace {

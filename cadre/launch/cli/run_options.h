@@ -14,9 +14,9 @@
 
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/error.h"
-#include "cadre/launch/cli/option_words.h"
 #include "cadre/core/os/proc/environment.h"
 #include "cadre/core/os/proc/machine.h"
+#include "cadre/launch/cli/option_words.h"
 
 namespace cadre::cli {
 

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "cadre/testing/core/cadre_command_test.h"
 #include "cadre/launch/cli/torchrun_flags.h"
+#include "cadre/testing/core/cadre_command_test.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::cli {

@@ -1,8 +1,8 @@
 // Python programs under `cadre run`: scripts, modules, and unmodified PyTorch.
 #include <fstream>
 
-#include "cadre/testing/core/cadre_command_test.h"
 #include "cadre/launch/cli/run_options.h"
+#include "cadre/testing/core/cadre_command_test.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::cli {

@@ -1,8 +1,8 @@
 // The job's store from a worker: its address is in the environment, and the job's token grants
 // access.
-#include "cadre/testing/core/cadre_command_test.h"
 #include "cadre/core/os/proc/executable.h"
 #include "cadre/core/rendezvous/environment_rendezvous.h"
+#include "cadre/testing/core/cadre_command_test.h"
 
 namespace cadre::cli {
 namespace {

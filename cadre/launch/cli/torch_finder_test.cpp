@@ -9,8 +9,8 @@
 #include <fstream>
 #include <string>
 
-#include "cadre/testing/core/cadre_command_test.h"
 #include "cadre/core/os/proc/program_output.h"
+#include "cadre/testing/core/cadre_command_test.h"
 #include "cadre/testing/core/paths.h"
 #include "cadre/testing/core/temporary_folder.h"
 

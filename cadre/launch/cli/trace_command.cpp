@@ -10,14 +10,14 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/printable.h"
-#include "cadre/launch/cli/command.h"
-#include "cadre/launch/cli/flight_folder.h"
-#include "cadre/launch/cli/option_words.h"
-#include "cadre/core/fabric/flight/process_start.h"
 #include "cadre/core/comm/trace/trace.h"
+#include "cadre/core/fabric/flight/process_start.h"
 #include "cadre/core/os/files/file.h"
 #include "cadre/core/os/host/wall_clock.h"
 #include "cadre/core/os/native/monotonic_clock.h"
+#include "cadre/launch/cli/command.h"
+#include "cadre/launch/cli/flight_folder.h"
+#include "cadre/launch/cli/option_words.h"
 
 namespace cadre::cli {
 namespace {

@@ -5,13 +5,13 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "cadre/testing/core/cadre_command_test.h"
-#include "cadre/launch/cli/command.h"
 #include "cadre/core/collective/op.h"
 #include "cadre/core/fabric/flight/flight_recorder.h"
 #include "cadre/core/fabric/flight/process_start.h"
 #include "cadre/core/os/host/host_info.h"
 #include "cadre/core/os/native/monotonic_clock.h"
+#include "cadre/launch/cli/command.h"
+#include "cadre/testing/core/cadre_command_test.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::cli {

@@ -15,9 +15,9 @@
 #include <string_view>
 
 #include "cadre/core/base/deadline.h"
-#include "cadre/launch/job/line_splitter.h"
 #include "cadre/core/os/proc/output_stream.h"
 #include "cadre/core/os/system.h"
+#include "cadre/launch/job/line_splitter.h"
 
 namespace cadre::launch {
 

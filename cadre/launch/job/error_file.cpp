@@ -4,9 +4,9 @@
 #include <span>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/os/files/file.h"
 #include "cadre/launch/job/exit_meaning.h"
 #include "cadre/launch/job/failure_report.h"
-#include "cadre/core/os/files/file.h"
 
 namespace cadre::launch {
 namespace {

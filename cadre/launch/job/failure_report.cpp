@@ -9,10 +9,10 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/printable.h"
-#include "cadre/launch/job/error_file.h"
-#include "cadre/launch/job/exit_meaning.h"
 #include "cadre/core/os/files/file.h"
 #include "cadre/core/os/proc/signals.h"
+#include "cadre/launch/job/error_file.h"
+#include "cadre/launch/job/exit_meaning.h"
 
 namespace cadre::launch {
 namespace {

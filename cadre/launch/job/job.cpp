@@ -10,6 +10,12 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/os/host/descriptor_limit.h"
+#include "cadre/core/os/host/memory_kills.h"
+#include "cadre/core/os/host/wall_clock.h"
+#include "cadre/core/os/proc/descendants.h"
+#include "cadre/core/os/proc/signals.h"
+#include "cadre/core/store/tcp/tcp_store_server.h"
 #include "cadre/launch/job/error_file.h"
 #include "cadre/launch/job/exit_meaning.h"
 #include "cadre/launch/job/failure_report.h"
@@ -17,12 +23,6 @@
 #include "cadre/launch/job/queued_log.h"
 #include "cadre/launch/job/worker_environment.h"
 #include "cadre/launch/job/worker_group.h"
-#include "cadre/core/os/host/descriptor_limit.h"
-#include "cadre/core/os/host/memory_kills.h"
-#include "cadre/core/os/host/wall_clock.h"
-#include "cadre/core/os/proc/descendants.h"
-#include "cadre/core/os/proc/signals.h"
-#include "cadre/core/store/tcp/tcp_store_server.h"
 
 namespace cadre::launch {
 namespace {

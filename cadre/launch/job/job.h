@@ -16,10 +16,10 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/log.h"
-#include "cadre/launch/job/buffered_output.h"
 #include "cadre/core/os/proc/environment.h"
 #include "cadre/core/os/proc/inherited.h"
 #include "cadre/core/os/system.h"
+#include "cadre/launch/job/buffered_output.h"
 
 namespace cadre::launch {
 

@@ -16,11 +16,11 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/types.h"
-#include "cadre/launch/job/buffered_output.h"
-#include "cadre/launch/job/worker_output.h"
 #include "cadre/core/os/proc/descendants.h"
 #include "cadre/core/os/proc/process.h"
 #include "cadre/core/os/system.h"
+#include "cadre/launch/job/buffered_output.h"
+#include "cadre/launch/job/worker_output.h"
 
 namespace cadre::launch {
 

@@ -10,10 +10,10 @@
 #include <optional>
 #include <string>
 
+#include "cadre/core/os/proc/pipe.h"
 #include "cadre/launch/job/buffered_output.h"
 #include "cadre/launch/job/line_splitter.h"
 #include "cadre/launch/job/line_tail.h"
-#include "cadre/core/os/proc/pipe.h"
 
 namespace cadre::launch {
 

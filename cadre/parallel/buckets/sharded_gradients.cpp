@@ -13,9 +13,9 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/buckets/handed_out_memory.h"
-#include "cadre/tensor/group/operands/dtype.h"
-#include "cadre/tensor/group/file_memory.h"
 #include "cadre/parallel/shard/shard_fence.h"
+#include "cadre/tensor/group/file_memory.h"
+#include "cadre/tensor/group/operands/dtype.h"
 
 namespace cadre {
 

@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/ddp_test_support.h"
 #include "cadre/testing/core/log_lines.h"
+#include "cadre/testing/torch/ddp_test_support.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 
 namespace cadre {
 namespace {

@@ -10,9 +10,9 @@
 #include <string>
 
 #include "cadre/core/base/format.h"
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/parallel/ddp/distributed_data_parallel.h"
 
 namespace cadre::ddp_collectives {
 namespace {

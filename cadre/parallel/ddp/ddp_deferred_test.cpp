@@ -5,9 +5,9 @@
 #include <memory>
 #include <mutex>
 
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/deferred/deferred_init.h"
 #include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/parallel/ddp/distributed_data_parallel.h"
 
 namespace cadre {
 namespace {

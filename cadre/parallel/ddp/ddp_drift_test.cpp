@@ -12,8 +12,8 @@
 #include <string>
 
 #include "cadre/core/base/format.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 
 namespace cadre::ddp_drift {
 namespace {

@@ -18,9 +18,9 @@
 #include <tuple>
 #include <vector>
 
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/ddp_test_training.h"
 #include "cadre/testing/core/seeds.h"
+#include "cadre/testing/torch/ddp_test_training.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/testing/torch/wrap_test_bounds.h"
 
 namespace cadre {

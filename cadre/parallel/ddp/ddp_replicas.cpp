@@ -13,12 +13,12 @@
 #include "cadre/parallel/buckets/bucket_layout.h"
 #include "cadre/parallel/buckets/replicated_gradients.h"
 #include "cadre/parallel/buckets/sharded_gradients.h"
-#include "cadre/tensor/group/agreement.h"
-#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/reduction/agreement/trailer.h"
 #include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/parallel/shard/shardable.h"
+#include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/hooks/named_tensors.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 
 namespace cadre::parallel {
 

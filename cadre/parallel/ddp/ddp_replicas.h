@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "cadre/core/base/export.h"
-#include "cadre/tensor/group/process_group.h"
 #include "cadre/parallel/ddp/options.h"
 #include "cadre/parallel/reduction/data_parallel_core.h"
 #include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/group/process_group.h"
 
 namespace torch::nn {
 class Module;

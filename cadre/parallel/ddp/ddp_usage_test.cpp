@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/testing/core/log_lines.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 
 namespace cadre::ddp_usage {
 namespace {

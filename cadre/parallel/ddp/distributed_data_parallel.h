@@ -27,12 +27,12 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/tensor/group/process_group.h"
 #include "cadre/parallel/ddp/ddp_replicas.h"
 #include "cadre/parallel/ddp/options.h"
 #include "cadre/parallel/reduction/data_parallel_module.h"
 #include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/group/process_group.h"
 
 namespace cadre {
 

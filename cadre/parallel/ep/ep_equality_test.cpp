@@ -14,10 +14,10 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/testing/torch/joined_training_test.h"
 #include "cadre/tensor/mesh/device_mesh.h"
-#include "cadre/testing/torch/ep_test_models.h"
 #include "cadre/testing/core/seeds.h"
+#include "cadre/testing/torch/ep_test_models.h"
+#include "cadre/testing/torch/joined_training_test.h"
 #include "cadre/testing/torch/wrap_test_bounds.h"
 
 namespace cadre {

@@ -8,12 +8,12 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/agreement.h"
+#include "cadre/parallel/ep/mixture_of_experts.h"
+#include "cadre/parallel/ep/token_dispatch.h"
 #include "cadre/parallel/layers/joint_loss.h"
 #include "cadre/parallel/layers/module_division.h"
 #include "cadre/parallel/layers/tensor_parallel_layer.h"
-#include "cadre/parallel/ep/mixture_of_experts.h"
-#include "cadre/parallel/ep/token_dispatch.h"
+#include "cadre/tensor/group/agreement.h"
 
 namespace cadre {
 namespace {

@@ -32,8 +32,8 @@
 #include <vector>
 
 #include "cadre/core/base/export.h"
-#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 
 namespace torch::nn {
 class Module;

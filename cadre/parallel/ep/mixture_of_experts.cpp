@@ -17,9 +17,9 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/parallel/ep/router.h"
 #include "cadre/parallel/ep/token_dispatch.h"
+#include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/tensor/hooks/shard_mark.h"
 
 namespace cadre {

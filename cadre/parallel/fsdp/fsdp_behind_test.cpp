@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/testing/torch/fsdp_test_stack.h"
-#include "cadre/testing/torch/fsdp_test_training.h"
 #include "cadre/parallel/shard/sharded_optimizer.h"
 #include "cadre/testing/core/log_lines.h"
+#include "cadre/testing/torch/fsdp_test_stack.h"
+#include "cadre/testing/torch/fsdp_test_training.h"
 #include "cadre/testing/torch/wrap_test_support.h"
 
 namespace cadre {

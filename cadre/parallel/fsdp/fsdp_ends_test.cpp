@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "cadre/parallel/shard/sharded_optimizer.h"
 #include "cadre/testing/torch/fsdp_test_stack.h"
 #include "cadre/testing/torch/fsdp_test_training.h"
-#include "cadre/parallel/shard/sharded_optimizer.h"
 #include "cadre/testing/torch/wrap_test_support.h"
 
 namespace cadre {

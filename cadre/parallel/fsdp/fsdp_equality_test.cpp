@@ -10,8 +10,8 @@
 #include <tuple>
 #include <vector>
 
-#include "cadre/testing/torch/fsdp_test_training.h"
 #include "cadre/testing/core/seeds.h"
+#include "cadre/testing/torch/fsdp_test_training.h"
 #include "cadre/testing/torch/wrap_test_bounds.h"
 
 namespace cadre {

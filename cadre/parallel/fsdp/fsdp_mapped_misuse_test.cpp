@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "cadre/testing/torch/fsdp_test_tower.h"
 #include "cadre/parallel/shard/sharded_optimizer.h"
+#include "cadre/testing/torch/fsdp_test_tower.h"
 
 namespace cadre {
 namespace {

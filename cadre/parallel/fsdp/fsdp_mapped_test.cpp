@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "cadre/testing/torch/fsdp_test_tower.h"
 #include "cadre/parallel/shard/sharded_optimizer.h"
 #include "cadre/testing/core/seeds.h"
+#include "cadre/testing/torch/fsdp_test_tower.h"
 
 namespace cadre {
 namespace {

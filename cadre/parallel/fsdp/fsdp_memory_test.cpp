@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "cadre/testing/torch/fsdp_test_tower.h"
-#include "cadre/testing/core/temporary_folder.h"
 #include "cadre/tensor/hooks/activations/activation_offload.h"
+#include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/fsdp_test_tower.h"
 
 namespace cadre {
 namespace {

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "cadre/testing/torch/fsdp_test_training.h"
 #include "cadre/testing/core/log_lines.h"
+#include "cadre/testing/torch/fsdp_test_training.h"
 #include "cadre/testing/torch/wrap_test_support.h"
 
 namespace cadre {

@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/testing/torch/fsdp_test_tower.h"
 #include "cadre/testing/core/small_disk.h"
 #include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/fsdp_test_tower.h"
 
 namespace cadre {
 namespace {

@@ -10,14 +10,14 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/tensor/group/agreement.h"
-#include "cadre/tensor/optim/optimizers.h"
-#include "cadre/testing/torch/fsdp_test_training.h"
 #include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/parallel/shard/grad_scaler.h"
 #include "cadre/parallel/shard/nonfinite_gradients.h"
 #include "cadre/parallel/shard/sharded_norm.h"
 #include "cadre/parallel/shard/sharded_optimizer.h"
+#include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/optim/optimizers.h"
+#include "cadre/testing/torch/fsdp_test_training.h"
 #include "cadre/testing/torch/wrap_test_support.h"
 
 namespace cadre {

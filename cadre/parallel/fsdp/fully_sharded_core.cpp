@@ -14,7 +14,6 @@
 #include "cadre/core/base/log.h"
 #include "cadre/parallel/buckets/sharded_gradients.h"
 #include "cadre/parallel/deferred/materialize.h"
-#include "cadre/tensor/group/agreement.h"
 #include "cadre/parallel/fsdp/offload.h"
 #include "cadre/parallel/fsdp/reshard_groups.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
@@ -26,6 +25,7 @@
 #include "cadre/parallel/shard/flat_buffer_pool.h"
 #include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/shard/shard_fence.h"
+#include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/hooks/tensor_version.h"
 
 namespace cadre::parallel {

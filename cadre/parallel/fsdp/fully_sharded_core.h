@@ -16,12 +16,12 @@
 #include <vector>
 
 #include "cadre/core/base/export.h"
-#include "cadre/tensor/group/file_memory.h"
-#include "cadre/tensor/group/process_group.h"
-#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/fsdp/sharded_units.h"
 #include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/group/file_memory.h"
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 
 namespace torch::nn {
 class Module;

@@ -31,15 +31,15 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/tensor/group/process_group.h"
-#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/fsdp/fully_sharded_core.h"
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/fsdp/shard_unit.h"
 #include "cadre/parallel/reduction/data_parallel_module.h"
 #include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/group/process_group.h"
 #include "cadre/tensor/hooks/map_tensors.h"
 #include "cadre/tensor/hooks/output_tensors.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 
 namespace cadre {
 

@@ -5,8 +5,8 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/agreement.h"
 #include "cadre/parallel/shard/flat_parameters.h"
+#include "cadre/tensor/group/agreement.h"
 
 namespace cadre::parallel {
 

@@ -7,9 +7,9 @@
 #include <memory>
 #include <optional>
 
-#include "cadre/tensor/group/file_memory.h"
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
+#include "cadre/tensor/group/file_memory.h"
 #include "cadre/tensor/hooks/located_group.h"
 
 namespace cadre::parallel {

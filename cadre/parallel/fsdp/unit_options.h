@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "cadre/tensor/group/agreement.h"
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/fsdp/reshard_groups.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
+#include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/hooks/located_group.h"
 
 namespace torch::nn {

@@ -9,11 +9,11 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/parallel/layers/joint_loss.h"
+#include "cadre/parallel/layers/token_mixing.h"
 #include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/tensor/group/messages/private_messages.h"
-#include "cadre/parallel/layers/token_mixing.h"
-#include "cadre/parallel/layers/joint_loss.h"
 #include "cadre/tensor/mesh/layout.h"
 
 namespace cadre {

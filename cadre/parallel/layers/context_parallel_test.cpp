@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/parallel/layers/attention/self_attention.h"
 #include "cadre/parallel/layers/context_parallel.h"
 #include "cadre/parallel/layers/counter_based_dropout.h"
-#include "cadre/parallel/layers/attention/self_attention.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/testing/torch/wrap_test_support.h"
 
 namespace cadre {

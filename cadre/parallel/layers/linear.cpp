@@ -4,9 +4,9 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/parallel/layers/activation_parts.h"
 #include "cadre/parallel/layers/parallel_linear.h"
+#include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/tensor/mesh/layout.h"
 
 namespace cadre {

@@ -7,8 +7,8 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/operands/memory_extent.h"
 #include "cadre/parallel/shard/shardable.h"
+#include "cadre/tensor/group/operands/memory_extent.h"
 #include "cadre/tensor/hooks/shard_mark.h"
 #include "cadre/tensor/hooks/tensor_version.h"
 

@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "cadre/parallel/layers/tensor_parallel_layer.h"
-#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/tensor/hooks/named_tensors.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 
 namespace cadre::layers {
 

@@ -13,16 +13,16 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/backward/differentiable.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/parallel/layers/attention/self_attention.h"
 #include "cadre/parallel/layers/embedding.h"
 #include "cadre/parallel/layers/layer_norm.h"
 #include "cadre/parallel/layers/linear.h"
 #include "cadre/parallel/layers/parallel_linear.h"
-#include "cadre/parallel/layers/attention/self_attention.h"
 #include "cadre/parallel/layers/vocab_parallel_cross_entropy.h"
-#include "cadre/tensor/mesh/layout.h"
+#include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/tensor/hooks/autocast.h"
+#include "cadre/tensor/mesh/layout.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/testing/torch/wrap_test_support.h"
 
 namespace cadre {

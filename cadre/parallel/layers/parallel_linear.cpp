@@ -16,12 +16,12 @@
 #include <string_view>
 #include <vector>
 
-#include "cadre/tensor/autograd/autograd_node.h"
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/parallel/layers/activation_parts.h"
 #include "cadre/parallel/layers/recorded_backward.h"
+#include "cadre/tensor/autograd/autograd_node.h"
+#include "cadre/tensor/group/backward/differentiable.h"
 
 namespace cadre {
 namespace {

@@ -7,10 +7,10 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/group/agreement.h"
-#include "cadre/tensor/mesh/layout.h"
 #include "cadre/tensor/hooks/replica_check.h"
 #include "cadre/tensor/hooks/shard_mark.h"
 #include "cadre/tensor/hooks/tensor_version.h"
+#include "cadre/tensor/mesh/layout.h"
 
 namespace cadre {
 

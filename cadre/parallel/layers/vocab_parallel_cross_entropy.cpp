@@ -13,8 +13,8 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/parallel/layers/recorded_backward.h"
+#include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/tensor/mesh/layout.h"
 
 namespace cadre {

@@ -6,8 +6,8 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
+#include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/tensor/hooks/named_tensors.h"
 
 namespace cadre {

@@ -9,13 +9,13 @@
 
 #include "cadre/core/base/fnv1a.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/caught_error.h"
-#include "cadre/tensor/group/messages/private_messages.h"
 #include "cadre/parallel/pp/pipeline_agreement.h"
 #include "cadre/parallel/pp/pipeline_executor.h"
 #include "cadre/parallel/pp/sharded_stages.h"
 #include "cadre/parallel/pp/stage_records.h"
 #include "cadre/parallel/pp/tied_parameters.h"
+#include "cadre/tensor/group/caught_error.h"
+#include "cadre/tensor/group/messages/private_messages.h"
 
 namespace cadre {
 namespace {

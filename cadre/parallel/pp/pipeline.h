@@ -36,13 +36,13 @@
 
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/export.h"
-#include "cadre/tensor/group/process_group.h"
-#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/core/schedule/schedule.h"
 #include "cadre/parallel/pp/pipeline_error.h"
 #include "cadre/parallel/pp/pipeline_loss.h"
 #include "cadre/parallel/pp/pipeline_stage.h"
-#include "cadre/core/schedule/schedule.h"
 #include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 
 namespace cadre {
 

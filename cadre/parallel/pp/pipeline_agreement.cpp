@@ -9,8 +9,8 @@
 
 #include "cadre/core/base/fnv1a.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/caught_error.h"
 #include "cadre/parallel/pp/pipeline_plan.h"
+#include "cadre/tensor/group/caught_error.h"
 #include "cadre/tensor/hooks/replica_check.h"
 #include "cadre/tensor/hooks/tensor_version.h"
 

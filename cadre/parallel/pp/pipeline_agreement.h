@@ -15,11 +15,11 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/tensor/group/agreement.h"
-#include "cadre/tensor/group/process_group.h"
+#include "cadre/core/schedule/schedule.h"
 #include "cadre/parallel/pp/pipeline.h"
 #include "cadre/parallel/pp/pipeline_stage.h"
-#include "cadre/core/schedule/schedule.h"
+#include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/group/process_group.h"
 
 namespace cadre::parallel {
 

@@ -17,12 +17,12 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/tensor/mesh/device_mesh.h"
-#include "cadre/parallel/pp/pipeline.h"
-#include "cadre/testing/torch/pp_test_model.h"
 #include "cadre/core/schedule/generate.h"
+#include "cadre/parallel/pp/pipeline.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/core/seeds.h"
+#include "cadre/testing/torch/pp_test_model.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 
 namespace cadre {
 namespace {

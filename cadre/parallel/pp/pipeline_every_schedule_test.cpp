@@ -15,12 +15,12 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/parallel/pp/pipeline.h"
 #include "cadre/core/schedule/check.h"
 #include "cadre/core/schedule/generate.h"
 #include "cadre/core/schedule/simulate.h"
+#include "cadre/parallel/pp/pipeline.h"
 #include "cadre/testing/core/seeds.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 
 namespace cadre {
 namespace {

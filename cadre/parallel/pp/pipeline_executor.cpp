@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/caught_error.h"
 #include "cadre/parallel/pp/values/stage_values.h"
+#include "cadre/tensor/group/caught_error.h"
 #include "cadre/tensor/hooks/autograd_hooks.h"
 
 namespace cadre::parallel {

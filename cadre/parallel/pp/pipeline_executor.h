@@ -19,8 +19,7 @@
 #include <vector>
 
 #include "cadre/core/base/deadline.h"
-#include "cadre/tensor/group/messages/private_messages.h"
-#include "cadre/tensor/group/process_group.h"
+#include "cadre/core/schedule/schedule.h"
 #include "cadre/parallel/pp/pipeline_error.h"
 #include "cadre/parallel/pp/pipeline_loss.h"
 #include "cadre/parallel/pp/pipeline_stage.h"
@@ -28,7 +27,8 @@
 #include "cadre/parallel/pp/stage_messages.h"
 #include "cadre/parallel/pp/stage_runner.h"
 #include "cadre/parallel/pp/values/joined_outputs.h"
-#include "cadre/core/schedule/schedule.h"
+#include "cadre/tensor/group/messages/private_messages.h"
+#include "cadre/tensor/group/process_group.h"
 
 namespace cadre::parallel {
 

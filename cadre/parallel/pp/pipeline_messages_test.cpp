@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
-#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/parallel/pp/pipeline.h"
 #include "cadre/testing/torch/pp_test_model.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 
 namespace cadre::pipeline_messages_test {
 namespace {

@@ -10,10 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/pp/pipeline.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/torch/pp_test_model.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 
 namespace cadre {
 namespace {

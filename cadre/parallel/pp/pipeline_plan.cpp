@@ -6,11 +6,11 @@
 #include <string>
 
 #include "cadre/core/base/format.h"
-#include "cadre/parallel/pp/pipeline_agreement.h"
-#include "cadre/parallel/pp/sharded_stages.h"
 #include "cadre/core/schedule/check.h"
 #include "cadre/core/schedule/generate.h"
 #include "cadre/core/schedule/lowering.h"
+#include "cadre/parallel/pp/pipeline_agreement.h"
+#include "cadre/parallel/pp/sharded_stages.h"
 #include "cadre/parallel/shard/shardable.h"
 
 namespace cadre::parallel {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/parallel/pp/pipeline.h"
 #include "cadre/core/schedule/schedule.h"
+#include "cadre/parallel/pp/pipeline.h"
 
 namespace cadre::parallel {
 

@@ -12,13 +12,13 @@
 #include <string>
 #include <vector>
 
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/tensor/mesh/device_mesh.h"
-#include "cadre/parallel/pp/pipeline.h"
-#include "cadre/testing/torch/pp_test_model.h"
 #include "cadre/core/schedule/generate.h"
+#include "cadre/parallel/pp/pipeline.h"
 #include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/tensor/hooks/named_tensors.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/testing/torch/pp_test_model.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 
 namespace cadre {
 namespace {

@@ -20,11 +20,11 @@
 #include <vector>
 
 #include "cadre/parallel/buckets/sharded_gradients.h"
-#include "cadre/tensor/group/process_group.h"
-#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/pp/pipeline_stage.h"
 #include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 
 namespace cadre::parallel {
 

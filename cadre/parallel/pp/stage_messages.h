@@ -29,8 +29,8 @@
 #include <vector>
 
 #include "cadre/core/comm/queue/work.h"
-#include "cadre/tensor/group/messages/private_messages.h"
 #include "cadre/parallel/pp/tensor_header.h"
+#include "cadre/tensor/group/messages/private_messages.h"
 
 namespace cadre::parallel {
 

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
-#include "cadre/parallel/pp/pipeline_agreement.h"
 #include "cadre/core/wire/byte_codec.h"
+#include "cadre/parallel/pp/pipeline_agreement.h"
 
 namespace cadre::parallel {
 namespace {

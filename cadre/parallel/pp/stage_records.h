@@ -11,11 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "cadre/tensor/group/process_group.h"
-#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/pp/pipeline_stage.h"
 #include "cadre/parallel/pp/sharded_stages.h"
 #include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 
 namespace cadre::parallel {
 

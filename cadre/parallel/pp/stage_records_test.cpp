@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/parallel/pp/pipeline.h"
 #include "cadre/parallel/shard/sharded_norm.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 
 namespace cadre {
 namespace {

@@ -17,9 +17,9 @@
 #include <vector>
 
 #include "cadre/core/comm/queue/work.h"
-#include "cadre/tensor/group/process_group.h"
 #include "cadre/parallel/pp/pipeline_stage.h"
 #include "cadre/parallel/pp/split_backward.h"
+#include "cadre/tensor/group/process_group.h"
 #include "cadre/tensor/hooks/parameter_watch.h"
 
 namespace cadre::parallel {

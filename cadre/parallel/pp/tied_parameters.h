@@ -17,11 +17,11 @@
 #include <string>
 #include <vector>
 
-#include "cadre/tensor/group/messages/private_messages.h"
 #include "cadre/parallel/pp/pipeline_agreement.h"
 #include "cadre/parallel/pp/pipeline_stage.h"
 #include "cadre/parallel/pp/sharded_stages.h"
 #include "cadre/parallel/pp/stage_records.h"
+#include "cadre/tensor/group/messages/private_messages.h"
 
 namespace cadre::parallel {
 

@@ -9,10 +9,10 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/log.h"
-#include "cadre/tensor/group/backward/backward_collectives.h"
 #include "cadre/parallel/reduction/agreement/exchanges.h"
 #include "cadre/parallel/reduction/agreement/refusals.h"
 #include "cadre/parallel/reduction/agreement/trailer.h"
+#include "cadre/tensor/group/backward/backward_collectives.h"
 
 namespace cadre::reduction {
 

@@ -10,8 +10,8 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/file_memory.h"
 #include "cadre/parallel/shard/shardable.h"
+#include "cadre/tensor/group/file_memory.h"
 #include "cadre/tensor/hooks/parameter_watch.h"
 #include "cadre/tensor/hooks/shard_mark.h"
 

@@ -33,16 +33,16 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/export.h"
-#include "cadre/tensor/group/mapped_parts.h"
-#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/shard/flat_buffer_pool.h"
 #include "cadre/parallel/shard/flat_layout.h"
 #include "cadre/parallel/shard/guarded_storage.h"
 #include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/parallel/shard/shard_fence.h"
 #include "cadre/parallel/shard/shard_form.h"
+#include "cadre/tensor/group/mapped_parts.h"
 #include "cadre/tensor/hooks/located_group.h"
 #include "cadre/tensor/hooks/named_tensors.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 
 namespace cadre::wrap {
 class WriteWatch;

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/testing/torch/group_fakes.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 
 namespace cadre {
 namespace {

@@ -7,9 +7,9 @@
 #include <algorithm>
 #include <optional>
 
-#include "cadre/tensor/group/agreement.h"
 #include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/shard/shard_fence.h"
+#include "cadre/tensor/group/agreement.h"
 
 namespace cadre::shard {
 namespace {

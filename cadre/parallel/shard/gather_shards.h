@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "cadre/core/base/export.h"
-#include "cadre/tensor/group/process_group.h"
 #include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/group/process_group.h"
 #include "cadre/tensor/hooks/named_tensors.h"
 
 namespace cadre::shard {

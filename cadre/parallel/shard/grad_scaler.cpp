@@ -18,9 +18,9 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/group/caught_error.h"
-#include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/tensor/hooks/shard_mark.h"
 
 namespace cadre {

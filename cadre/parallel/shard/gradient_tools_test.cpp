@@ -10,8 +10,8 @@
 #include "cadre/parallel/shard/grad_scaler.h"
 #include "cadre/parallel/shard/nonfinite_gradients.h"
 #include "cadre/parallel/shard/sharded_norm.h"
-#include "cadre/testing/core/log_lines.h"
 #include "cadre/tensor/hooks/shard_mark.h"
+#include "cadre/testing/core/log_lines.h"
 
 namespace cadre::testing {
 namespace {

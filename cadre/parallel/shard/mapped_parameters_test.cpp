@@ -12,14 +12,14 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/shard/shard_fence.h"
-#include "cadre/testing/torch/shard_test_training.h"
 #include "cadre/parallel/shard/sharded_optimizer.h"
 #include "cadre/testing/core/leftovers.h"
 #include "cadre/testing/core/seeds.h"
 #include "cadre/testing/torch/group_fakes.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/shard_test_training.h"
 
 namespace cadre {
 namespace {

@@ -16,10 +16,10 @@
 #include <vector>
 
 #include "cadre/core/base/export.h"
-#include "cadre/tensor/mesh/device_mesh.h"
-#include "cadre/tensor/mesh/placement.h"
 #include "cadre/parallel/shard/flat_layout.h"
 #include "cadre/tensor/hooks/named_tensors.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/tensor/mesh/placement.h"
 
 namespace cadre {
 

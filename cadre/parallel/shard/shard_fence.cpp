@@ -10,10 +10,10 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/optim/optimizer_options.h"
-#include "cadre/tensor/optim/step_agreement.h"
 #include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/tensor/hooks/shard_mark.h"
+#include "cadre/tensor/optim/optimizer_options.h"
+#include "cadre/tensor/optim/step_agreement.h"
 
 namespace cadre {
 namespace {

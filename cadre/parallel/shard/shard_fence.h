@@ -31,11 +31,11 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/export.h"
 #include "cadre/core/base/types.h"
+#include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/tensor/group/mapped_parts.h"
 #include "cadre/tensor/group/process_group.h"
-#include "cadre/tensor/optim/optimizer_options.h"
-#include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/tensor/hooks/located_group.h"
+#include "cadre/tensor/optim/optimizer_options.h"
 
 namespace torch::optim {
 class OptimizerParamGroup;

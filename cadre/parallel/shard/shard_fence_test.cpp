@@ -9,11 +9,11 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/shard/shard_fence.h"
-#include "cadre/testing/torch/shard_test_training.h"
 #include "cadre/parallel/shard/sharded_optimizer.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/shard_test_training.h"
 
 namespace cadre {
 namespace {

@@ -31,11 +31,11 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
+#include "cadre/parallel/shard/shard_fence.h"
+#include "cadre/tensor/hooks/tensor_version.h"
 #include "cadre/tensor/optim/saved_part.h"
 #include "cadre/tensor/optim/state_loading.h"
 #include "cadre/tensor/optim/state_tensors.h"
-#include "cadre/parallel/shard/shard_fence.h"
-#include "cadre/tensor/hooks/tensor_version.h"
 
 namespace cadre {
 

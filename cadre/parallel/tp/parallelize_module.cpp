@@ -10,9 +10,9 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/agreement.h"
 #include "cadre/parallel/layers/context_parallel.h"
 #include "cadre/parallel/layers/module_division.h"
+#include "cadre/tensor/group/agreement.h"
 
 namespace cadre {
 namespace {

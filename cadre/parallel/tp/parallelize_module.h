@@ -39,8 +39,8 @@
 
 #include "cadre/core/base/export.h"
 #include "cadre/parallel/layers/tensor_parallel_layer.h"
-#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 
 namespace torch::nn {
 class Module;

@@ -11,14 +11,14 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/parallel/shard/sharded_norm.h"
 #include "cadre/tensor/group/backward/differentiable.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/tensor/mesh/layout.h"
+#include "cadre/testing/torch/parameter_shard_test.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/testing/torch/tp_test_models.h"
 #include "cadre/testing/torch/tp_test_support.h"
-#include "cadre/testing/torch/parameter_shard_test.h"
-#include "cadre/parallel/shard/sharded_norm.h"
 #include "cadre/testing/torch/wrap_test_support.h"
 
 namespace cadre {

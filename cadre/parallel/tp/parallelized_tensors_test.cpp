@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/parallel/layers/embedding.h"
 #include "cadre/parallel/layers/linear.h"
-#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/tp/parallelize_module.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/testing/torch/tp_test_support.h"
 
 namespace cadre {

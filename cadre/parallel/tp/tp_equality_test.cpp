@@ -15,10 +15,10 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/testing/torch/joined_training_test.h"
 #include "cadre/tensor/mesh/device_mesh.h"
-#include "cadre/testing/torch/tp_test_models.h"
 #include "cadre/testing/core/seeds.h"
+#include "cadre/testing/torch/joined_training_test.h"
+#include "cadre/testing/torch/tp_test_models.h"
 #include "cadre/testing/torch/wrap_test_bounds.h"
 
 namespace cadre {

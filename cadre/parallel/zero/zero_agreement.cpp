@@ -9,15 +9,15 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/fnv1a.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/agreement.h"
-#include "cadre/tensor/optim/optimizer_options.h"
-#include "cadre/tensor/optim/step_agreement.h"
-#include "cadre/parallel/zero/gradient_comparison.h"
-#include "cadre/parallel/zero/zero_core.h"
 #include "cadre/parallel/shard/shard_fence.h"
 #include "cadre/parallel/shard/shardable.h"
+#include "cadre/parallel/zero/gradient_comparison.h"
+#include "cadre/parallel/zero/zero_core.h"
+#include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/hooks/replica_check.h"
 #include "cadre/tensor/hooks/tensor_version.h"
+#include "cadre/tensor/optim/optimizer_options.h"
+#include "cadre/tensor/optim/step_agreement.h"
 
 namespace cadre::parallel {
 namespace {

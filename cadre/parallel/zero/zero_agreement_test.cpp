@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 
 namespace cadre {
 namespace {

@@ -11,12 +11,12 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/tensor/group/agreement.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/tensor/optim/optimizers.h"
-#include "cadre/testing/torch/zero_net_test.h"
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+#include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/optim/optimizers.h"
 #include "cadre/testing/core/log_lines.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/zero_net_test.h"
 
 namespace cadre {
 namespace {

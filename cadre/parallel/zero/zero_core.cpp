@@ -11,8 +11,8 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/optim/optimizer_options.h"
 #include "cadre/parallel/shard/gather_shards.h"
+#include "cadre/tensor/optim/optimizer_options.h"
 
 namespace cadre::parallel {
 namespace {

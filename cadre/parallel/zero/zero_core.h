@@ -20,14 +20,14 @@
 #include <vector>
 
 #include "cadre/core/base/export.h"
-#include "cadre/tensor/mesh/device_mesh.h"
-#include "cadre/tensor/optim/optimizer_options.h"
-#include "cadre/parallel/zero/optimizer_state.h"
-#include "cadre/parallel/zero/options.h"
 #include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/parallel/zero/optimizer_state.h"
+#include "cadre/parallel/zero/options.h"
 #include "cadre/tensor/hooks/located_group.h"
 #include "cadre/tensor/hooks/named_tensors.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/tensor/optim/optimizer_options.h"
 
 namespace torch::optim {
 class OptimizerOptions;

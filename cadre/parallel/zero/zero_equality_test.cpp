@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
-#include "cadre/tensor/optim/optimizers.h"
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
-#include "cadre/testing/torch/zero_test_support.h"
+#include "cadre/tensor/optim/optimizers.h"
 #include "cadre/testing/core/seeds.h"
 #include "cadre/testing/torch/wrap_test_bounds.h"
+#include "cadre/testing/torch/zero_test_support.h"
 
 namespace cadre {
 namespace {

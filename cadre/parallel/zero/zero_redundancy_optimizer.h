@@ -9,11 +9,11 @@
 // kInvalidArgument. Errors: cadre::Error, on all ranks what one of them refuses before a step or in
 // the constructor; whatever O throws, after which the ranks may have different parameters.
 //
-// O: torch::optim::AdamW, Adam, SGD, RMSprop, Adagrad, those of cadre/tensor/optim, or another optimizer
-// whose result for an element depends on that element alone; it is constructed from parameter
-// groups and options. It steps slices of flat buffers. With the optimizers of cadre/tensor/optim every
-// element gets the bits that it would get without this class; with others it may differ in the
-// last ones.
+// O: torch::optim::AdamW, Adam, SGD, RMSprop, Adagrad, those of cadre/tensor/optim, or another
+// optimizer whose result for an element depends on that element alone; it is constructed from
+// parameter groups and options. It steps slices of flat buffers. With the optimizers of
+// cadre/tensor/optim every element gets the bits that it would get without this class; with others
+// it may differ in the last ones.
 //
 // It is a torch::optim::Optimizer, so schedulers and zero_grad() work on it. param_groups() are
 // those that were given, with options that may be changed between steps; rules by dimension see the
@@ -46,14 +46,14 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/tensor/group/process_group.h"
-#include "cadre/tensor/optim/saved_part.h"
-#include "cadre/tensor/optim/state_loading.h"
-#include "cadre/tensor/optim/state_tensors.h"
 #include "cadre/parallel/zero/optimizer_state.h"
 #include "cadre/parallel/zero/options.h"
 #include "cadre/parallel/zero/zero_core.h"
+#include "cadre/tensor/group/process_group.h"
 #include "cadre/tensor/hooks/named_tensors.h"
+#include "cadre/tensor/optim/saved_part.h"
+#include "cadre/tensor/optim/state_loading.h"
+#include "cadre/tensor/optim/state_tensors.h"
 
 namespace cadre {
 

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "cadre/core/comm/communicator.h"
-#include "cadre/tensor/group/process_group.h"
 #include "cadre/core/os/system.h"
+#include "cadre/tensor/group/process_group.h"
 #include "cadre/testing/core/fake_stream_backend.h"
 #include "cadre/testing/core/lone_group.h"
 #include "cadre/testing/core/ranks.h"

@@ -10,8 +10,8 @@
 
 #include "cadre/core/base/fnv1a.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/caught_error.h"
 #include "cadre/core/wire/byte_codec.h"
+#include "cadre/tensor/group/caught_error.h"
 
 namespace cadre {
 namespace {

@@ -5,10 +5,10 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/core/comm/group_destruction.h"
 #include "cadre/core/comm/connect.h"
-#include "cadre/tensor/group/process_group.h"
+#include "cadre/core/comm/group_destruction.h"
 #include "cadre/core/os/system.h"
+#include "cadre/tensor/group/process_group.h"
 
 namespace cadre {
 

@@ -7,8 +7,8 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/tensor/group/mapped_parts.h"
+#include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/tensor/group/operands/operands.h"
 #include "cadre/tensor/group/operands/tensor_checks.h"
 

@@ -32,9 +32,9 @@
 #include "cadre/core/base/types.h"
 #include "cadre/core/collective/collective.h"
 #include "cadre/core/comm/communicator.h"
-#include "cadre/core/os/defaults.h"
 #include "cadre/core/comm/groups/split.h"
 #include "cadre/core/comm/queue/work.h"
+#include "cadre/core/os/defaults.h"
 
 namespace cadre {
 

@@ -6,8 +6,8 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/core/os/defaults.h"
 #include "cadre/core/comm/queue/work.h"
+#include "cadre/core/os/defaults.h"
 
 namespace cadre::wrap {
 namespace {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/tensor/hooks/located_group.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 
 namespace cadre {
 namespace {

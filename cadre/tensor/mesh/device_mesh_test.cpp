@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 
 namespace cadre {
 namespace {

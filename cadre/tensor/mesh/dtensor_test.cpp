@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "cadre/core/collective/op.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/tensor/mesh/dtensor.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 
 namespace cadre {
 namespace {

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/tensor/mesh/dtensor.h"
 #include "cadre/testing/torch/placement_reference_test.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 
 namespace cadre {
 namespace {

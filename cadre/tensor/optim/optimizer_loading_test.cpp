@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
+#include "cadre/tensor/hooks/shard_mark.h"
 #include "cadre/tensor/optim/offloaded_optimizer.h"
 #include "cadre/testing/torch/optimizers_test.h"
-#include "cadre/tensor/hooks/shard_mark.h"
 
 namespace cadre::optim_test {
 namespace {

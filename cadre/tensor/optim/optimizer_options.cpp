@@ -17,16 +17,10 @@
 #include <typeinfo>
 #include <utility>
 
-<<<<<<< HEAD:cadre/tensor/optim/optimizer_options.cpp
-#include "cadre/core/base/fnv1a.h"
-#include "cadre/core/base/format.h"
-#include "cadre/tensor/optim/state_tensors.h"
-=======
 #include "cadre/core/base/fnv1a.h"
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/optim/state_tensors.h"
->>>>>>> main:cadre/tensor/optim/optimizer_options.cpp
 
 namespace cadre::optim_state {
 namespace {

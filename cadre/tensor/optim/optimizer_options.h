@@ -18,14 +18,8 @@
 #include <typeindex>
 #include <vector>
 
-<<<<<<< HEAD:cadre/tensor/optim/optimizer_options.h
 #include "cadre/core/base/export.h"
 #include "cadre/core/base/log.h"
-#include "cadre/tensor/group/agreement.h"
-=======
-#include "cadre/core/base/export.h"
-#include "cadre/core/base/log.h"
->>>>>>> main:cadre/tensor/optim/optimizer_options.h
 
 namespace torch::optim {
 class OptimizerOptions;

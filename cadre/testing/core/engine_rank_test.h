@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "cadre/testing/core/engine_caller_test.h"
 #include "cadre/core/collective/net/net_engine.h"
+#include "cadre/testing/core/engine_caller_test.h"
 #include "cadre/testing/core/reference_reduction.h"
 
 namespace cadre {

@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
-#include "cadre/testing/core/host_memories.h"
-#include "cadre/testing/core/ranks.h"
 #include "cadre/core/transport/shm/shm_transport.h"
 #include "cadre/core/transport/tcp/tcp_links.h"
+#include "cadre/testing/core/host_memories.h"
+#include "cadre/testing/core/ranks.h"
 
 namespace cadre::testing {
 namespace {

@@ -9,9 +9,9 @@
 #include <memory>
 #include <vector>
 
-#include "cadre/testing/torch/fsdp_test_models.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/fsdp/wrap_policy.h"
+#include "cadre/testing/torch/fsdp_test_models.h"
 #include "cadre/testing/torch/wrap_test_training.h"
 
 namespace cadre::testing {

@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "cadre/tensor/mesh/layout.h"
 #include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/mesh/layout.h"
 #include "cadre/testing/core/ranks.h"
 
 namespace cadre::testing {

@@ -12,9 +12,9 @@
 
 #include "cadre/core/base/log.h"
 #include "cadre/core/comm/communicator.h"
-#include "cadre/tensor/group/process_group.h"
 #include "cadre/core/os/system.h"
 #include "cadre/core/store/hash_store.h"
+#include "cadre/tensor/group/process_group.h"
 #include "cadre/testing/core/ranks.h"
 
 namespace cadre::testing {

@@ -13,9 +13,9 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/tensor/group/process_group.h"
 #include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/shard/sharded_optimizer.h"
+#include "cadre/tensor/group/process_group.h"
 #include "cadre/testing/core/ranks.h"
 
 namespace cadre::testing {

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "cadre/core/base/fnv1a.h"
-#include "cadre/train/checkpoint/snapshot_parts.h"
-#include "cadre/tensor/mesh/placement.h"
 #include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/mesh/placement.h"
+#include "cadre/train/checkpoint/snapshot_parts.h"
 
 namespace cadre::snapshot_test {
 

@@ -14,12 +14,12 @@
 #include <string>
 #include <vector>
 
+#include "cadre/parallel/layers/attention/self_attention.h"
 #include "cadre/parallel/layers/context_parallel.h"
 #include "cadre/parallel/layers/counter_based_dropout.h"
 #include "cadre/parallel/layers/embedding.h"
 #include "cadre/parallel/layers/layer_norm.h"
 #include "cadre/parallel/layers/linear.h"
-#include "cadre/parallel/layers/attention/self_attention.h"
 #include "cadre/parallel/layers/vocab_parallel_cross_entropy.h"
 #include "cadre/parallel/tp/parallelize_module.h"
 #include "cadre/testing/torch/wrap_test_models.h"

@@ -14,10 +14,10 @@
 #include <string_view>
 #include <vector>
 
+#include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/train/checkpoint/full_state.h"
 #include "cadre/train/checkpoint/safetensors.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/core/temporary_folder.h"
 #include "cadre/train/trainer/trainer.h"
 
 namespace cadre::train {

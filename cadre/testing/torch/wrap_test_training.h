@@ -17,9 +17,9 @@
 #include <string>
 #include <vector>
 
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/group_fakes.h"
 #include "cadre/tensor/hooks/named_tensors.h"
+#include "cadre/testing/torch/group_fakes.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/testing/torch/wrap_test_models.h"
 
 namespace cadre::testing {

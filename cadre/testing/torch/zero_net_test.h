@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
-#include "cadre/tensor/group/process_group.h"
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
-#include "cadre/testing/torch/zero_test_support.h"
+#include "cadre/tensor/group/process_group.h"
 #include "cadre/testing/core/ranks.h"
+#include "cadre/testing/torch/zero_test_support.h"
 
 namespace cadre::zero_net {
 

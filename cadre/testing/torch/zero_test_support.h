@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "cadre/tensor/group/process_group.h"
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+#include "cadre/tensor/group/process_group.h"
 #include "cadre/tensor/hooks/named_tensors.h"
 #include "cadre/tensor/hooks/replica_check.h"
 

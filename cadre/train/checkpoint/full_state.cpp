@@ -11,12 +11,12 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/train/checkpoint/on_file_system.h"
-#include "cadre/train/checkpoint/safetensors.h"
-#include "cadre/train/checkpoint/snapshot_reader.h"
 #include "cadre/core/os/files/durable_file.h"
 #include "cadre/core/os/files/native_file_system.h"
 #include "cadre/core/wire/safetensors_header.h"
+#include "cadre/train/checkpoint/on_file_system.h"
+#include "cadre/train/checkpoint/safetensors.h"
+#include "cadre/train/checkpoint/snapshot_reader.h"
 
 namespace cadre {
 namespace {

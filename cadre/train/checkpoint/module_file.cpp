@@ -10,12 +10,12 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/train/checkpoint/on_file_system.h"
-#include "cadre/train/checkpoint/planning/shared_memory.h"
-#include "cadre/train/checkpoint/safetensors.h"
 #include "cadre/core/os/files/durable_file.h"
 #include "cadre/core/os/files/native_file_system.h"
 #include "cadre/tensor/hooks/shard_mark.h"
+#include "cadre/train/checkpoint/on_file_system.h"
+#include "cadre/train/checkpoint/planning/shared_memory.h"
+#include "cadre/train/checkpoint/safetensors.h"
 
 namespace cadre {
 

@@ -6,9 +6,9 @@
 
 #include <string>
 
+#include "cadre/core/os/file_system.h"
 #include "cadre/train/checkpoint/full_state.h"
 #include "cadre/train/checkpoint/module_file.h"
-#include "cadre/core/os/file_system.h"
 
 namespace cadre {
 

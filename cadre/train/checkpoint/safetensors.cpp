@@ -12,10 +12,10 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/printable.h"
-#include "cadre/train/checkpoint/file_digests.h"
 #include "cadre/core/os/files/durable_file.h"
 #include "cadre/core/os/files/native_file_system.h"
 #include "cadre/core/wire/blake2b.h"
+#include "cadre/train/checkpoint/file_digests.h"
 
 namespace cadre {
 namespace {

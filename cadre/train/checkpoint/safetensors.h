@@ -21,10 +21,10 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/export.h"
-#include "cadre/train/checkpoint/module_file.h"
 #include "cadre/core/os/file_system.h"
 #include "cadre/core/os/files/versioned_file.h"
 #include "cadre/core/wire/safetensors_header.h"
+#include "cadre/train/checkpoint/module_file.h"
 
 namespace cadre {
 

@@ -16,15 +16,15 @@
 #include <thread>
 #include <vector>
 
+#include "cadre/core/os/files/file.h"
+#include "cadre/core/os/proc/program_output.h"
+#include "cadre/core/os/system.h"
+#include "cadre/tensor/hooks/shard_mark.h"
+#include "cadre/testing/core/temporary_folder.h"
 #include "cadre/train/checkpoint/file_digests.h"
 #include "cadre/train/checkpoint/module_file.h"
 #include "cadre/train/checkpoint/snapshot_parts.h"
 #include "cadre/train/checkpoint/snapshot_reader.h"
-#include "cadre/core/os/files/file.h"
-#include "cadre/core/os/proc/program_output.h"
-#include "cadre/core/os/system.h"
-#include "cadre/testing/core/temporary_folder.h"
-#include "cadre/tensor/hooks/shard_mark.h"
 
 namespace cadre {
 namespace {

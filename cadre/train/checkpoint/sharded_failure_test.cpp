@@ -13,16 +13,16 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/os/files/file.h"
+#include "cadre/parallel/shard/flat_parameters.h"
+#include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/sharded_snapshot_test.h"
+#include "cadre/testing/torch/wrap_test_support.h"
 #include "cadre/train/checkpoint/file_digests.h"
 #include "cadre/train/checkpoint/full_state.h"
 #include "cadre/train/checkpoint/sharded_load.h"
 #include "cadre/train/checkpoint/sharded_save.h"
-#include "cadre/testing/torch/sharded_snapshot_test.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/core/os/files/file.h"
-#include "cadre/parallel/shard/flat_parameters.h"
-#include "cadre/testing/core/temporary_folder.h"
-#include "cadre/testing/torch/wrap_test_support.h"
 
 namespace cadre {
 namespace {

@@ -14,14 +14,14 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/parallel/shard/flat_parameters.h"
+#include "cadre/parallel/shard/shard_fence.h"
+#include "cadre/tensor/group/caught_error.h"
+#include "cadre/tensor/hooks/named_tensors.h"
 #include "cadre/train/checkpoint/planning/digest_shares.h"
 #include "cadre/train/checkpoint/planning/shared_memory.h"
 #include "cadre/train/checkpoint/rank_agreement.h"
 #include "cadre/train/checkpoint/snapshot_reader.h"
-#include "cadre/tensor/group/caught_error.h"
-#include "cadre/parallel/shard/flat_parameters.h"
-#include "cadre/parallel/shard/shard_fence.h"
-#include "cadre/tensor/hooks/named_tensors.h"
 
 namespace cadre {
 namespace {

@@ -15,9 +15,9 @@
 
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/export.h"
-#include "cadre/train/checkpoint/snapshot_parts.h"
 #include "cadre/core/os/defaults.h"
 #include "cadre/tensor/group/process_group.h"
+#include "cadre/train/checkpoint/snapshot_parts.h"
 
 namespace cadre {
 

@@ -13,16 +13,16 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/printable.h"
+#include "cadre/core/os/files/durable_file.h"
+#include "cadre/core/wire/blake2b.h"
+#include "cadre/core/wire/byte_codec.h"
+#include "cadre/tensor/group/caught_error.h"
+#include "cadre/tensor/hooks/named_tensors.h"
+#include "cadre/tensor/mesh/layout.h"
 #include "cadre/train/checkpoint/file_digests.h"
 #include "cadre/train/checkpoint/planning/save_plan.h"
 #include "cadre/train/checkpoint/rank_agreement.h"
 #include "cadre/train/checkpoint/safetensors.h"
-#include "cadre/tensor/group/caught_error.h"
-#include "cadre/tensor/mesh/layout.h"
-#include "cadre/core/os/files/durable_file.h"
-#include "cadre/core/wire/blake2b.h"
-#include "cadre/core/wire/byte_codec.h"
-#include "cadre/tensor/hooks/named_tensors.h"
 
 namespace cadre {
 namespace {

@@ -16,10 +16,10 @@
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/export.h"
-#include "cadre/train/checkpoint/snapshot_folder.h"
-#include "cadre/train/checkpoint/snapshot_parts.h"
 #include "cadre/core/os/defaults.h"
 #include "cadre/tensor/group/process_group.h"
+#include "cadre/train/checkpoint/snapshot_folder.h"
+#include "cadre/train/checkpoint/snapshot_parts.h"
 
 namespace cadre {
 

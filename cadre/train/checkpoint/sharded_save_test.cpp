@@ -12,11 +12,11 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/train/checkpoint/planning/save_plan.h"
-#include "cadre/testing/torch/sharded_snapshot_test.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/sharded_snapshot_test.h"
 #include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/train/checkpoint/planning/save_plan.h"
 
 namespace cadre {
 namespace {

@@ -11,19 +11,19 @@
 #include <string>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/os/files/file.h"
+#include "cadre/core/os/proc/program_output.h"
+#include "cadre/core/os/system.h"
+#include "cadre/core/wire/snapshot_manifest.h"
+#include "cadre/testing/core/paths.h"
+#include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/train/checkpoint/full_state.h"
 #include "cadre/train/checkpoint/module_file.h"
 #include "cadre/train/checkpoint/safetensors.h"
 #include "cadre/train/checkpoint/sharded_load.h"
 #include "cadre/train/checkpoint/sharded_save.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/core/os/files/file.h"
-#include "cadre/core/os/proc/program_output.h"
-#include "cadre/core/os/system.h"
-#include "cadre/testing/core/paths.h"
-#include "cadre/testing/core/ranks.h"
-#include "cadre/testing/core/temporary_folder.h"
-#include "cadre/core/wire/snapshot_manifest.h"
 
 namespace cadre {
 namespace {

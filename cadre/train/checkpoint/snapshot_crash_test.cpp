@@ -17,15 +17,15 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/train/checkpoint/on_file_system.h"
-#include "cadre/train/checkpoint/sharded_load.h"
-#include "cadre/train/checkpoint/sharded_save.h"
-#include "cadre/testing/torch/sharded_snapshot_test.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/core/os/files/durable_file.h"
 #include "cadre/core/sim/simulated_disk.h"
 #include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/sharded_snapshot_test.h"
 #include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/train/checkpoint/on_file_system.h"
+#include "cadre/train/checkpoint/sharded_load.h"
+#include "cadre/train/checkpoint/sharded_save.h"
 
 namespace cadre {
 namespace {

@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "cadre/core/base/export.h"
-#include "cadre/train/checkpoint/module_file.h"
-#include "cadre/tensor/mesh/placement.h"
 #include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/mesh/placement.h"
+#include "cadre/train/checkpoint/module_file.h"
 
 namespace torch::nn {
 class Module;

@@ -13,15 +13,15 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/train/checkpoint/file_digests.h"
-#include "cadre/train/checkpoint/snapshot_folder.h"
-#include "cadre/train/checkpoint/snapshot_parts.h"
-#include "cadre/tensor/mesh/layout.h"
 #include "cadre/core/os/files/file.h"
 #include "cadre/core/os/files/regular_file.h"
 #include "cadre/core/os/host/host_info.h"
 #include "cadre/core/wire/blake2b.h"
 #include "cadre/tensor/hooks/named_tensors.h"
+#include "cadre/tensor/mesh/layout.h"
+#include "cadre/train/checkpoint/file_digests.h"
+#include "cadre/train/checkpoint/snapshot_folder.h"
+#include "cadre/train/checkpoint/snapshot_parts.h"
 
 namespace cadre {
 namespace {

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "cadre/core/base/export.h"
-#include "cadre/train/checkpoint/safetensors.h"
-#include "cadre/tensor/mesh/placement.h"
 #include "cadre/core/wire/snapshot_manifest.h"
+#include "cadre/tensor/mesh/placement.h"
+#include "cadre/train/checkpoint/safetensors.h"
 
 namespace cadre {
 

@@ -13,10 +13,10 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
-#include "cadre/train/checkpoint/rank_agreement.h"
-#include "cadre/tensor/group/caught_error.h"
 #include "cadre/core/os/host/stderr_log.h"
 #include "cadre/core/os/system.h"
+#include "cadre/tensor/group/caught_error.h"
+#include "cadre/train/checkpoint/rank_agreement.h"
 
 namespace cadre {
 namespace {

@@ -8,11 +8,11 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/train/data/distributed_sampler.h"
-#include "cadre/train/data/prefetcher.h"
-#include "cadre/tensor/group/agreement.h"
 #include "cadre/core/os/native/native_thread.h"
 #include "cadre/core/os/system.h"
+#include "cadre/tensor/group/agreement.h"
+#include "cadre/train/data/distributed_sampler.h"
+#include "cadre/train/data/prefetcher.h"
 
 namespace cadre {
 namespace {

@@ -35,8 +35,8 @@
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/export.h"
 #include "cadre/core/base/types.h"
-#include "cadre/train/data/dataset.h"
 #include "cadre/tensor/group/process_group.h"
+#include "cadre/train/data/dataset.h"
 
 namespace cadre {
 

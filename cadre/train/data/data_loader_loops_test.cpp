@@ -15,8 +15,8 @@
 #include <utility>
 
 #include "cadre/core/base/error.h"
-#include "cadre/train/data/data_loader.h"
 #include "cadre/testing/torch/data_loader_test.h"
+#include "cadre/train/data/data_loader.h"
 
 namespace cadre {
 namespace {

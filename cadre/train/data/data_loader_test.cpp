@@ -15,9 +15,9 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/testing/torch/data_loader_test.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/train/data/distributed_sampler.h"
 #include "cadre/train/data/synthetic_dataset.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
 
 namespace cadre {
 namespace {

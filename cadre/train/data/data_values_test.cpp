@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
+#include "cadre/testing/core/temporary_folder.h"
 #include "cadre/train/data/bigram.h"
 #include "cadre/train/data/data_loader.h"
 #include "cadre/train/data/distributed_sampler.h"
@@ -21,7 +22,6 @@
 #include "cadre/train/data/synthetic_dataset.h"
 #include "cadre/train/data/text_corpus.h"
 #include "cadre/train/data/text_dataset.h"
-#include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre {
 namespace {

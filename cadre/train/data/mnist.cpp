@@ -13,9 +13,9 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/fnv1a.h"
 #include "cadre/core/base/format.h"
-#include "cadre/train/data/tensor_samples.h"
 #include "cadre/core/os/files/file.h"
 #include "cadre/core/wire/idx_file.h"
+#include "cadre/train/data/tensor_samples.h"
 
 namespace cadre {
 namespace {

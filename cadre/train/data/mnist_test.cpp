@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/train/data/synthetic_dataset.h"
-#include "cadre/testing/core/temporary_folder.h"
 #include "cadre/core/wire/idx_file.h"
+#include "cadre/testing/core/temporary_folder.h"
+#include "cadre/train/data/synthetic_dataset.h"
 
 namespace cadre {
 namespace {

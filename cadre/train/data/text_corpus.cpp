@@ -15,9 +15,9 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/fnv1a.h"
 #include "cadre/core/base/format.h"
-#include "cadre/train/data/content_hash.h"
 #include "cadre/core/os/files/file.h"
 #include "cadre/core/os/files/versioned_file.h"
+#include "cadre/train/data/content_hash.h"
 
 namespace cadre {
 namespace {

@@ -11,9 +11,9 @@
 #include <string>
 
 #include "cadre/core/base/error.h"
+#include "cadre/testing/core/temporary_folder.h"
 #include "cadre/train/data/bigram.h"
 #include "cadre/train/data/text_dataset.h"
-#include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre {
 namespace {

@@ -14,18 +14,18 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/tensor/group/process_group.h"
-#include "cadre/launch/job/exit_meaning.h"
 #include "cadre/core/os/files/durable_file.h"
 #include "cadre/core/os/proc/output_stream.h"
 #include "cadre/core/os/proc/pending_signal.h"
 #include "cadre/core/os/system.h"
-#include "cadre/train/trainer/config/common_error.h"
+#include "cadre/launch/job/exit_meaning.h"
+#include "cadre/tensor/group/process_group.h"
 #include "cadre/train/trainer/config/agreed_config.h"
+#include "cadre/train/trainer/config/common_error.h"
 #include "cadre/train/trainer/config/config_file.h"
-#include "cadre/train/trainer/strategy/run_layout.h"
 #include "cadre/train/trainer/planning/config_plan.h"
 #include "cadre/train/trainer/planning/plan_report.h"
+#include "cadre/train/trainer/strategy/run_layout.h"
 #include "cadre/train/trainer/trainer.h"
 #include "cadre/train/trainer/verify/verify_config.h"
 

@@ -7,9 +7,9 @@
 #include <memory>
 #include <optional>
 
-#include "cadre/train/data/data_loader.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/tensor/mesh/data_ranks.h"
+#include "cadre/train/data/data_loader.h"
 #include "cadre/train/trainer/models/model.h"
 
 namespace cadre::train {

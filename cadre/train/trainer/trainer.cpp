@@ -11,15 +11,15 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/group/caught_error.h"
-#include "cadre/train/trainer/config/common_error.h"
+#include "cadre/tensor/hooks/autocast.h"
 #include "cadre/train/trainer/config/agreed_config.h"
+#include "cadre/train/trainer/config/common_error.h"
 #include "cadre/train/trainer/config/config_file.h"
+#include "cadre/train/trainer/config/schedule.h"
 #include "cadre/train/trainer/models/model.h"
 #include "cadre/train/trainer/planning/config_plan.h"
 #include "cadre/train/trainer/planning/plan_report.h"
-#include "cadre/train/trainer/config/schedule.h"
 #include "cadre/train/trainer/run/run_setup.h"
-#include "cadre/tensor/hooks/autocast.h"
 
 namespace cadre::train {
 namespace {

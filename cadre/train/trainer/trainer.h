@@ -23,20 +23,20 @@
 #include <string_view>
 #include <vector>
 
+#include "cadre/core/os/system.h"
 #include "cadre/train/checkpoint/snapshot_folder.h"
 #include "cadre/train/data/data_loader.h"
-#include "cadre/core/os/system.h"
 #include "cadre/train/trainer/config/config.h"
 #include "cadre/train/trainer/evaluation.h"
-#include "cadre/train/trainer/strategy/run_layout.h"
-#include "cadre/train/trainer/strategy/optimizer.h"
 #include "cadre/train/trainer/progress.h"
+#include "cadre/train/trainer/run/initial_weights.h"
 #include "cadre/train/trainer/run/run_folder.h"
 #include "cadre/train/trainer/snapshots/resumption.h"
 #include "cadre/train/trainer/snapshots/snapshot_writer.h"
 #include "cadre/train/trainer/snapshots/train_state.h"
+#include "cadre/train/trainer/strategy/optimizer.h"
+#include "cadre/train/trainer/strategy/run_layout.h"
 #include "cadre/train/trainer/strategy/strategy.h"
-#include "cadre/train/trainer/run/initial_weights.h"
 #include "cadre/train/trainer/tasks/task.h"
 
 namespace cadre::train {

@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "cadre/train/checkpoint/file_digests.h"
 #include "cadre/testing/torch/trainer_test.h"
+#include "cadre/train/checkpoint/file_digests.h"
 
 namespace cadre::train {
 namespace {

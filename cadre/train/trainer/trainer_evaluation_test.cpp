@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/wire/idx_file.h"
+#include "cadre/testing/torch/trainer_test.h"
 #include "cadre/train/data/mnist.h"
 #include "cadre/train/trainer/tasks/task.h"
-#include "cadre/testing/torch/trainer_test.h"
-#include "cadre/core/wire/idx_file.h"
 
 namespace cadre::train {
 namespace {

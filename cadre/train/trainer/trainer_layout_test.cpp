@@ -12,9 +12,9 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/testing/core/seeds.h"
+#include "cadre/testing/torch/trainer_test.h"
 #include "cadre/train/trainer/config/config_fields.h"
 #include "cadre/train/trainer/strategy/run_layout.h"
-#include "cadre/testing/torch/trainer_test.h"
 
 namespace cadre::train {
 namespace {

@@ -8,13 +8,13 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/train/checkpoint/sharded_save.h"
 #include "cadre/parallel/deferred/deferred_init.h"
 #include "cadre/testing/core/file_size_limit.h"
 #include "cadre/testing/core/seeds.h"
-#include "cadre/train/trainer/snapshots/snapshot_writer.h"
-#include "cadre/train/trainer/run/run_setup.h"
 #include "cadre/testing/torch/trainer_test.h"
+#include "cadre/train/checkpoint/sharded_save.h"
+#include "cadre/train/trainer/run/run_setup.h"
+#include "cadre/train/trainer/snapshots/snapshot_writer.h"
 
 namespace cadre::train {
 namespace {

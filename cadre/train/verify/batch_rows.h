@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/train/data/dataset.h"
 #include "cadre/parallel/shard/flat_layout.h"
 #include "cadre/tensor/hooks/map_tensors.h"
+#include "cadre/train/data/dataset.h"
 
 namespace cadre::verify {
 

@@ -18,13 +18,13 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
-#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/parallel/shard/sharded_norm.h"
 #include "cadre/parallel/shard/sharded_optimizer.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/train/verify/stepped_training.h"
 #include "cadre/train/verify/strategy_case.h"
 #include "cadre/train/verify/verify_program.h"

@@ -21,9 +21,9 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/tensor/group/process_group.h"
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/reduction/data_parallel_module.h"
+#include "cadre/tensor/group/process_group.h"
 #include "cadre/train/verify/batch_rows.h"
 #include "cadre/train/verify/verification.h"
 #include "cadre/train/verify/verified_optimizer.h"

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/testing/torch/verify_test_programs.h"
 #include "cadre/testing/torch/group_fakes.h"
+#include "cadre/testing/torch/verify_test_programs.h"
 #include "cadre/testing/torch/wrap_test_training.h"
 
 namespace cadre {

@@ -1,5 +1,5 @@
-// Every public call of cadre/tensor/group once, as a program outside makes it, with a check of the result:
-// package_test.py compares the names with those that the headers declare.
+// Every public call of cadre/tensor/group once, as a program outside makes it, with a check of the
+// result: package_test.py compares the names with those that the headers declare.
 #include <ATen/ATen.h>
 #include <cadre/core/base/error.h>
 #include <cadre/tensor/group/backward/differentiable.h>

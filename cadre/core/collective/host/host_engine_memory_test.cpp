@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "cadre/core/collective/host/arena.h"
-#include "cadre/testing/core/host_engine_test_ranks.h"
 #include "cadre/testing/core/forwarding_system.h"
+#include "cadre/testing/core/host_engine_test_ranks.h"
 
 namespace cadre {
 namespace {

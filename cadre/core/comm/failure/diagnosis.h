@@ -17,8 +17,8 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/types.h"
 #include "cadre/core/collective/op.h"
-#include "cadre/core/fabric/plane/group_events.h"
 #include "cadre/core/fabric/bootstrap/layout.h"
+#include "cadre/core/fabric/plane/group_events.h"
 #include "cadre/core/wire/control.h"
 
 namespace cadre {

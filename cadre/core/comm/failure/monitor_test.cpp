@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/testing/core/plane_job_test.h"
 #include "cadre/core/os/system.h"
+#include "cadre/testing/core/plane_job_test.h"
 
 namespace cadre {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/comm/communicator_impl.h"
-#include "cadre/testing/core/groups_test.h"
 #include "cadre/core/comm/groups/split.h"
+#include "cadre/testing/core/groups_test.h"
 #include "cadre/testing/core/ranks.h"
 
 namespace cadre {

@@ -10,12 +10,12 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/comm/communicator_impl.h"
-#include "cadre/testing/core/groups_test.h"
 #include "cadre/core/comm/groups/split.h"
 #include "cadre/core/store/hash_store.h"
 #include "cadre/core/store/prefix_store.h"
-#include "cadre/testing/core/ranks.h"
 #include "cadre/core/wire/store/store_message.h"
+#include "cadre/testing/core/groups_test.h"
+#include "cadre/testing/core/ranks.h"
 
 namespace cadre {
 namespace {

@@ -18,12 +18,12 @@
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/error.h"
 #include "cadre/core/comm/failure/monitor.h"
-#include "cadre/core/fabric/flight/flight_recorder.h"
 #include "cadre/core/comm/messages/message_call.h"
 #include "cadre/core/comm/messages/message_space.h"
 #include "cadre/core/comm/messages/point_to_point.h"
 #include "cadre/core/comm/queue/progress_queue.h"
 #include "cadre/core/comm/queue/work.h"
+#include "cadre/core/fabric/flight/flight_recorder.h"
 #include "cadre/core/os/system.h"
 #include "cadre/core/transport/transport.h"
 

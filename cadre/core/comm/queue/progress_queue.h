@@ -42,9 +42,9 @@
 #include "cadre/core/base/log.h"
 #include "cadre/core/base/types.h"
 #include "cadre/core/collective/completion.h"
-#include "cadre/core/fabric/fork_guard.h"
 #include "cadre/core/comm/queue/idle_thread.h"
 #include "cadre/core/comm/queue/work.h"
+#include "cadre/core/fabric/fork_guard.h"
 #include "cadre/core/os/system.h"
 
 namespace cadre {

@@ -16,10 +16,10 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/types.h"
 #include "cadre/core/collective/backend.h"
-#include "cadre/core/fabric/fork_guard.h"
 #include "cadre/core/comm/messages/signal_waits.h"
 #include "cadre/core/comm/symmetric/one_sided_access.h"
 #include "cadre/core/comm/symmetric/symmetric_buffer.h"
+#include "cadre/core/fabric/fork_guard.h"
 #include "cadre/core/memory/host_memory.h"
 #include "cadre/core/os/system.h"
 

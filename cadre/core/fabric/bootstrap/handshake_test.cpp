@@ -8,8 +8,8 @@
 #include <array>
 
 #include "cadre/core/base/format.h"
-#include "cadre/testing/core/other_user.h"
 #include "cadre/core/wire/byte_codec.h"
+#include "cadre/testing/core/other_user.h"
 
 namespace cadre {
 namespace {

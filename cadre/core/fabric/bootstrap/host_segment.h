@@ -15,8 +15,8 @@
 #include <string>
 
 #include "cadre/core/base/error.h"
-#include "cadre/core/fabric/bootstrap/links.h"
 #include "cadre/core/fabric/bootstrap/layout.h"
+#include "cadre/core/fabric/bootstrap/links.h"
 #include "cadre/core/os/system.h"
 
 namespace cadre {

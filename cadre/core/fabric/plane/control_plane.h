@@ -24,9 +24,9 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/log.h"
 #include "cadre/core/fabric/bootstrap/handshake.h"
+#include "cadre/core/fabric/bootstrap/layout.h"
 #include "cadre/core/fabric/plane/control_link.h"
 #include "cadre/core/fabric/plane/group_events.h"
-#include "cadre/core/fabric/bootstrap/layout.h"
 #include "cadre/core/os/system.h"
 
 namespace cadre {

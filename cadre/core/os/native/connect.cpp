@@ -11,9 +11,9 @@
 #include "cadre/core/os/host/descriptor_limit.h"
 #include "cadre/core/os/io/errno_error.h"
 #include "cadre/core/os/io/interfaces.h"
+#include "cadre/core/os/io/socket_address.h"
 #include "cadre/core/os/native/monotonic_clock.h"
 #include "cadre/core/os/native/poll.h"
-#include "cadre/core/os/io/socket_address.h"
 
 namespace cadre::os {
 namespace {

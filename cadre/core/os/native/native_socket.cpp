@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/os/io/errno_error.h"
 #include "cadre/core/os/host/peer_user.h"
+#include "cadre/core/os/io/errno_error.h"
 #include "cadre/core/os/io/socket_address.h"
 
 namespace cadre::os {

@@ -20,8 +20,8 @@
 #include "cadre/core/os/files/native_file_system.h"
 #include "cadre/core/os/system.h"
 #include "cadre/core/store/file/journal.h"
-#include "cadre/testing/core/temporary_folder.h"
 #include "cadre/core/wire/store/store_record.h"
+#include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre {
 namespace {

@@ -14,12 +14,12 @@
 #include "cadre/core/os/system.h"
 #include "cadre/core/sim/simulator.h"
 #include "cadre/core/store/tcp/tcp_store_server.h"
-#include "cadre/testing/core/program_file.h"
-#include "cadre/testing/core/temporary_folder.h"
 #include "cadre/core/wire/byte_codec.h"
 #include "cadre/core/wire/framing.h"
 #include "cadre/core/wire/store/c10d_message.h"
 #include "cadre/core/wire/store/store_message.h"
+#include "cadre/testing/core/program_file.h"
+#include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre {
 namespace {

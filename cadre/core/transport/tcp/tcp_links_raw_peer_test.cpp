@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "cadre/core/transport/tcp/tcp_links.h"
-#include "cadre/testing/core/tcp_links_test.h"
 #include "cadre/core/wire/link_frame.h"
+#include "cadre/testing/core/tcp_links_test.h"
 
 namespace cadre {
 namespace {

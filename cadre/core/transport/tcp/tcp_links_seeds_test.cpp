@@ -12,9 +12,9 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/random.h"
 #include "cadre/core/sim/simulator.h"
+#include "cadre/testing/core/linked_process_test.h"
 #include "cadre/testing/core/ranks.h"
 #include "cadre/testing/core/seeds.h"
-#include "cadre/testing/core/linked_process_test.h"
 
 namespace cadre {
 namespace {

@@ -4,12 +4,12 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/printable.h"
-#include "cadre/launch/cli/command.h"
-#include "cadre/launch/cli/schedule/schedule_options.h"
 #include "cadre/core/os/files/file.h"
 #include "cadre/core/schedule/schedule_csv.h"
 #include "cadre/core/schedule/timeline_svg.h"
 #include "cadre/core/schedule/timeline_text.h"
+#include "cadre/launch/cli/command.h"
+#include "cadre/launch/cli/schedule/schedule_options.h"
 
 namespace cadre::cli {
 namespace {

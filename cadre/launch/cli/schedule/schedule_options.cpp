@@ -8,9 +8,9 @@
 #include <system_error>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/schedule/partition.h"
 #include "cadre/launch/cli/nearest.h"
 #include "cadre/launch/cli/option_words.h"
-#include "cadre/core/schedule/partition.h"
 
 namespace cadre::cli {
 namespace {

@@ -10,11 +10,11 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/launch/cli/command.h"
 #include "cadre/core/schedule/check.h"
 #include "cadre/core/schedule/generate.h"
 #include "cadre/core/schedule/lowering.h"
 #include "cadre/core/schedule/simulate.h"
+#include "cadre/launch/cli/command.h"
 
 namespace cadre::cli {
 

@@ -5,13 +5,13 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/os/proc/executable.h"
+#include "cadre/core/os/proc/output_stream.h"
 #include "cadre/launch/cli/command.h"
 #include "cadre/launch/cli/launch_job.h"
 #include "cadre/launch/cli/torch_finder.h"
 #include "cadre/launch/job/exit_meaning.h"
 #include "cadre/launch/job/worker_environment.h"
-#include "cadre/core/os/proc/executable.h"
-#include "cadre/core/os/proc/output_stream.h"
 
 namespace cadre::cli {
 namespace {

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/launch/cli/option_words.h"
 #include "cadre/core/os/proc/inherited.h"
+#include "cadre/launch/cli/option_words.h"
 
 namespace cadre::cli {
 

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/testing/core/trainer_tree_test.h"
 #include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/core/trainer_tree_test.h"
 
 namespace cadre::cli {
 namespace {

@@ -18,8 +18,8 @@
 #include <string>
 #include <vector>
 
-#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/parallel/layers/attention/context_parallel_attention.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/testing/torch/wrap_test_support.h"
 
 namespace cadre {

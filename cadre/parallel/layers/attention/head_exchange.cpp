@@ -8,8 +8,8 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/parallel/layers/attention/plain_attention.h"
+#include "cadre/tensor/group/backward/differentiable.h"
 
 namespace cadre {
 namespace {

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/tensor/group/messages/private_messages.h"
 #include "cadre/parallel/layers/attention/attention_blocks.h"
 #include "cadre/parallel/layers/recorded_backward.h"
+#include "cadre/tensor/group/messages/private_messages.h"
 
 namespace cadre {
 namespace {

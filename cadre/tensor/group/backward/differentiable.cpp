@@ -20,9 +20,9 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/tensor/autograd/autograd_node.h"
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/tensor/autograd/autograd_node.h"
 #include "cadre/tensor/group/backward/backward_collectives.h"
 #include "cadre/tensor/group/operands/tensor_checks.h"
 

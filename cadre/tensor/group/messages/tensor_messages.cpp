@@ -5,11 +5,11 @@
 #include <vector>
 
 #include "cadre/core/comm/checks.h"
-#include "cadre/core/comm/messages/message_call.h"
 #include "cadre/core/comm/message_calls.h"
-#include "cadre/tensor/group/operands/dtype.h"
+#include "cadre/core/comm/messages/message_call.h"
 #include "cadre/tensor/group/group_work.h"
 #include "cadre/tensor/group/messages/private_messages.h"
+#include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/tensor/group/operands/held_memory.h"
 #include "cadre/tensor/group/operands/operands.h"
 #include "cadre/tensor/group/operands/tensor_checks.h"

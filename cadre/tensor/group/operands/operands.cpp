@@ -7,9 +7,9 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/core/os/system.h"
 #include "cadre/tensor/group/operands/tensor_checks.h"
 #include "cadre/tensor/group/operands/world_of_one.h"
-#include "cadre/core/os/system.h"
 
 namespace cadre {
 

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/tensor/hooks/activations/activation_checkpoint.h"
 #include "cadre/testing/core/file_size_limit.h"
 #include "cadre/testing/core/temporary_folder.h"
-#include "cadre/tensor/hooks/activations/activation_checkpoint.h"
 #include "cadre/testing/torch/wrap_test_support.h"
 
 namespace cadre {

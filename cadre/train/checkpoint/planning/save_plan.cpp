@@ -8,10 +8,10 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/mesh/layout.h"
 #include "cadre/core/wire/byte_codec.h"
 #include "cadre/core/wire/safetensors_header.h"
 #include "cadre/tensor/hooks/named_tensors.h"
+#include "cadre/tensor/mesh/layout.h"
 
 namespace cadre {
 namespace {

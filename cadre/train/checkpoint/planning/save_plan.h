@@ -16,8 +16,8 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/types.h"
-#include "cadre/tensor/mesh/placement.h"
 #include "cadre/core/wire/snapshot_manifest.h"
+#include "cadre/tensor/mesh/placement.h"
 
 namespace cadre {
 

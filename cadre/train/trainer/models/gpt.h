@@ -23,12 +23,12 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/parallel/ep/mixture_of_experts.h"
 #include "cadre/parallel/layers/context_parallel.h"
 #include "cadre/parallel/layers/counter_based_dropout.h"
 #include "cadre/parallel/layers/embedding.h"
 #include "cadre/parallel/layers/layer_norm.h"
 #include "cadre/parallel/layers/linear.h"
-#include "cadre/parallel/ep/mixture_of_experts.h"
 #include "cadre/parallel/tp/parallelize_module.h"
 #include "cadre/train/trainer/models/language_model.h"
 #include "cadre/train/trainer/models/query_key_value.h"

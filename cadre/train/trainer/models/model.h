@@ -12,8 +12,8 @@
 #include <type_traits>
 
 #include "cadre/parallel/fsdp/shard_unit.h"
-#include "cadre/train/trainer/config/config.h"
 #include "cadre/tensor/hooks/activations/activation_checkpoint.h"
+#include "cadre/train/trainer/config/config.h"
 
 namespace cadre::train {
 

@@ -14,10 +14,10 @@
 #include "cadre/core/base/format.h"
 #include "cadre/train/data/text_corpus.h"
 #include "cadre/train/trainer/config/config_fields.h"
-#include "cadre/train/trainer/strategy/run_layout.h"
 #include "cadre/train/trainer/models/image_classifier.h"
 #include "cadre/train/trainer/models/language_model.h"
 #include "cadre/train/trainer/planning/part_sizes.h"
+#include "cadre/train/trainer/strategy/run_layout.h"
 #include "cadre/train/trainer/strategy/strategy.h"
 
 namespace cadre::train {

@@ -10,16 +10,16 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/train/data/text_corpus.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
 #include "cadre/testing/torch/plan_test_memory.h"
+#include "cadre/testing/torch/trainer_test.h"
+#include "cadre/train/data/text_corpus.h"
 #include "cadre/train/trainer/config/config_fields.h"
-#include "cadre/train/trainer/strategy/run_layout.h"
 #include "cadre/train/trainer/models/image_classifier.h"
 #include "cadre/train/trainer/models/language_model.h"
 #include "cadre/train/trainer/planning/plan_report.h"
 #include "cadre/train/trainer/progress.h"
-#include "cadre/testing/torch/trainer_test.h"
+#include "cadre/train/trainer/strategy/run_layout.h"
 
 namespace cadre::train {
 namespace {

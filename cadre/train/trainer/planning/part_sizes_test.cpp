@@ -12,14 +12,14 @@
 #include <vector>
 
 #include "cadre/core/collective/op.h"
-#include "cadre/train/data/text_corpus.h"
 #include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/testing/torch/plan_test_memory.h"
-#include "cadre/train/trainer/strategy/optimizer.h"
-#include "cadre/train/trainer/planning/config_plan.h"
-#include "cadre/train/trainer/strategy/strategy.h"
-#include "cadre/train/trainer/run/run_setup.h"
 #include "cadre/testing/torch/trainer_test.h"
+#include "cadre/train/data/text_corpus.h"
+#include "cadre/train/trainer/planning/config_plan.h"
+#include "cadre/train/trainer/run/run_setup.h"
+#include "cadre/train/trainer/strategy/optimizer.h"
+#include "cadre/train/trainer/strategy/strategy.h"
 
 namespace cadre::train {
 namespace {

@@ -10,16 +10,16 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/collective/op.h"
-#include "cadre/tensor/group/operands/dtype.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/tensor/optim/optimizers.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/fsdp/wrap_policy.h"
-#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/parallel/plan/memory_plan.h"
-#include "cadre/testing/torch/plan_test_memory.h"
 #include "cadre/parallel/shard/sharded_optimizer.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+#include "cadre/tensor/group/operands/dtype.h"
+#include "cadre/tensor/optim/optimizers.h"
+#include "cadre/testing/torch/plan_test_memory.h"
+#include "cadre/testing/torch/process_group_test_ranks.h"
 
 namespace cadre {
 namespace {

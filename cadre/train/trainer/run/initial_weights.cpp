@@ -7,10 +7,10 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/fnv1a.h"
 #include "cadre/core/base/format.h"
+#include "cadre/core/os/files/versioned_file.h"
 #include "cadre/train/checkpoint/file_digests.h"
 #include "cadre/train/checkpoint/module_file.h"
 #include "cadre/train/checkpoint/sharded_load.h"
-#include "cadre/core/os/files/versioned_file.h"
 #include "cadre/train/trainer/snapshots/train_state.h"
 
 namespace cadre::train {

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "cadre/train/checkpoint/snapshot_folder.h"
 #include "cadre/core/os/files/locked_file.h"
+#include "cadre/train/checkpoint/snapshot_folder.h"
 #include "cadre/train/trainer/config/config.h"
 
 namespace cadre::train {

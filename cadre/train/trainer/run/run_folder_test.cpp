@@ -4,8 +4,8 @@
 #include <filesystem>
 #include <string>
 
-#include "cadre/train/trainer/snapshots/run_origin.h"
 #include "cadre/testing/torch/trainer_test.h"
+#include "cadre/train/trainer/snapshots/run_origin.h"
 
 namespace cadre::train {
 namespace {

@@ -9,8 +9,8 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/train/checkpoint/sharded_load.h"
 #include "cadre/parallel/deferred/deferred_init.h"
+#include "cadre/train/checkpoint/sharded_load.h"
 #include "cadre/train/trainer/config/schedule.h"
 #include "cadre/train/trainer/tasks/text_source.h"
 

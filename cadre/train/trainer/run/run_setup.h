@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "cadre/core/base/deadline.h"
-#include "cadre/train/checkpoint/snapshot_parts.h"
-#include "cadre/train/data/data_loader.h"
 #include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/tensor/mesh/data_ranks.h"
+#include "cadre/train/checkpoint/snapshot_parts.h"
+#include "cadre/train/data/data_loader.h"
 #include "cadre/train/trainer/config/config.h"
 #include "cadre/train/trainer/models/model.h"
 #include "cadre/train/trainer/run/initial_weights.h"
@@ -53,9 +53,9 @@ void resolve_epochs(Config& config, const Task& task);
 // A whole model with its initial values: those of model.weights, if it is set.
 std::shared_ptr<Model> make_initial_model(const Config& config, const Task& task);
 
-// For strategies that shard the model: a deferred model (see cadre/parallel/deferred/deferred_init.h), so
-// that no process holds all of its values at a time. The wrapper materializes it unit by unit;
-// load_initial_weights() then replaces the values.
+// For strategies that shard the model: a deferred model (see
+// cadre/parallel/deferred/deferred_init.h), so that no process holds all of its values at a time.
+// The wrapper materializes it unit by unit; load_initial_weights() then replaces the values.
 std::shared_ptr<Model> make_deferred_model(const Task& task);
 
 // Collective. Fills `parts` from model.weights and returns true, or returns false if model.weights

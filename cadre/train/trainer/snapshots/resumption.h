@@ -15,8 +15,8 @@
 #include "cadre/parallel/buckets/bucket_layout.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/train/trainer/config/config.h"
-#include "cadre/train/trainer/strategy/optimizer.h"
 #include "cadre/train/trainer/snapshots/train_state.h"
+#include "cadre/train/trainer/strategy/optimizer.h"
 #include "cadre/train/trainer/strategy/strategy.h"
 #include "cadre/train/trainer/tasks/task.h"
 

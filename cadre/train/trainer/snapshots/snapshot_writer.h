@@ -17,8 +17,8 @@
 #include "cadre/core/base/error.h"
 #include "cadre/train/checkpoint/snapshot_folder.h"
 #include "cadre/train/checkpoint/snapshot_saver.h"
-#include "cadre/train/trainer/strategy/optimizer.h"
 #include "cadre/train/trainer/snapshots/train_state.h"
+#include "cadre/train/trainer/strategy/optimizer.h"
 #include "cadre/train/trainer/strategy/strategy.h"
 
 namespace cadre::train {

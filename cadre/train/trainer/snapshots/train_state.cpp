@@ -9,13 +9,13 @@
 #include <string_view>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/os/files/durable_file.h"
+#include "cadre/core/os/files/file.h"
+#include "cadre/core/wire/hex.h"
 #include "cadre/train/checkpoint/file_digests.h"
 #include "cadre/train/checkpoint/safetensors.h"
 #include "cadre/train/checkpoint/snapshot_folder.h"
 #include "cadre/train/checkpoint/snapshot_reader.h"
-#include "cadre/core/os/files/durable_file.h"
-#include "cadre/core/os/files/file.h"
-#include "cadre/core/wire/hex.h"
 
 namespace cadre::train {
 namespace {

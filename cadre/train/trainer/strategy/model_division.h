@@ -17,15 +17,15 @@
 #include <string>
 #include <vector>
 
-#include "cadre/train/checkpoint/snapshot_parts.h"
-#include "cadre/parallel/layers/context_parallel.h"
-#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/ep/expert_parallel.h"
+#include "cadre/parallel/layers/context_parallel.h"
 #include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/train/checkpoint/snapshot_parts.h"
 #include "cadre/train/trainer/config/config.h"
-#include "cadre/train/trainer/strategy/run_layout.h"
 #include "cadre/train/trainer/models/gpt.h"
 #include "cadre/train/trainer/strategy/optimizer.h"
+#include "cadre/train/trainer/strategy/run_layout.h"
 
 namespace cadre::train {
 

@@ -19,8 +19,8 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/train/checkpoint/module_file.h"
 #include "cadre/tensor/optim/fused_kernels.h"
+#include "cadre/train/checkpoint/module_file.h"
 #include "cadre/train/trainer/config/config.h"
 
 namespace cadre::train {

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/parallel/pp/pipeline.h"
+#include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/train/trainer/strategy/model_division.h"
 #include "cadre/train/trainer/strategy/stage_times.h"
 #include "cadre/train/trainer/strategy/strategy.h"

@@ -15,10 +15,10 @@
 #include <string>
 #include <vector>
 
+#include "cadre/core/schedule/schedule.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/tensor/mesh/data_ranks.h"
 #include "cadre/tensor/mesh/device_mesh.h"
-#include "cadre/core/schedule/schedule.h"
 #include "cadre/train/trainer/config/config.h"
 
 namespace cadre::train {

@@ -7,16 +7,16 @@
 
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
-#include "cadre/parallel/zero/zero_core.h"
 #include "cadre/parallel/shard/shard_fence.h"
 #include "cadre/parallel/shard/sharded_norm.h"
-#include "cadre/train/trainer/strategy/divided.h"
-#include "cadre/train/trainer/strategy/pipelined.h"
-#include "cadre/train/trainer/models/gpt.h"
-#include "cadre/train/trainer/tasks/task.h"
+#include "cadre/parallel/zero/zero_core.h"
 #include "cadre/tensor/hooks/autograd_hooks.h"
 #include "cadre/tensor/hooks/gradient_norm.h"
 #include "cadre/tensor/hooks/named_tensors.h"
+#include "cadre/train/trainer/models/gpt.h"
+#include "cadre/train/trainer/strategy/divided.h"
+#include "cadre/train/trainer/strategy/pipelined.h"
+#include "cadre/train/trainer/tasks/task.h"
 
 namespace cadre::train {
 namespace {

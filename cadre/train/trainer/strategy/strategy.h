@@ -15,14 +15,14 @@
 #include <vector>
 
 #include "cadre/parallel/buckets/bucket_layout.h"
+#include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/group/process_group.h"
 #include "cadre/train/checkpoint/snapshot_parts.h"
 #include "cadre/train/data/dataset.h"
-#include "cadre/tensor/group/process_group.h"
-#include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/train/trainer/config/config.h"
-#include "cadre/train/trainer/strategy/run_layout.h"
 #include "cadre/train/trainer/models/model.h"
 #include "cadre/train/trainer/strategy/optimizer.h"
+#include "cadre/train/trainer/strategy/run_layout.h"
 
 namespace cadre::train {
 

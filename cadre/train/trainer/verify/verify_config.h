@@ -15,8 +15,8 @@
 #include <string_view>
 #include <vector>
 
-#include "cadre/tensor/group/process_group.h"
 #include "cadre/core/os/system.h"
+#include "cadre/tensor/group/process_group.h"
 #include "cadre/train/trainer/config/config.h"
 #include "cadre/train/verify/verify_report.h"
 
