@@ -10,7 +10,7 @@
 
 using namespace std::chrono_literals;
 
-// A store that keeps the keys itself answers each verb in answer() (docs/guide/store.md).
+// A store that keeps the keys itself answers each verb in answer() (docs/guide/reference/store.md).
 class CountingStore final : public cadre::Store {
  public:
   explicit CountingStore(std::shared_ptr<cadre::Store> store) : store_(std::move(store)) {}

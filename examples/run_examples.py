@@ -324,9 +324,9 @@ class Readme(unittest.TestCase):
         self.assertLessEqual(len(main.splitlines()), 25)
 
     def test_the_guide_shows_the_mesh(self):
-        """The program of docs/guide/mesh.md is examples/device_mesh.cpp."""
+        """The program of docs/guide/parallel/mesh.md is examples/device_mesh.cpp."""
         source = pathlib.Path(__file__).parent / "device_mesh.cpp"
-        guide = (source.parents[1] / "docs/guide/mesh.md").read_text()
+        guide = (source.parents[1] / "docs/guide/parallel/mesh.md").read_text()
         shown = re.search(r"<!-- examples/device_mesh.cpp -->\n```cpp\n(.*?)```", guide, re.S).group(1)
         self.assertEqual(shown, source.read_text())
 

@@ -77,7 +77,7 @@ def source_of(pages):
 def main():
     build, other_source, *names = sys.argv[1:]
     folder = ROOT / "docs/guide"
-    pages = [folder / f"{name}.md" for name in names] or sorted(folder.glob("*.md"))
+    pages = sorted(page for page in folder.glob("*/*.md") if not names or page.stem in names)
     command = units.commands_of(ROOT, pathlib.Path(build)).get(other_source)
     if command is None:
         sys.exit(f"{other_source} is not in compile_commands.json")

@@ -72,7 +72,8 @@ class Package(unittest.TestCase):
 
     @staticmethod
     def guide(page):
-        return (pathlib.Path(options.source) / f"docs/guide/{page}.md").read_text()
+        (path,) = pathlib.Path(options.source).glob(f"docs/guide/*/{page}.md")
+        return path.read_text()
 
     def configure_text(self, name, text, *settings, languages="CXX"):
         """The configuring run of a project of this text, which need not ask for Cadre to be there."""

@@ -1,5 +1,5 @@
-// The recipe of docs/guide/first-program.md on ranks as threads: loader and wrapper as they come
-// take the steps of one process, whatever the number of ranks.
+// The recipe of docs/guide/start/first-program.md on ranks as threads: loader and wrapper as they
+// come take the steps of one process, whatever the number of ranks.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -38,7 +38,7 @@ struct Trained {
   std::vector<double> losses;  // one for each step
 };
 
-// The recipe of docs/guide/first-program.md.
+// The recipe of docs/guide/start/first-program.md.
 Trained run_recipe(const ProcessGroup& world, int64_t num_samples) {
   nn::Linear net(1, 1);
   net->to(torch::kDouble);

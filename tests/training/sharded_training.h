@@ -110,7 +110,8 @@ inline std::string bits_class(const Strategy& strategy, const ShardedCase& test_
   // optimizers round the last elements of a slice in another way.
   if (strategy.num_replicas > 1 || !test_case.is_fused) return "";
   if (test_case.division != Division::kSynced) return "all";
-  // Shards add up means, replicated gradients average the sum again: docs/guide/data-parallel.md.
+  // Shards add up means, replicated gradients average the sum again:
+  // docs/guide/parallel/data-parallel.md.
   return strategy.sharding <= Sharding::kZero1 ? "replicated" : "sharded";
 }
 

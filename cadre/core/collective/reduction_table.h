@@ -1,5 +1,5 @@
 // What each reduction means for each dtype, or why it is refused: the one table that engines,
-// kernels, checks, tests and docs/guide/reductions.md go by.
+// kernels, checks, tests and docs/guide/reference/reductions.md go by.
 //
 // Threads: pure functions. Blocking: never. Lifetime: texts are static. Errors: check_reduction.
 // Source: c10d's operations; where its backends differ (bool, NaN, integers) the table decides.

@@ -84,12 +84,12 @@ std::string rendered_table() {
 }
 
 TEST(ReductionTableTest, TheGuideSaysWhatTheTableSays) {
-  std::ifstream file(testing::source_path("docs/guide/reductions.md"));
+  std::ifstream file(testing::source_path("docs/guide/reference/reductions.md"));
   std::stringstream page;
   page << file.rdbuf();
   EXPECT_NE(page.str().find("<!-- table -->\n" + rendered_table() + "<!-- end of table -->"),
             std::string::npos)
-      << "docs/guide/reductions.md must hold, between its markers:\n"
+      << "docs/guide/reference/reductions.md must hold, between its markers:\n"
       << rendered_table();
 }
 

@@ -12,7 +12,7 @@
 // a new one over rejoin(). In a forked child every call throws, but rank() and the like, and
 // destroying it does nothing. In a world of one operations are copies. Source: c10d's ProcessGroup,
 // cut to what has a meaning for bytes.
-// Guide: docs/guide/groups-and-messages.md.
+// Guide: docs/guide/reference/groups-and-messages.md.
 #pragma once
 
 #include <cstdint>

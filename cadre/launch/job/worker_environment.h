@@ -1,6 +1,7 @@
 // What a worker finds: torchrun's variables and those of Cadre, and which signals it ignores.
 //
-// Threads: plain values. Blocking: never. Every variable is listed in docs/guide/launching.md.
+// Threads: plain values. Blocking: never. Every variable is listed in
+// docs/guide/running/launching.md.
 // Source: torch.distributed.elastic's agent (RANK ... TORCHELASTIC_ERROR_FILE).
 #pragma once
 

@@ -12,7 +12,7 @@
 //
 // Without ShardForm::kMapped an optimizer of torch::optim from model.parameters() does it, too.
 // Parameters outside of units are a unit, too, the root's. Names of parameters are those of the
-// plain module. docs/guide/fsdp.md describes units, modes, memory and what is refused.
+// plain module. docs/guide/parallel/fsdp.md describes units, modes, memory and what is refused.
 //
 // Threads: forward, backward and every method from one thread; several wrappers in one process may
 // each have a thread. Blocking: the constructor, forward, backward and summon_full_params() are

@@ -15,7 +15,7 @@
 // Threads: as the module. Blocking: forward() of a unit gathers, until the group's deadline.
 // Lifetime: a unit does not keep its wrapper. Errors: cadre::Error, kInvalidArgument for a unit
 // that is called outside of its wrapper's forward() or after the wrapper has gone; see
-// docs/guide/fsdp.md. Source: torch.distributed.fsdp.fully_shard.
+// docs/guide/parallel/fsdp.md. Source: torch.distributed.fsdp.fully_shard.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -21,7 +21,8 @@
 // during a step, on all ranks: PipelineError on a rank that runs an action of the schedule, Error
 // on one that does not. The groups have failed then, and gradients are undefined; rejoin() and make
 // a new Pipeline.
-// Source: torch.distributed.pipelining. docs/guide/pipeline-parallel.md, docs/decisions/0017.
+// Source: torch.distributed.pipelining. docs/guide/parallel/pipeline-parallel.md,
+// docs/decisions/0017.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,6 +1,6 @@
 // Divides an optimizer among ranks: each keeps the state of a part of the parameters, steps that
 // part, and gets the other parts from their owners.
-// docs/guide/zero.md shows programs.
+// docs/guide/parallel/zero.md shows programs.
 //
 // Threads: one. Blocking: the constructor, step(), wait(), add_param_group(), state_dict(),
 // load_state_dict() and load(), each until the group's deadline. All ranks call them in the same

@@ -8,13 +8,14 @@
 // also shapes or dtypes that differ between ranks (kInvalidArgument on all of them), ends the
 // group; error() tells the two apart. A handle that was moved from refuses every call. Tensors:
 // CPU, dense; every dtype of core/base/types.h; any shape, also 0-dim and empty. Which operations a
-// dtype supports, and what they compute: docs/guide/reductions.md. Ranks are group ranks. Autograd
-// does not record these operations (backward/differentiable.h has those that it records), but a
-// tensor that one may write counts as changed in place: its version counter moves when the call is
-// made, so that a backward that needs the values of before throws; and while gradients are recorded
-// a leaf that requires grad, or a view of one, is refused, as by torch's in-place operations.
+// dtype supports, and what they compute: docs/guide/reference/reductions.md. Ranks are group ranks.
+// Autograd does not record these operations (backward/differentiable.h has those that it records),
+// but a tensor that one may write counts as changed in place: its version counter moves when the
+// call is made, so that a backward that needs the values of before throws; and while gradients are
+// recorded a leaf that requires grad, or a view of one, is refused, as by torch's in-place
+// operations.
 // Source: c10d::ProcessGroup, and of the comparison its TORCH_DISTRIBUTED_DEBUG=DETAIL. Guide:
-// docs/guide/groups-and-messages.md and errors.md.
+// docs/guide/reference/groups-and-messages.md and errors.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -9,7 +9,7 @@
 // taken before stay valid, but what they hold is undefined. What a peer's tensor holds, and when,
 // is agreed by operations or by signals: what was written before signal() is seen after
 // wait_signal(). Source: SymmetricBuffer, of which it is the form for tensors;
-// torch.distributed._symmetric_memory. Guide: docs/guide/groups-and-messages.md.
+// torch.distributed._symmetric_memory. Guide: docs/guide/reference/groups-and-messages.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -3,7 +3,7 @@
 //
 // Threads: the state is that of the calling thread; the guard is made and destroyed on it.
 // Blocking: never. Lifetime: the scope; guards may be nested. Errors: kInvalidArgument for a dtype
-// that CPU autocast does not take. docs/guide/gradients.md
+// that CPU autocast does not take. docs/guide/training/gradients.md
 // has a whole step. Source: torch.autocast.
 #pragma once
 

@@ -10,7 +10,7 @@
 // new mesh.
 // Ranks are in row-major order: neighbouring ranks differ in the last axis. A world of one needs no
 // store and no connection. Source: torch.distributed.device_mesh; docs/decisions/0012.
-// Guide: docs/guide/mesh.md.
+// Guide: docs/guide/parallel/mesh.md.
 #pragma once
 
 #include <memory>

@@ -16,7 +16,7 @@
 // tensor: a shard of the gradient for Shard; the whole gradient, equal on all ranks, for Replicate
 // and for Partial(sum); and that divided by the number of operands for Partial(avg).
 // Source: torch.distributed.tensor; docs/decisions/0012.
-// Guide: docs/guide/mesh.md.
+// Guide: docs/guide/parallel/mesh.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -63,7 +63,7 @@ class CADRE_EXPORT DTensor {
   Box box() const;
 
   // The same tensor under other placements, any to any; differentiable. New memory, unless the
-  // placements are equal. Its communication: docs/guide/mesh.md.
+  // placements are equal. Its communication: docs/guide/parallel/mesh.md.
   DTensor redistribute(const std::vector<Placement>& placements,
                        const RedistributeOptions& options = {}) const;
   // The whole tensor on every rank: local() under Replicate() on all axes.

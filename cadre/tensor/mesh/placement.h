@@ -4,7 +4,7 @@
 // Threads: plain values and pure functions. Blocking: never. Lifetime: values own what they hold.
 // Errors: kInvalidArgument that names the placement, the axis or the sizes.
 // Sizes, offsets and dims are in elements of the whole tensor. Source: DTensor's placements.
-// Guide: docs/guide/mesh.md.
+// Guide: docs/guide/parallel/mesh.md.
 #pragma once
 
 #include <cstdint>

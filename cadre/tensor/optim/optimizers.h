@@ -4,12 +4,12 @@
 // Threads: one. Blocking: never. Lifetime: shares the parameters, as torch::optim.
 // Options, parameter groups, state classes, learning rate schedulers, zero_grad, torch::save and
 // torch::load are those of the base class, so either class can resume from the state of the other.
-// Results: those of torch::optim within rounding (docs/guide/optimizers.md). The bits of an element
-// depend neither on the tensor, nor on the slice of a flat buffer, nor on the number of threads
-// that it is updated with. Parameters: CPU, any shape and dense strides, at any offset of a shared
-// storage; float64, float32, and for AdamW and Adam bfloat16 and float16. State has the parameter's
-// dtype, as in torch::optim. A parameter that is listed several times, and parameters that share
-// memory, step in sequence. load() keeps the state of a parameter that is listed several
+// Results: those of torch::optim within rounding (docs/guide/training/optimizers.md). The bits of
+// an element depend neither on the tensor, nor on the slice of a flat buffer, nor on the number of
+// threads that it is updated with. Parameters: CPU, any shape and dense strides, at any offset of a
+// shared storage; float64, float32, and for AdamW and Adam bfloat16 and float16. State has the
+// parameter's dtype, as in torch::optim. A parameter that is listed several times, and parameters
+// that share memory, step in sequence. load() keeps the state of a parameter that is listed several
 // times, which torch::optim loses. An archive of shards of parameters says whose they are, and
 // load() refuses that of another rank.
 // Errors: kInvalidArgument, before anything is changed, for inputs for which a kernel would be

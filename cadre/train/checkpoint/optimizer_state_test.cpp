@@ -142,7 +142,8 @@ TEST(OptimizerState, AStateIsCopiedOnTheWayOutAndOnTheWayIn) {
   }
 }
 
-// As docs/guide/snapshots.md resumes it: a schedule has no state but the number of its steps.
+// As docs/guide/training/snapshots.md resumes it: a schedule has no state but the number of its
+// steps.
 TEST(OptimizerState, AScheduleThatIsSteppedAsOftenGoesOn) {
   const testing::TemporaryFolder run;
   SnapshotFolder folder(run.path());

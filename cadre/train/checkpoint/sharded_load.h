@@ -2,9 +2,9 @@
 //
 // Threads: one at a time for a group. Blocking: reads a disk; in a group until the slowest rank has
 // checked its share of the files, at most for `timeout`. Lifetime: borrows its arguments until the
-// call returns. Format: docs/formats/sharded-snapshot.md; use: docs/guide/snapshots.md. Errors:
-// throws kCorruption with the damaged file, or kInvalidArgument with the first tensor that is
-// missing, unexpected, or of another shape or dtype; the same error on all ranks, and before
+// call returns. Format: docs/formats/sharded-snapshot.md; use: docs/guide/training/snapshots.md.
+// Errors: throws kCorruption with the damaged file, or kInvalidArgument with the first tensor that
+// is missing, unexpected, or of another shape or dtype; the same error on all ranks, and before
 // anything is changed. A file that changes while it is read is kInvalidArgument with its path, the
 // same on all ranks; the values are undefined then. Source: torch.distributed.checkpoint.
 #pragma once

@@ -3,7 +3,8 @@
 // Threads: one at a time for a folder and a group. Blocking: writes a disk, and in a group waits
 // for the slowest rank; each wait for other ranks ends after `timeout`. Lifetime: borrows its
 // arguments until the call returns. Every rank must have access to the run folder; the path may
-// differ between ranks. Format: docs/formats/sharded-snapshot.md; use: docs/guide/snapshots.md.
+// differ between ranks. Format: docs/formats/sharded-snapshot.md; use:
+// docs/guide/training/snapshots.md.
 // Errors: cadre::Error, equal on all ranks, with the rank at fault and the system's reason; a run
 // that continues after a failed snapshot catches it. After an error the earlier snapshots are
 // unchanged; if only the last exchange failed (a rank was lost), or `latest` could not be written,

@@ -5,7 +5,7 @@
 // missing files; kCorruption for files in another format, or whose numbers of images and labels
 // differ. Source: LeCun et al., "Gradient-based learning applied to document recognition", 1998;
 // pixels scaled as in PyTorch's MNIST example. Format: docs/formats/idx.md.
-// Guide: docs/guide/training.md.
+// Guide: docs/guide/training/training.md.
 #pragma once
 
 #include <cstdint>

@@ -12,8 +12,8 @@
 // Threads: one. Blocking: collective; until all strategies have run. Lifetime: keeps nothing.
 // Errors: kInvalidArgument for options, functions that do not match each other, and batches that
 // ranks cannot divide; the group's errors. If a wrapper refuses the module, the error is in the
-// report of its strategy. docs/guide/verify.md describes the bounds and how to find the cause of a
-// deviation.
+// report of its strategy. docs/guide/training/verify.md describes the bounds and how to find the
+// cause of a deviation.
 #pragma once
 
 #include <concepts>

@@ -9,7 +9,7 @@
 // groups. Ranks of the new group are 0 .. size - 1; its id is the parent's, a slash, the number of
 // the parent's operation and the colour. Its name is made likewise, unless one is given. Source:
 // MPI_Comm_split, MPI_Comm_create_group; c10d's new_group.
-// Guide: docs/guide/groups-and-messages.md.
+// Guide: docs/guide/reference/groups-and-messages.md.
 #pragma once
 
 #include <memory>

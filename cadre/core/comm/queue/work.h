@@ -6,7 +6,7 @@
 // Dropping it loses nothing: the operation completes, and its failure is thrown by the group's next
 // call. Errors: wait() throws cadre::Error, the same one each time, or what a callback threw.
 // Source: c10d::Work; on_completed() is the addCallback() of its future.
-// Guide: docs/guide/groups-and-messages.md.
+// Guide: docs/guide/reference/groups-and-messages.md.
 #pragma once
 
 #include <functional>

@@ -1,6 +1,6 @@
 // What a process gets from the one that started it, and what the programs of this project change of
 // it for themselves: dispositions of signals, limits, standard streams. A process that they start
-// is given back what they got. docs/guide/what-a-process-inherits.md lists all of it.
+// is given back what they got. docs/guide/running/what-a-process-inherits.md lists all of it.
 //
 // Threads: take_over_process() from main, before another thread runs or a file is opened; the rest
 // from any. Blocking: never. Errors: take_over_process() throws Error(kUnavailable) if the stack is

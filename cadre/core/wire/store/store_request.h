@@ -15,8 +15,8 @@
 
 namespace cadre::wire {
 
-// What each verb does, and which keys and values it has: docs/guide/store.md. kCancel, kLeaveWill
-// and kRetractWill belong to a connection: a Store never gets them.
+// What each verb does, and which keys and values it has: docs/guide/reference/store.md. kCancel,
+// kLeaveWill and kRetractWill belong to a connection: a Store never gets them.
 enum class StoreVerb : uint8_t {
   kSet,
   kGet,  // once the key is set; kWait and kMultiGet likewise

@@ -43,7 +43,7 @@ For each strategy the table has the largest difference from one process, in rela
 of losses relative to the loss, of gradients and parameters relative to the tensor's largest value.
 If a bound is exceeded, the table names the parameter, the step and the process. The bounds are 1e-5
 in float32 and 1e-10 in float64; in float32 they are larger for runs in which rounding errors grow.
-docs/guide/verify.md explains the bounds, and how to find the cause of a deviation.
+docs/guide/training/verify.md explains the bounds, and how to find the cause of a deviation.
 
 A layout of CONFIG.toml that N processes cannot run is reported as not run. Layouts that a small
 change of the model or the batch would allow are named at the end.

@@ -12,7 +12,8 @@
 // Integers and bool: no gradient. Ranks are group ranks.
 // Source: torch.distributed.nn.functional, names of torch.distributed._functional_collectives;
 // Megatron-LM, https://arxiv.org/abs/1909.08053.
-// docs/guide/differentiable-collectives.md has the table of backwards and the differences.
+// docs/guide/reference/differentiable-collectives.md has the table of backwards and the
+// differences.
 #pragma once
 
 #include <ATen/core/Tensor.h>

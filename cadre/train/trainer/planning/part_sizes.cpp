@@ -180,7 +180,7 @@ int64_t tied_copy_bytes(const ModelSizes& part, const Config& config, const Degr
   return bytes_of(part, [](std::string_view name) { return name == kTiedWeight; });
 }
 
-// The formulas are those of docs/guide/which-strategy.md.
+// The formulas are those of docs/guide/parallel/which-strategy.md.
 DivisionTraffic division_traffic(const ModelSizes& part, const Config& config,
                                  const Degrees& degrees, int pipeline_rank) {
   const StagesOfRank stages(config, degrees, pipeline_rank);
