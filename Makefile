@@ -12,7 +12,7 @@ SINCE ?=
 SEED ?=
 TORCH ?= 2.12.1
 
-.PHONY: help run test build conformance equality mutants compat bench asan asan-torch tsan fuzz chaos seeds scale parity-mnist tidy install fresh clean
+.PHONY: help run test build conformance equality mutants compat bench asan asan-torch tsan fuzz chaos seeds scale parity-mnist tidy docs install fresh clean
 
 help:  ## what can be typed
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -104,6 +104,10 @@ tidy:  ## the rules, formatting, clang-tidy, and every source and header alone (
 	@tools/setup check
 	@tools/tidy --clang-tidy
 	@tools/alone --all
+
+docs:  ## the guide and a reference of the public headers as a site with search: build/docs/index.html
+	@tools/setup docs
+	@tools/docs
 
 install:  ## into PREFIX (default /usr/local)
 	@tools/setup run
