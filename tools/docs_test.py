@@ -13,7 +13,7 @@ import pages
 import reference
 
 # What not_in_nav of mkdocs.yml leaves out: these are reached by links.
-LINKED = ("bench/", "examples/", "tools/", "LICENSE.md", "docs/installed-headers.txt.md")
+LINKED = ("bench/", "cadre/", "examples/", "tools/", "LICENSE.md", "docs/installed-headers.txt.md")
 
 
 def public_headers():
