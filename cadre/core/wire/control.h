@@ -107,6 +107,11 @@ struct Activity {
   friend bool operator==(const Activity&, const Activity&) = default;
 };
 
+// Whether the rank runs an operation, or is stuck in one that has failed.
+inline bool is_in_operation(const Activity& activity) {
+  return activity.state == ActivityState::kRunning || activity.state == ActivityState::kFailed;
+}
+
 // The sender's group failed; `culprit` is the rank at fault, `reporter` the one that found the
 // first failure, each -1 where unknown.
 struct AbortNotice {

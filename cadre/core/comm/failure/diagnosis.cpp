@@ -166,10 +166,6 @@ bool is_message(const Fingerprint& fingerprint) {
   return kind == OpKind::kSend || kind == OpKind::kRecv || kind == OpKind::kWaitSignal;
 }
 
-bool is_in_operation(const Activity& activity) {
-  return activity.state == ActivityState::kRunning || activity.state == ActivityState::kFailed;
-}
-
 std::string Roster::describe(int rank) const {
   const int of_job = world_rank(rank);
   if (of_job < 0) return format("rank {}", rank);

@@ -112,8 +112,6 @@ Failure failure_from_notice(const wire::AbortNotice& notice, bool is_loss,
 // Whether the fingerprint is that of a send, a recv or a wait for a signal, which are numbered
 // apart from collectives.
 bool is_message(const Fingerprint& fingerprint);
-// Whether the rank runs an operation, or is stuck in one that has failed.
-bool is_in_operation(const wire::Activity& activity);
 // "60 s", "1.5 s", "250 ms"
 std::string describe_duration(Duration duration);
 // "last seen in all_gather #1041, reduce, 61 s ago", "last seen after all_gather #1041, 61 s ago"
