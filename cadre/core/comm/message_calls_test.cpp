@@ -1,5 +1,5 @@
 // Message spaces: messages of the program and of two wrappers with equal tags never meet.
-#include "cadre/core/comm/messages/message_space.h"
+#include "cadre/core/comm/message_calls.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
