@@ -25,6 +25,7 @@ struct Notes {
   std::vector<std::string> full;
   size_t peak = 0;
   std::optional<Error> refusal;  // of the next wait for a gather
+  std::string fails;             // the unit whose gather fails
 
   std::vector<std::string> take() { return std::exchange(events, {}); }
 };
@@ -36,6 +37,7 @@ class NotedMemory final : public UnitMemory {
   bool is_full() const override { return std::ranges::count(notes_.full, name_) > 0; }
   void gather() override {
     if (is_full() && !is_stale_) return;
+    if (notes_.fails == name_) throw Error(ErrorCode::kInvalidArgument, "no memory");
     notes_.events.push_back("gather " + name_);
     if (!is_full()) notes_.full.push_back(name_);
     is_stale_ = false;
@@ -139,6 +141,15 @@ TEST_F(ScheduleTest, GathersBeforeEachUseAndReleasesAfterIt) {
   EXPECT_THAT(notes_.take(),
               ElementsAre("gather 2", "release 2", "gather 1", "release 1", "release root"));
   EXPECT_EQ(notes_.peak, 2);
+}
+
+TEST_F(ScheduleTest, AGatherThatFailsNamesItsUnit) {
+  make(Reshard::kAfterForward, /*num_prefetched=*/0);
+  notes_.fails = "root";
+  EXPECT_THAT(error_of([&] { forward({1}); }), HasSubstr("gathering the root's parameters: "));
+  make(Reshard::kAfterForward, /*num_prefetched=*/0);
+  notes_.fails = "1";
+  EXPECT_THAT(error_of([&] { forward({1}); }), HasSubstr("gathering unit \"1\": "));
 }
 
 TEST_F(ScheduleTest, PrefetchesInTheOrderObserved) {
