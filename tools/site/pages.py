@@ -179,7 +179,7 @@ class Site:
 
     def with_links_to_reference(self, page, text):
         """With links to the reference from code that names a header, and in the guide from the first mention
-        of a public class: `cadre/mesh/device_mesh.h`, `DeviceMesh`, `cadre::DeviceMesh`."""
+        of a public class: `cadre/tensor/mesh/device_mesh.h`, `DeviceMesh`, `cadre::DeviceMesh`."""
         seen = set() if page.startswith(("docs/guide/", "README.md")) else set(self.classes)
 
         def link(match):

@@ -19,8 +19,8 @@ inline constexpr size_t kBlake2bHexDigits = 128;
 // In lower-case hexadecimal; of several pieces, one after the other.
 CADRE_EXPORT Result<std::string> blake2b_hex(std::span<const ConstBytes> pieces);
 CADRE_EXPORT Result<std::string> blake2b_hex(ConstBytes bytes);
-// Of what `next` returns, call after call, up to an empty piece; a piece is used before the next
-// call. Its error is returned.
+// The digest of the pieces that `next` returns, up to an empty one. A piece is used before the next
+// call. An error of `next` is returned.
 CADRE_EXPORT Result<std::string> blake2b_hex(const std::function<Result<ConstBytes>()>& next);
 
 }  // namespace cadre::wire

@@ -98,7 +98,8 @@ TEST(FsdpStep, ALearningRateOfOneRankIsRefused) {
       [](Training& training) {
         if (training.group.rank() == 1) training.optimizer.param_groups()[0].options().set_lr(0.5);
       },
-      {"the set of options of group 0 is (lr 0.01,", "(lr 0.5,", "on rank 1"});
+      {"the set of options of group 0 is (lr 0.01,", "(lr 0.5,", "on rank 1",
+       "give all ranks the same groups with the same options"});
 }
 
 TEST(FsdpStep, AGroupOfOneRankIsRefused) {

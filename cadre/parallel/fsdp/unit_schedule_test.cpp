@@ -23,8 +23,10 @@ using ::testing::IsEmpty;
 struct Notes {
   std::vector<std::string> events;
   std::vector<std::string> full;
+  std::vector<std::string> kept;  // parts on a group
   size_t peak = 0;
   std::optional<Error> refusal;  // of the next wait for a gather
+  std::string fails;             // the unit whose gather fails
 
   std::vector<std::string> take() { return std::exchange(events, {}); }
 };
@@ -36,8 +38,10 @@ class NotedMemory final : public UnitMemory {
   bool is_full() const override { return std::ranges::count(notes_.full, name_) > 0; }
   void gather() override {
     if (is_full() && !is_stale_) return;
+    if (notes_.fails == name_) throw Error(ErrorCode::kInvalidArgument, "no memory");
     notes_.events.push_back("gather " + name_);
     if (!is_full()) notes_.full.push_back(name_);
+    std::erase(notes_.kept, name_);
     is_stale_ = false;
     notes_.peak = std::max(notes_.peak, notes_.full.size());
   }
@@ -46,6 +50,7 @@ class NotedMemory final : public UnitMemory {
     if (notes_.refusal) throw notes_.refusal->with_context("gathering unit \"" + name_ + "\"");
   }
   void release() override {
+    if (std::erase(notes_.kept, name_) > 0) notes_.events.push_back("drop the part of " + name_);
     if (!is_full()) return;
     notes_.events.push_back("release " + name_);
     std::erase(notes_.full, name_);
@@ -53,6 +58,7 @@ class NotedMemory final : public UnitMemory {
   void release_onto_group() override {
     if (!is_full()) return;
     notes_.events.push_back("keep a part of " + name_);
+    notes_.kept.push_back(name_);
     std::erase(notes_.full, name_);
   }
   void mark_stale() override { is_stale_ = true; }
@@ -139,6 +145,32 @@ TEST_F(ScheduleTest, GathersBeforeEachUseAndReleasesAfterIt) {
   EXPECT_THAT(notes_.take(),
               ElementsAre("gather 2", "release 2", "gather 1", "release 1", "release root"));
   EXPECT_EQ(notes_.peak, 2);
+}
+
+// The other ranks of the step gather from the parts of a rank whose backward has failed.
+TEST_F(ScheduleTest, AFailedBackwardKeepsPartsOnGroupsAndAFailedForwardDoesNot) {
+  for (const bool is_in_backward : {true, false}) {
+    notes_ = {};
+    make(Reshard::kOntoGroup, /*num_prefetched=*/0);
+    forward({1, 2});
+    if (is_in_backward) {
+      schedule_->begin_backward();
+    } else {
+      schedule_->begin_forward(/*grad=*/true);
+    }
+    notes_.take();
+    schedule_->abandon();
+    EXPECT_EQ(notes_.kept.size(), is_in_backward ? 2 : 0);
+  }
+}
+
+TEST_F(ScheduleTest, AGatherThatFailsNamesItsUnit) {
+  make(Reshard::kAfterForward, /*num_prefetched=*/0);
+  notes_.fails = "root";
+  EXPECT_THAT(error_of([&] { forward({1}); }), HasSubstr("gathering the root's parameters: "));
+  make(Reshard::kAfterForward, /*num_prefetched=*/0);
+  notes_.fails = "1";
+  EXPECT_THAT(error_of([&] { forward({1}); }), HasSubstr("gathering unit \"1\": "));
 }
 
 TEST_F(ScheduleTest, PrefetchesInTheOrderObserved) {

@@ -32,7 +32,7 @@ class WrittenParameters {
 
   // This rank has found it. Outside of an evaluation the next pass throws on all ranks.
   void tell(const std::string& parameter, const Error& error);
-  // What that pass throws. ranks: which have written.
+  // What that pass throws. ranks: those that have written.
   Error pass_error(const std::string& parameter, const std::string& ranks) const;
 
  private:

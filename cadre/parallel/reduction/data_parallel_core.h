@@ -67,7 +67,7 @@ struct DataParallelOptions {
   // At the start of each forward, also of one without grad and in a world of one. May be empty.
   std::function<void()> before_forward = {};
   ParameterValues values = ParameterValues::kUnwatched;
-  // For set_written(): what all ranks throw, behind the wrapper's place. ranks: that have written.
+  // For set_written(): what all ranks throw, behind the wrapper's place. ranks: the writers.
   std::function<Error(const std::string& parameter, const std::string& ranks)> written_error = {};
   // Returns what must be equal on all ranks besides `weighting` and `broadcast_buffers`, as this
   // rank has it. Called once, in the constructor; what it throws is thrown on all ranks.

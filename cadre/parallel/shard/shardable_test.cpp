@@ -58,6 +58,16 @@ std::vector<std::string> warnings(const std::vector<NamedTensor>& moved,
   return log.get();
 }
 
+TEST(CheckShardable, AResultOfAnOperationIsRefusedWithTheRemedy) {
+  const Tensor result = torch::ones({2}).requires_grad_() * 2;
+  const ShardedDtypes rules{.shard = at::kFloat, .compute = at::kFloat};
+  EXPECT_THAT(failure_of([&] {
+                check_shardable("a test", {{"w", result}}, rules);
+              }),
+              AllOf(HasSubstr("\"w\" is the result of an operation and no leaf"),
+                    HasSubstr("pass the parameters of a module")));
+}
+
 TEST(OtherHolders, AreTensorsInTheMemoryThatAreInNoList) {
   const Tensor alone = torch::zeros({3});
   Tensor base = torch::zeros({6, 4});

@@ -104,7 +104,7 @@ class ShardedOptimizer : public O {
       optim_state::write_part(archive, this->param_groups());
     }
   }
-  // On all ranks, of what each of them has saved.
+  // Collective: each rank loads the archive that it has saved.
   void load(torch::serialize::InputArchive& archive) override {
     check_has_fence();
     optim_state::SetAside earlier(*this);

@@ -85,8 +85,7 @@ auto LocatedGroup::run(Operation operation) const {
                "of the same step. One of them left out a forward, a backward() or another call "
                "that all ranks make (an exception that was caught, a step on some ranks only), or "
                "made one more, or alone wrote to its shards, which are gathered again then. Leave "
-               "out a step "
-               "on all ranks or on none. The operations that met",
+               "out a step on all ranks or on none. The operations that met",
                owner.wrapper, owner.module, rank(), format(place.text, place.number)));
   }
 }

@@ -284,6 +284,12 @@ uint64_t digest_of(const GroupTerms& terms) {
 }
 
 void UncomparedOptions::warn(LogSink& log, std::string_view component, const GroupTerms& terms) {
+  const auto is_known = [&](const torch::optim::OptimizerParamGroup& group) {
+    const auto* options = group.has_options() ? &group.options() : terms.defaults;
+    return options == nullptr || known_.contains(typeid(*options));
+  };
+  // In each step but the first this is all.
+  if (std::ranges::all_of(terms.groups, is_known)) return;
   const auto examine = [&](const torch::optim::OptimizerOptions* options) {
     if (options == nullptr || !known_.emplace(typeid(*options)).second) return;
     if (has_whole_text(*options)) return;

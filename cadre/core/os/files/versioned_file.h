@@ -29,7 +29,7 @@ struct FileVersion {
   friend bool operator==(const FileVersion&, const FileVersion&) = default;
 };
 
-// Of the file to which the path leads now.
+// The version of the file to which the path leads now.
 CADRE_EXPORT Result<FileVersion> file_version(const std::string& path);
 
 class CADRE_EXPORT VersionedFile {

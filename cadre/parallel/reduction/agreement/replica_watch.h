@@ -40,7 +40,7 @@ namespace cadre::reduction {
 class ReplicaWatch {
  public:
   // What check() throws, behind the wrapper's place, where a forward has written to a parameter of
-  // a wrapper that watches its parameters itself. ranks: which have.
+  // a wrapper that watches its parameters itself. ranks: those that have written.
   using WrittenError = std::function<Error(const std::string& parameter, const std::string& ranks)>;
   // written_error: with ParameterValues::kUnwatched only.
   ReplicaWatch(std::vector<NamedTensor> parameters, ParameterValues values,

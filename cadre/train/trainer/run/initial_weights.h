@@ -19,8 +19,8 @@ class InitialWeights {
   // path: model.weights: a file, or the folder of a snapshot. Reads it once.
   static InitialWeights open(const std::string& path);
 
-  // Of the bytes of a file, or of the list of digests of a snapshot in parts, with which
-  // load_sharded() compares the parts.
+  // The digest of the bytes of a file, or of the list of digests of a snapshot in parts, with
+  // which load_sharded() compares the parts.
   const std::string& digest() const { return digest_; }
   // After the weights were loaded: throws unless they are those of the digest.
   void check_unchanged() const;

@@ -1,0 +1,35 @@
+// Which forwards wait for a backward, and where they stand in the step.
+#include "cadre/parallel/reduction/agreement/forward_ledger.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <vector>
+
+namespace cadre::reduction {
+namespace {
+
+std::shared_ptr<Forward> forward_in(ForwardLedger& ledger) {
+  auto forward = ledger.enter({.num_samples = 1, .is_synchronized = true});
+  ledger.set_returned(forward->number);
+  return forward;
+}
+
+TEST(ForwardLedger, PlacesOfForwardsThatWaitAreCountedAnewAfterAPass) {
+  ForwardLedger ledger;
+  std::vector<std::shared_ptr<Forward>> forwards;
+  for (int i = 0; i < 3; ++i) forwards.push_back(forward_in(ledger));
+  EXPECT_EQ(ledger.position(1).places, 0b111);
+  EXPECT_EQ(ledger.take(forwards[0].get(), {.is_accumulated = false}).size(), 1);
+  ledger.end_pass(1);
+  // The second and the third of the step before are the first and the second of the next one.
+  const StepPosition position = ledger.position(2);
+  EXPECT_EQ(position.num_older, 0);
+  EXPECT_EQ(position.num_newer, 2);
+  EXPECT_EQ(position.places, 0b11);
+  forwards.push_back(forward_in(ledger));
+  EXPECT_EQ(ledger.position(2).places, 0b111);
+}
+
+}  // namespace
+}  // namespace cadre::reduction
