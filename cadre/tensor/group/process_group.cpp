@@ -46,7 +46,9 @@ Collective scatter_of(const GroupCall& call, const at::Tensor& output, const at:
 
 Collective exchange_of(const GroupCall& call, const at::Tensor& output, const at::Tensor& input,
                        const AllToAllSingleOptions& options) {
-  Exchange exchange = check_exchange(call.group, call.name, output, input, options);
+  Exchange exchange =
+      check_exchange(call.group, call.name, output, input,
+                     {.output = options.output_split_sizes, .input = options.input_split_sizes});
   const ConstBytes in = const_bytes_of(input);
   const Bytes out = bytes_of(output);
   if (exchange.input_counts.empty()) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
+#include <span>
 #include <string>
 
 #include "cadre/core/base/format.h"
@@ -77,7 +78,7 @@ DType check_two(const Communicator& communicator, std::string_view operation,
 // The elements for, or from, each rank: `splits` are rows of the tensor, none of them even ones.
 std::vector<uint64_t> split_counts(const Communicator& communicator, std::string_view operation,
                                    std::string_view role, const at::Tensor& tensor,
-                                   const std::vector<int64_t>& splits) {
+                                   std::span<const int64_t> splits) {
   const auto world_size = static_cast<size_t>(communicator.world_size());
   const int64_t num_rows = tensor.size(0);
   if (splits.empty()) {
@@ -112,7 +113,7 @@ std::vector<uint64_t> split_counts(const Communicator& communicator, std::string
 
 void check_divisible(const Communicator& communicator, std::string_view operation,
                      std::string_view role, const at::Tensor& tensor,
-                     const std::vector<int64_t>& splits) {
+                     std::span<const int64_t> splits) {
   if (tensor.dim() == 0) {
     refuse_tensor(communicator, operation,
                   format("{} has no dimension 0 to be split; pass view({{1}})", role));
@@ -212,20 +213,18 @@ DType check_rooted(const Communicator& communicator, std::string_view operation,
 
 Exchange check_exchange(const Communicator& communicator, std::string_view operation,
                         const at::Tensor& output, const at::Tensor& input,
-                        const AllToAllSingleOptions& options) {
+                        const RowSplits& splits) {
   Exchange exchange{check_two(communicator, operation, output, input), {}, {}};
-  check_divisible(communicator, operation, kInput, input, options.input_split_sizes);
-  check_divisible(communicator, operation, kOutput, output, options.output_split_sizes);
-  if (options.input_split_sizes.empty() && options.output_split_sizes.empty()) {
+  check_divisible(communicator, operation, kInput, input, splits.input);
+  check_divisible(communicator, operation, kOutput, output, splits.output);
+  if (splits.input.empty() && splits.output.empty()) {
     if (input.numel() == output.numel()) return exchange;
     refuse_tensor(communicator, operation,
                   format("the output has {} elements {}, expected the input's {} {}; pass splits",
                          output.numel(), shape_of(output), input.numel(), shape_of(input)));
   }
-  exchange.input_counts =
-      split_counts(communicator, operation, kInput, input, options.input_split_sizes);
-  exchange.output_counts =
-      split_counts(communicator, operation, kOutput, output, options.output_split_sizes);
+  exchange.input_counts = split_counts(communicator, operation, kInput, input, splits.input);
+  exchange.output_counts = split_counts(communicator, operation, kOutput, output, splits.output);
   return exchange;
 }
 

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -73,6 +74,12 @@ DType check_beside_list(const Communicator& communicator, std::string_view opera
                         std::string_view role, const at::Tensor& tensor,
                         const std::vector<at::Tensor>& tensors);
 
+// How many rows of all_to_all_single's tensors go to each rank and come from it. Empty: even parts.
+struct RowSplits {
+  std::span<const int64_t> output;
+  std::span<const int64_t> input;
+};
+
 // What all_to_all_single exchanges: even parts when `counts` are empty.
 struct Exchange {
   DType dtype;
@@ -80,7 +87,6 @@ struct Exchange {
   std::vector<uint64_t> output_counts;
 };
 Exchange check_exchange(const Communicator& communicator, std::string_view operation,
-                        const at::Tensor& output, const at::Tensor& input,
-                        const AllToAllSingleOptions& options);
+                        const at::Tensor& output, const at::Tensor& input, const RowSplits& splits);
 
 }  // namespace cadre
