@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/core/base/format.h"
 #include "cadre/parallel/layers/attention/self_attention.h"
 #include "cadre/parallel/layers/context_parallel.h"
 #include "cadre/parallel/layers/counter_based_dropout.h"
@@ -184,11 +185,15 @@ TEST(ContextParallel, RefusesWhatDoesNotFit) {
     CounterBasedDropout dropout(
         CounterBasedDropoutOptions{.layer = 1, .stream = std::make_shared<DropoutStream>()});
     set_context_parallel(*dropout, context);
-    require_refused(
-        [&] {
-          dropout(torch::ones({2, 8, 4}));
-        },
-        "is not (B, ..., T, D) with this rank's 4 of 8 tokens");
+    for (const int64_t num_tokens : {8, 5, 3, 1, 0}) {
+      require_refused(
+          [&] {
+            dropout(torch::ones({2, num_tokens, 4}));
+          },
+          format("the input (2, {}, 4) is not (B, ..., T, D) with this rank's 4 of 8 tokens",
+                 num_tokens));
+    }
+    require(dropout(torch::ones({2, 4, 4})).size(1) == 4, "this rank's tokens");
   });
 }
 
