@@ -244,7 +244,7 @@ Error Monitor::published_failure() {
 std::optional<Monitor::EndOfStream> Monitor::why_stream_ended(int peer, const Error& error) {
   await_failure(peer, system_.deadline_in(kVerdictTime));
   if (has_failed()) return std::nullopt;
-  // All streams have ended, of which a receive from any rank awaits one.
+  // A receive from any rank waits for all streams, and all of them have ended.
   if (peer < 0) return EndOfStream{first_left(peers()), all_left_cause(roster(), peers(), error)};
   const PeerView view = peers()[static_cast<size_t>(peer)];
   if (view.left_after) return EndOfStream{peer, left_cause(roster(), peer, *view.left_after)};
