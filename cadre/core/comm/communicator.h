@@ -38,7 +38,7 @@
 
 namespace cadre {
 
-// What one rank was last known to do, for messages and traces.
+// The last known activity of one rank, for messages and traces.
 struct PeerStatus {
   Rank rank;
   std::string host;

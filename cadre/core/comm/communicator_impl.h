@@ -34,7 +34,7 @@ namespace cadre {
 struct GroupMembers {
   std::vector<int> ranks;  // ranks in the fabric, by rank in the group
   Rank self;               // this rank's rank in the group
-  Membership membership;   // for rejoin(); its `group` is unique in the job
+  Membership membership;   // membership for rejoin(); its `group` is unique in the job
   // The identity under which a member reports that it gives up while the members create the group
   // over a store; nullopt for all other groups.
   std::optional<GroupIdentity> creation = {};

@@ -31,7 +31,7 @@ using testing::run_ranks_as_threads;
 
 constexpr Duration kBudget = seconds(20);
 
-// What the ranks of one test share.
+// The values that the ranks of one test share.
 struct Job {
   std::shared_ptr<Store> store;
   CommunicatorOptions options;

@@ -140,7 +140,7 @@ class ExceptionTest : public ::testing::Test {
   }
   Deadline soon() { return system_->deadline_in(kPatience); }
 
-  // Both ranks know what happened, and which rank it happened on.
+  // Expects that both ranks know what happened, and on which rank.
   void expect_failure_of(const std::string& operation, const std::string& failure) {
     EXPECT_THAT(failure, StartsWith("kUnavailable: " + operation + " on group \"world\" failed"));
     EXPECT_THAT(failure, HasSubstr("on rank 0 (node0, pid 4711)\n  out of memory"));

@@ -12,7 +12,7 @@
 namespace cadre {
 namespace {
 
-// What each rank contributes to a reservation.
+// The contribution of one rank to a reservation.
 struct Reservation {
   uint64_t num_reserved = 0;
   uint64_t user_digest = 0;

@@ -187,8 +187,8 @@ struct Suspect {
 // Returns the root cause of a wait. Follows the chain of waits from `waiting_for` up to a rank that
 // is silent, that waits for no other rank, or that has passed collective `number` (nullopt for a
 // message). Returns the first that exists:
-// 1. the rank at the end of this chain if it is silent, or if it answers, is in no operation of any
-//    group and has not passed the one in which it is awaited;
+// 1. the rank at the end of this chain if it is silent, or if it answers, runs no operation of any
+//    group and has not passed the operation in which a rank waits for it;
 // 2. a silent rank outside the chain;
 // 3. another rank of the chain: one in a circle of waits, one that has ended, well or with a
 //    failure of its own, or one that runs something else;

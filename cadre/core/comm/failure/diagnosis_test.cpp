@@ -375,7 +375,7 @@ TEST(Diagnosis, AnAwaitedRankThatHasNotComeIsNamedBeforeASilentOneOutsideTheChai
   expect_named(1, {PeerView(), fresh, silent}, 1);
   expect_named(2, {PeerView(), silent, behind}, 2);
   expect_named(2, {PeerView(), silent, silent}, 2);
-  // At the end of a longer chain, also through a message.
+  // The awaited rank is at the end of a longer chain, also through a message.
   expect_named(2, {PeerView(), inside(2), behind, silent}, 1);
   const PeerView receives = view(activity(ActivityState::kRunning, OpKind::kRecv, 4, 1, 2));
   expect_named(2, {PeerView(), receives, behind, silent}, 1);

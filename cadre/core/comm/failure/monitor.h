@@ -178,10 +178,10 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   // Called once, by the thread that has claimed the failure.
   void publish(const Failure& failure, VisitedGroups& visited);
   void end_waits(ExplainedFailure explained);
-  // Also called by the control plane's thread, possibly during release_page().
+  // The control plane's thread calls it, too, possibly during release_page().
   std::shared_ptr<GroupCell> shared_cell() const;
-  // What linked groups learn of the failure; nullopt if the group is closed. Its definition, and
-  // those of link() and fail_with(), are in failure_links.cpp.
+  // Returns what linked groups learn of the failure; nullopt if the group is closed. Its
+  // definition, and those of link() and fail_with(), are in failure_links.cpp.
   std::optional<FirstFailure> first_failure(const Failure& failure, std::string sentence) const;
   int group_rank(int fabric_rank) const;  // -1 for a rank that is no member
   std::optional<EndOfStream> loss_after_leaving() const;

@@ -122,7 +122,7 @@ TEST(RejoinGroup, ARankThatDiesAtAnyPointOfItCostsOneMoreRound) {
     const auto length = static_cast<uint64_t>((span.end - span.begin).count());
     const Duration at = span.begin - TimePoint{} + Duration(random.below(length));
     const Duration longest = rejoin_despite(seed, victim, Fault::kill(victim, When::at_time(at)));
-    // Its death is known, so nobody waits for a deadline.
+    // Its death is known, so no rank waits for a deadline.
     EXPECT_LT(longest, seconds(2)) << "seed " << seed;
   }
 }

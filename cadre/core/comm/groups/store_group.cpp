@@ -247,7 +247,7 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
     has_pieces_free =
         has_pieces_free || is_refused_by_all || error.code() == ErrorCode::kInvalidArgument;
     if (has_pieces_free && group.pieces) group.pieces->discard();
-    // If a group of this id exists, its members may be using it, so it must not fail.
+    // If a group of this id exists, its members may be using it, so that group must not fail.
     if (!is_refused_by_all && !is_in_group(impl, creation)) tell_giving_up(impl, creation, error);
     throw;
   }

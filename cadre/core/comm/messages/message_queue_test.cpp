@@ -177,9 +177,9 @@ TEST_P(MessageQueueTest, ADefaultDeadlineCountsFromTheStartOfTheMessage) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The queue's thread is asleep while a blocking call has the role, and nobody waits for the message
-// that is left when that call ends. The thread looks again after IdleThread::kIdleTime in any case,
-// here at 2 s, so the message must be there before.
+// The queue's thread is asleep while a blocking call has the role, and no thread waits for the
+// message that is left when that call ends. The thread looks again after IdleThread::kIdleTime in
+// any case, here at 2 s, so the message must be there before.
 TEST_P(MessageQueueTest, TheThreadGoesOnAtOnceWithWhatABlockingCallLeaves) {
   const auto result = run(1, [&](RankContext& context, Communicator& group) {
     Payload first{};

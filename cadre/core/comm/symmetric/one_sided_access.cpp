@@ -37,7 +37,7 @@ void OneSidedAccess::end(const Error& failure) noexcept {
     try {
       failure_ = failure;
     } catch (const std::bad_alloc&) {
-      // check() throws all the same.
+      // check() throws another error then.
     }
   }
   if (obstacle) log_failed(*obstacle);

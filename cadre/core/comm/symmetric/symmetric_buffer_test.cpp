@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 using testing::RankContext;
 using testing::require;
 
-constexpr size_t kPieceBytes = 5000;  // not whole pages
+constexpr size_t kPieceBytes = 5000;  // not a multiple of the page size
 constexpr size_t kPaddedBytes = 8192;
 
 void run_symmetric(int world_size, TransportChoice transport,

@@ -5,8 +5,8 @@
 // buffer keeps the memory, also after the heap, the engine and the group are gone.
 // Errors: those of Backend and HostMemory. After an error of allocate() peers may keep a hold on
 // this rank's piece, whose pages are then not used again.
-// A rank allocates its piece in its own slice, so that the pages lie where it first touches them.
-// The ranks exchange only the places.
+// A rank allocates its piece in its own slice, so that the pages lie where the rank first touches
+// them. The ranks exchange only the places.
 #pragma once
 
 #include <functional>

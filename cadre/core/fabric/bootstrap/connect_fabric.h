@@ -46,8 +46,8 @@ struct FabricOptions {
 struct FabricConnections {
   std::shared_ptr<const Layout> layout;  // shared with the control plane and the groups
   LinkIdentity identity;                 // identity in later handshakes
-  // By rank: connections to the ranks of this host, the sponsor and the sponsored ranks, after the
-  // handshake.
+  // Connections by rank, after the handshake: to the ranks of this host, the sponsor and the
+  // sponsored ranks.
   std::vector<std::unique_ptr<os::Socket>> control;
   std::vector<std::unique_ptr<os::Listener>> tcp_listeners;
   std::unique_ptr<os::Listener> unix_listener;

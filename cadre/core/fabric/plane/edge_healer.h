@@ -55,7 +55,7 @@ class EdgeHealer {
     int rank = -1;
     SignOfLoss sign = SignOfLoss::kUnreachable;
     bool is_of_host =
-        false;  // also holds for all ranks of its host without a connection to this one
+        false;  // also holds for ranks of its host that have no connection to this rank
   };
   struct Findings {
     std::vector<Dialer::Outcome> connections;  // all are kConnected

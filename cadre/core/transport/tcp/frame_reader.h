@@ -37,7 +37,7 @@ class FrameReader {
   Result<size_t> read_payload(Bytes target);
 
  private:
-  // As much payload as a short message of the net engine has (Link::kInlineBytes).
+  // Room for the payload of a short message of the net engine (Link::kInlineBytes).
   static constexpr size_t kBytesAhead = 4096 + 64;
 
   os::Socket& socket_;

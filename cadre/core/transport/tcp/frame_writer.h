@@ -24,7 +24,7 @@
 
 namespace cadre {
 
-// What a process's data connections have done so far. Handshakes are not counted.
+// Totals of a process's data connections. Handshakes are not counted.
 struct LinkCounters {
   uint64_t connections = 0;  // connections that were added, opened by either end
   uint64_t frames_sent = 0;

@@ -116,7 +116,8 @@ void PeerLink::look_for_first_frame() {
 }
 
 // Finds connections that have ended. The peer opens one more connection if it has lost what was
-// sent on another one. If no thread here waits for the peer, none has noticed the end of that one.
+// sent on another one. If no thread here waits for the peer, none has noticed the end of that
+// connection.
 void PeerLink::look_for_end() {
   const Connections connections = connections_;  // a copy: connections that end leave the list
   for (const auto& connection : connections) receive_what_is_there(*connection);
