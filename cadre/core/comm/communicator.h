@@ -43,7 +43,7 @@ struct PeerStatus {
   Rank rank;
   std::string host;
   int pid = 0;
-  // "last seen in all_gather #1041, reduce, 61 s ago" or "left the group after #1041".
+  // For example "last seen in all_gather #1041, reduce, 61 s ago" or "left the group after #1041".
   std::string last_seen;
 };
 
@@ -72,7 +72,7 @@ class CADRE_EXPORT Communicator {
   // of one.
   std::string_view backend_name() const;
   bool shares_memory() const;
-  // The membership and the options that the group was connected with.
+  // Return the membership and the options that the group was connected with.
   const Membership& membership() const;
   const CommunicatorOptions& options() const;
   // Returns the rank of each member in the group that was connected first (the world), by its rank

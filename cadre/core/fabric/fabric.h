@@ -79,9 +79,9 @@ class Fabric {
   // Null for a world of one.
   TcpLinks* links() const { return links_.get(); }
   const std::shared_ptr<TcpLinks>& shared_links() const { return links_; }
-  // The errors of groups that were found after the close() of the group.
+  // Returns the errors of groups that were found after the close() of the group.
   const std::shared_ptr<LateErrors>& late_errors() const { return late_errors_; }
-  // Null if this rank shares no memory.
+  // Returns null if this rank shares no memory.
   const std::shared_ptr<HostMemory>& host_memory() const { return host_memory_; }
   // Returns why host_memory() is null.
   const std::string& obstacle() const { return obstacle_; }

@@ -68,7 +68,7 @@ struct StatusSlot {
   Place message_page;
   std::array<GroupCell, kNumCells> cells;
 
-  // Null if the rank has no cell for the group.
+  // Returns null if the rank has no cell for the group.
   const GroupCell* find(GroupKey group) const;
 };
 

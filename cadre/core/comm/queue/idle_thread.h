@@ -21,7 +21,7 @@ namespace cadre {
 
 class IdleThread {
  public:
-  // A thread that has had nothing to do for so long ends.
+  // The thread ends after so long without work.
   static constexpr Duration kIdleTime = std::chrono::seconds(1);
 
   explicit IdleThread(os::System& system, std::string name)

@@ -52,7 +52,7 @@ struct FabricConnections {
   std::vector<std::unique_ptr<os::Listener>> tcp_listeners;
   std::unique_ptr<os::Listener> unix_listener;
   // A segment that all ranks of this host have mapped. It is zero except for its first page
-  // (host_segment.h). Null if they cannot share one.
+  // (host_segment.h). Null means that they cannot share one.
   std::shared_ptr<os::SharedMemory> host_memory;
   std::string obstacle;  // why host_memory is null
   // Whether the ranks of this host outnumber the cores that they may run on together.

@@ -75,8 +75,8 @@ class ControlLink {
   void beat();
   void flush();
   bool is_flushed() const { return pending_.empty() && !owes_receipt_ && outbox_.empty(); }
-  // Appends the messages that have arrived; an error once the stream has ended, with
-  // ErrorDetails::is_own_limit where this process has closed its end without knowing it.
+  // Appends the messages that have arrived. Returns an error once the stream has ended, with
+  // ErrorDetails::is_own_limit if this process has closed its end without knowing it.
   Status receive(std::vector<wire::ControlMessage>& messages);
 
   os::PollItem interest() const {

@@ -33,8 +33,8 @@ class EdgeHealer {
   // Pause after a leave, since the ranks of a job that ends leave together. The topology stays
   // connected without one rank meanwhile.
   static constexpr Duration kLeavePause = std::chrono::seconds(1);
-  // How long a rank that leaves waits, before it connects to new neighbours, for events that those
-  // have left, too.
+  // How long a leaving rank waits before it connects to new neighbours, since events may arrive
+  // meanwhile that say that these neighbours have left, too.
   static constexpr Duration kLeavingPause = std::chrono::milliseconds(50);
 
   // Bounds the number of connections that a leaving rank opens, because ranks that leave together
