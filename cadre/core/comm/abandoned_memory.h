@@ -1,6 +1,6 @@
 // Whether the engine of a group may still use the memory of a call that has failed.
 //
-// Threads: any. Blocking: never. Errors: as Communicator in a forked child.
+// Threads: any. Blocking: never. Errors: throws in a forked child, as Communicator does.
 #pragma once
 
 #include "cadre/core/base/export.h"
@@ -8,9 +8,9 @@
 
 namespace cadre {
 
-// True for an engine that cannot cancel what it has begun (Capabilities::is_abortable). A blocking
-// call of such a group passes an owner of its memory as CollectiveOptions::keep_alive, because the
-// call may throw while the engine still reads and writes.
+// Returns true for an engine that cannot cancel what it has begun (Capabilities::is_abortable). A
+// blocking call of such a group passes an owner of its memory as CollectiveOptions::keep_alive,
+// because the call may throw while the engine still reads and writes that memory.
 CADRE_EXPORT bool may_use_memory_after_failure(const Communicator& group);
 
 }  // namespace cadre

@@ -1,35 +1,35 @@
-// How a group gets its engine: by default one of the native ones, or what the program's factory
-// makes, which is how MPI, Gloo, NCCL and test engines are plugged in.
+// How a group gets its engine: one of the native ones by default, or what the program's factory
+// makes. MPI, Gloo, NCCL and test engines are plugged in with such a factory.
 //
 // Threads: a factory is called once for each group of each rank, by the thread that connects or
 // splits. Blocking: the factory, until setup.deadline. Lifetime: what a BackendSetup refers to
 // outlives the engine, also one that the group leaves to the process (step 3). Errors: those that
-// the factory returns; the group is then given up on all ranks.
+// the factory returns; all ranks then give up the group.
 //
 // How to write a plug-in:
 //  1. Derive from Backend (collective/backend.h). capabilities() states every collective, dtype,
-//     reduction and device that the library behind it has; the group refuses the rest with a
-//     sentence. An engine with PREMUL_SUM in its reductions gets the factor in the Collective.
+//     reduction and device that the library behind it has; the group refuses all others and says
+//     why. An engine with PREMUL_SUM in its reductions gets the factor in the Collective.
 //  2. In the factory exchange what the library needs over setup.store, for example the id that
 //     ncclGetUniqueId returns: rank 0 sets a key, the others get it until setup.deadline. The store
 //     shows no keys of other groups, of earlier rounds or of attempts that failed.
-//  3. submit() of a blocking library runs each collective (run_in_order) and looks at
-//     setup.interrupt while it waits: that ends it when a peer is lost, the group is aborted or
-//     another rank fails, and looks at the deadline. A library that cannot cancel what it has
-//     begun (MPI's nonblocking collectives) sets capabilities().is_abortable = false. Its submit()
-//     then returns a pending Completion, at once or when it sees the Interrupt or the deadline,
-//     which a thread of the engine completes when the library touches the buffers no more. After a
-//     failure the group no longer waits for it, but keeps the keep_alive of the call and the
-//     engine. A blocking call that was given no keep_alive throws while the library may still use
-//     its buffers; the error says so, and that the process must end.
+//  3. submit() of a blocking library runs each collective (run_in_order). While it waits, it looks
+//     at the deadline and at setup.interrupt, which is raised when a peer is lost, the group is
+//     aborted or another rank fails. A library that cannot cancel what it has begun (MPI's
+//     nonblocking collectives) sets capabilities().is_abortable = false. Its submit() then returns
+//     a pending Completion, at once or when it sees the Interrupt or the deadline. A thread of the
+//     engine completes it when the library no longer uses the buffers. After a failure the group
+//     does not wait for that, but keeps the keep_alive of the call and the engine. A blocking call
+//     without a keep_alive throws while the library may still use its buffers; the error says so,
+//     and that the process must end.
 //  4. submit() of a stream-ordered library enqueues on a stream of its own behind
-//     Collective::stream, and returns Completion::make_pending(order_stream); a thread that
+//     Collective::stream, and returns Completion::make_pending(order_stream). A thread that
 //     observes the events calls complete(), with an error if there is one. Buffers on the CPU get
-//     make_pending() without order_stream, so that Work::wait() waits for their results. What of
-//     the OpContext is needed later is copied.
-//  5. The ranks of a group agree on (number, fingerprint) of each call. An engine that can send a
-//     few bytes more compares them as the native ones do and reports with
-//     OpProgress::set_mismatch(); otherwise a mismatch ends as the library ends it.
+//     make_pending() without order_stream, so that Work::wait() waits for their results. The engine
+//     copies what it needs of the OpContext later.
+//  5. The ranks of a group must agree on (number, fingerprint) of each call. An engine that can
+//     send a few more bytes compares them, as the native engines do, and reports a difference with
+//     OpProgress::set_mismatch(). Otherwise the library decides how a mismatch ends.
 // Point-to-point messages, liveness and failures stay those of the group; symmetric buffers of a
 // group with such an engine are private memory.
 #pragma once
@@ -51,8 +51,8 @@ namespace cadre {
 struct BackendSetup {
   Rank rank;
   int world_size = 1;
-  std::string group;             // its name, for messages
-  std::shared_ptr<Store> store;  // for this group alone; null for a world of one without a store
+  std::string group;             // name of the group, for messages
+  std::shared_ptr<Store> store;  // store for this group; null for a world of one without a store
   const os::Interrupt& interrupt;
   os::System& system;
   Deadline deadline;

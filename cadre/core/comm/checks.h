@@ -1,5 +1,5 @@
-// The refusals of a group's calls: arguments that cannot be right on any rank. What is wrong with a
-// collective is said by collective/collective.h.
+// Checks of the arguments of a group's calls that cannot be right on any rank. Those of a
+// collective are in collective/collective.h.
 //
 // Threads: any. Blocking: never. Errors: each check throws kInvalidArgument that says what was
 // passed and what was expected.
@@ -14,13 +14,13 @@
 
 namespace cadre {
 
-// "CALL on group "NAME", rank R: PROBLEM", with the call and the group as details().
+// Returns "CALL on group "NAME", rank R: PROBLEM", with the call and the group as details().
 CADRE_EXPORT Error refusal_of(const Communicator& group, std::string_view call,
                               std::string_view problem);
 
 void check_elements(const Communicator& group, std::string_view call, ConstBytes bytes,
                     DType dtype);
-// The peer of a message is another rank of the group.
+// Checks that the peer of a message is another rank of the group.
 CADRE_EXPORT void check_peer(const Communicator& group, std::string_view call, Rank peer);
 
 }  // namespace cadre

@@ -18,7 +18,8 @@ constexpr const char* kEnqueuedPhase = "enqueued";
 
 }  // namespace
 
-// Shows and records the collectives of a call, one after the other.
+// Publishes the collectives of a call in the activity cell and the flight record, one after the
+// other.
 class CollectiveRunner::Record final : public OpProgress::Observer {
  public:
   Record(CollectiveRunner& runner, const Operation& operation, TimePoint now)
@@ -41,7 +42,8 @@ class CollectiveRunner::Record final : public OpProgress::Observer {
   void begin(size_t index, TimePoint now) {
     const Fingerprint& fingerprint = operation_.fingerprints[index];
     number_ = operation_.number + index;
-    // While calls are enqueued, the cell shows the oldest of them, the likeliest to be blocked.
+    // While calls are enqueued, the cell shows the oldest of them, which is most likely to be
+    // blocked.
     if (runner_.num_enqueued_ == 0) cell_.begin(number_, fingerprint, now);
     entry_ = runner_.parts_.recorder.begin(number_, fingerprint, -1, now);
     runner_.parts_.monitor.enter_collective(number_);
@@ -54,27 +56,27 @@ class CollectiveRunner::Record final : public OpProgress::Observer {
   uint64_t entry_ = 0;
 };
 
-// A call that its engine ends later. The engine's Completion keeps it, and with it the memory that
-// the engine works on, also when the call has been abandoned.
+// A call that its engine ends later. The engine's Completion owns it, and so the memory that the
+// engine works on, even after the call was abandoned.
 struct CollectiveRunner::Enqueued {
   uint64_t number;
   std::vector<Fingerprint> fingerprints;
   Deadline deadline;
   TimePoint began;
   std::vector<uint64_t> entries;  // indices in the flight record
-  std::vector<std::byte> scaled;  // read by the engine
+  std::vector<std::byte> scaled;  // scaled inputs, which the engine reads
   std::shared_ptr<const void> keep_alive;
   Completion result;
   std::atomic<bool> has_ended{false};
 
-  // True for the one that ends the call: its engine, or the watch that abandons it.
+  // Returns true for the caller that ends the call: its engine, or the watch that abandons it.
   bool claim_end() { return !has_ended.exchange(true); }
 };
 
 Completion CollectiveRunner::run(Operation& operation) {
   Monitor& monitor = parts_.monitor;
   if (monitor.has_failed()) return monitor.error();
-  // Mirrored into the cell only if the cell does not show an enqueued call.
+  // The progress is mirrored into the cell only if the cell does not show an enqueued call.
   OpProgress progress(num_enqueued_ == 0 ? &monitor.own_cell().collective.progress : nullptr);
   const TimePoint began = parts_.system.now();
   Record record(*this, operation, began);
@@ -96,12 +98,12 @@ Completion CollectiveRunner::run(Operation& operation) {
   if (is_done) {
     record.end({result.status().ok(), waiting_for(progress), progress.phase(), now});
   }
-  // Only the holder of the role writes it.
+  // Only the holder of the progress role writes it.
   time_spent_ns_.store((time_spent() + (now - began)).count(), std::memory_order_relaxed);
   return result;
 }
 
-// An exception is this rank's own: its peers have done nothing wrong.
+// This rank is the culprit of an exception: its peers have done nothing wrong.
 Completion CollectiveRunner::execute_caught(Operation& operation, const Running& call) {
   try {
     if (!parts_.capabilities.is_abortable) begin_watch();
@@ -136,8 +138,9 @@ bool CollectiveRunner::is_to_be_scaled(const Collective& collective) const {
          parts_.capabilities.needs_multiplied_inputs(collective.dtype, collective.reduction.op());
 }
 
-// What is left of a PREMUL_SUM is a SUM, in place where the output has room for the whole input. To
-// the peers and in messages it is still a PREMUL_SUM, by its fingerprint in the context.
+// Turns each PREMUL_SUM into a SUM of scaled inputs. A scaled input lies in the output if that has
+// room for the whole input. For the peers and in messages the call is still a PREMUL_SUM, because
+// of the fingerprint in the context.
 std::vector<Collective> CollectiveRunner::premultiplied(std::span<const Collective> collectives) {
   const auto is_in_place = [](const Collective& c) { return c.out.size() == c.in.size(); };
   size_t num_scaled_bytes = 0;
@@ -185,7 +188,7 @@ Status CollectiveRunner::wait_for_end(const Completion& completion, Deadline dea
   return {};
 }
 
-// The memory stays with the engine until it has ended the call, also when this wait ends before.
+// The engine keeps the memory until it has ended the call, even if this wait ends earlier.
 Status CollectiveRunner::await(const Completion& completion, std::shared_ptr<const void> memory,
                                Deadline deadline) {
   if (completion.is_done()) return completion.status();
@@ -198,7 +201,7 @@ Status CollectiveRunner::await(const Completion& completion, std::shared_ptr<con
   return waited;
 }
 
-// An input may be the result of a call before, which its engine has not ended yet.
+// An input may be the result of an earlier call that its engine has not ended yet.
 Status CollectiveRunner::await_enqueued(Deadline deadline) {
   while (true) {
     Completion last = Status();
@@ -413,9 +416,9 @@ void CollectiveRunner::explain_loss(const Running& call, const Error& error) {
 }
 
 // Several ranks may detect the mismatch at once, each with a different peer. So this rank polls all
-// peers and reports the lowest mismatching pair. If that does not include rank 0, it first waits
-// for the report of a rank whose pair does: longer than that rank polls its peers if there probably
-// is one, because a lower rank has completed the operation.
+// peers and reports the lowest mismatching pair. If that does not include rank 0, this rank first
+// waits for the report of a lower pair. It waits longer than a rank polls its peers if a lower rank
+// has completed the operation, because then there probably is a lower pair.
 void CollectiveRunner::explain_mismatch(const Running& call) {
   Monitor& monitor = parts_.monitor;
   const Roster& roster = monitor.roster();
@@ -449,7 +452,7 @@ void CollectiveRunner::explain_part_mismatch(const Running& call) {
               .remedy = std::string(kEqualParts)});
 }
 
-// -1 also where an engine of the program names a rank that is none.
+// Returns -1 also if an engine of the program names a rank that does not exist.
 int CollectiveRunner::waiting_for(const OpProgress& progress) const {
   const int rank = progress.waiting_for();
   return rank < parts_.monitor.roster().world_size() ? rank : -1;

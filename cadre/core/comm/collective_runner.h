@@ -1,10 +1,10 @@
-// Runs the collectives of a group on its engine, and turns whatever goes wrong into the group's one
-// failure, with the rank at fault.
+// Runs the collectives of a group on its engine, and turns each error into the group's one failure,
+// with the rank at fault.
 //
-// Threads: run() from the holder of the progress role; what is enqueued on a device ends in a
-// thread of the engine; the rest from any. While calls are enqueued on an engine that cannot abort
-// them, a thread "cadre-watch" ends those that reach their deadline or meet a failure of the group;
-// it runs before the engine has the call.
+// Threads: the holder of the progress role calls run(); calls that are enqueued on a device end in
+// a thread of the engine; other methods from any thread. While calls are enqueued on an engine that
+// cannot abort them, a thread "cadre-watch" ends those that reach their deadline or meet a failure
+// of the group. It starts before the engine has the call.
 // Blocking: run(), until the operation's deadline and the questions that follow a failure
 // (Monitor::kAskTime, kDoubtTime); so do the threads that report an error later. stop(), for
 // kWatchTime. Lifetime: borrows its parts; the engine must have ended what it has enqueued when the
@@ -40,11 +40,11 @@ class CollectiveRunner final : public OperationRunner {
     Monitor& monitor;
     FlightRecorder& recorder;
     Backend* backend = nullptr;        // null: a world of one, whose operations are copies
-    const Capabilities& capabilities;  // the backend's
-    SymmetricHeap* heap;               // for allocations
-    Duration timeout;                  // for operations without a deadline
+    const Capabilities& capabilities;  // capabilities of the backend
+    SymmetricHeap* heap;               // allocates symmetric memory
+    Duration timeout;                  // limit for operations without a deadline
   };
-  // How long the watch sleeps at most before it sees that it is to end.
+  // The longest sleep of the watch before it notices that it must end.
   static constexpr Duration kWatchTime = std::chrono::milliseconds(20);
 
   explicit CollectiveRunner(const Parts& parts)
@@ -60,7 +60,7 @@ class CollectiveRunner final : public OperationRunner {
  private:
   class Record;
   struct Enqueued;
-  // A call that was begun: the context is that of the collective which runs, or has failed.
+  // A call that has begun. The context is that of the collective that runs, or that has failed.
   struct Running {
     OpContext context;
     TimePoint began;
@@ -68,36 +68,38 @@ class CollectiveRunner final : public OperationRunner {
     Running at_failed() const { return {context.from(context.progress.index()), began}; }
   };
 
-  // What the engine throws, too, is the failure of the group.
+  // Executes the operation. An exception of the engine becomes the failure of the group, too.
   Completion execute_caught(Operation& operation, const Running& call);
   Completion execute(std::span<const Collective> collectives, const OpContext& context);
   bool is_to_be_scaled(const Collective& collective) const;
   std::vector<Collective> premultiplied(std::span<const Collective> collectives);
   Status allocate(Operation& operation, const OpContext& context);
-  // An error if the group fails, or the deadline passes, before the engine has ended the call.
+  // Waits until the engine has ended the call. An error if the group fails, or the deadline passes,
+  // before.
   Status wait_for_end(const Completion& completion, Deadline deadline);
-  // The same, and the status of the call, which works on `memory`.
+  // Like wait_for_end(), but returns the status of the call, which works on `memory`.
   Status await(const Completion& completion, std::shared_ptr<const void> memory, Deadline deadline);
-  // Until all that is enqueued has ended.
+  // Waits until all enqueued calls have ended.
   Status await_enqueued(Deadline deadline);
-  // The end of a call, whose error is the failure of the group.
+  // Ends a call. If it has an error, fails the group with it and returns the failure of the group.
   Status conclude(const Running& call, const Status& status);
-  // The engine has enqueued the call, and ends it by `completion`. So ends the result.
+  // Called when the engine has enqueued the call, which it ends by `completion`. The result ends
+  // with it.
   Completion follow(const Operation& operation, const Running& call, const Completion& completion,
                     uint64_t first_entry);
   Status end_enqueued(const std::shared_ptr<Enqueued>& call, const Status& status);
   void show(const Enqueued& call);
-  // Before the engine has the call: where no thread can be started, the engine must not begin to
-  // work on memory of a call that throws.
+  // Called before the engine has the call: if no thread can be started, the call throws, and the
+  // engine must not have begun to work on its memory.
   void begin_watch();
   void end_submission();
   void watch();
   // Fails the group if an enqueued call has reached its deadline.
   void fail_overdue();
-  // Ends all that is enqueued with the failure of the group, although the engine has not ended it.
+  // Ends all enqueued calls with the failure of the group, although the engine has not ended them.
   void abandon_enqueued();
   Error abandoned_error() const;
-  // Makes the failure of the group out of what the engine reported.
+  // Makes the failure of the group from what the engine reported.
   void explain(const Running& call, const Error& error);
   void explain_timeout(const Running& call);
   void explain_loss(const Running& call, const Error& error);
@@ -110,13 +112,13 @@ class CollectiveRunner final : public OperationRunner {
   Parts parts_;
   std::vector<std::byte> scaled_;  // the inputs of PREMUL_SUMs whose output is smaller
   std::atomic<int64_t> time_spent_ns_{0};
-  mutable std::mutex mutex_;                        // guards what follows but for the atomics
+  mutable std::mutex mutex_;  // guards the members below, except for the atomics
   std::deque<std::shared_ptr<Enqueued>> enqueued_;  // shared with the engine's thread
   std::atomic<size_t> num_enqueued_{0};
-  // The memory of calls, which expires when the engine has ended them.
+  // The memory of abandoned calls. An entry expires when the engine has ended its call.
   std::vector<std::weak_ptr<const void>> abandoned_;
   IdleThread watch_;
-  bool is_submitting_ = false;  // a call that the watch may have to end
+  bool is_submitting_ = false;  // a call is submitted that the watch may have to end
   std::atomic<bool> is_stopping_{false};
 };
 

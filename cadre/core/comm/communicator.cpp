@@ -15,12 +15,13 @@
 namespace cadre {
 namespace {
 
-// The name of a call in its refusals.
+// Returns the name of a call for its refusals.
 std::string_view name_of(std::string_view call, OpKind kind) {
   return call.empty() ? to_string(kind) : call;
 }
 
-// The refusal of a collective, which begins with its kind, as one of the call that contains it.
+// Turns the refusal of a collective, which begins with its kind, into one of the call that contains
+// it.
 Error refused(const Communicator& group, std::string_view call, OpKind kind, const Error& error) {
   if (error.code() != ErrorCode::kInvalidArgument) return error;
   std::string_view problem = error.message();
@@ -29,7 +30,8 @@ Error refused(const Communicator& group, std::string_view call, OpKind kind, con
   return refusal_of(group, name_of(call, kind), problem);
 }
 
-// What the ranks compare of it, when it is valid and the engine has it.
+// Returns the fingerprint that the ranks compare. Throws if the collective is invalid or the engine
+// does not support it.
 Fingerprint validated(Collective& collective, const Communicator& group,
                       const Capabilities& capabilities, std::string_view call,
                       size_t num_coalesced = 0) {
@@ -39,11 +41,12 @@ Fingerprint validated(Collective& collective, const Communicator& group,
   if (!supported.ok()) throw refused(group, call, collective.kind, supported.error());
   OpDescriptor descriptor = *checked;
   descriptor.num_coalesced = static_cast<uint16_t>(std::min<size_t>(num_coalesced, UINT16_MAX));
-  collective.shape.reset();  // was borrowed for the call, and is in the descriptor now
+  collective.shape.reset();  // borrowed for the call; the descriptor has it now
   return descriptor.fingerprint();
 }
 
-// Makes one operation of the collectives, and calls `use` with it. One collective needs no memory.
+// Makes one operation of the collectives and calls `use` with it. A single collective needs no
+// memory.
 template <typename Use>
 auto with_operation(std::span<Collective> collectives, const Communicator& group,
                     const Communicator::Impl& impl, const CollectiveOptions& options,
@@ -72,7 +75,7 @@ auto with_operation(std::span<Collective> collectives, const Communicator& group
   return use_with(all);
 }
 
-// What the log of the program throws must not end a thread or a destructor of the group.
+// An exception of the program's log must not end a thread or a destructor of the group.
 CommunicatorOptions with_quiet_log(CommunicatorOptions options) {
   if (options.log != nullptr && dynamic_cast<QuietLog*>(options.log.get()) == nullptr) {
     options.log = std::make_shared<QuietLog>(std::move(options.log));
@@ -80,7 +83,7 @@ CommunicatorOptions with_quiet_log(CommunicatorOptions options) {
   return options;
 }
 
-// More than any machine has; sums with it do not wrap.
+// No machine has so many bytes, and sums with this number do not wrap.
 constexpr size_t kMaxSymmetricBytes = size_t{1} << 56;
 
 }  // namespace
@@ -120,8 +123,8 @@ std::unique_ptr<Communicator> Communicator::connect(os::System& system,
 
 Communicator::Communicator(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
-// A child's copy cannot be taken apart: its locks and connections may be in any state, and its
-// threads are not there. It goes with the child.
+// In a forked child the locks and connections of the group may be in any state, and its threads do
+// not exist. So the child's copy is not destroyed; it ends with the child.
 Communicator::~Communicator() {
   if (impl_->fork_guard->is_in_child()) {
     static_cast<void>(impl_.release());
@@ -295,8 +298,8 @@ void Communicator::close(Deadline deadline) {
                      "it was called by a callback, or by the deleter of a keep_alive, which the "
                      "group would wait for; close the group in a thread of the program");
   }
-  // Marked before the look at the other group: of callbacks that close each other's groups one is
-  // refused, and none waits for the other.
+  // The flag is set before the look at the other group. So if callbacks close each other's groups,
+  // one of them is refused, and none waits for the other.
   const ProgressQueue::AwaitsOther awaits_other;
   if (ProgressQueue::is_any_on_this_thread() && impl.awaits_other()) {
     throw refusal_of(*this, "close",

@@ -9,9 +9,9 @@
 // the operation has ended on its stream; those of an `_async` call must live until its Work is
 // completed (attach an owner as CollectiveOptions::keep_alive). Errors: cadre::Error. After the
 // first failure the group is unusable: every later call throws that failure; close() it and connect
-// a new one over rejoin(). In a forked child every call throws, but rank() and the like, and
-// destroying it does nothing. In a world of one operations are copies. Source: c10d's ProcessGroup,
-// cut to what has a meaning for bytes.
+// a new one over rejoin(). In a forked child every call throws, except rank() and the like, and the
+// destructor does nothing. In a world of one operations are copies. Source: c10d's ProcessGroup,
+// reduced to what makes sense for bytes.
 // Guide: docs/guide/reference/groups-and-messages.md.
 #pragma once
 
@@ -38,12 +38,12 @@
 
 namespace cadre {
 
-// What one rank was last known to do, for messages and traces.
+// The last known activity of one rank, for messages and traces.
 struct PeerStatus {
   Rank rank;
   std::string host;
   int pid = 0;
-  // "last seen in all_gather #1041, reduce, 61 s ago" or "left the group after #1041".
+  // For example "last seen in all_gather #1041, reduce, 61 s ago" or "left the group after #1041".
   std::string last_seen;
 };
 
@@ -54,10 +54,10 @@ class CADRE_EXPORT Communicator {
   static std::unique_ptr<Communicator> connect(os::System& system, const Membership& membership,
                                                const CommunicatorOptions& options,
                                                Deadline deadline);
-  // Aborts what is pending and leaves, as close() says. In a callback of a group, or in the deleter
-  // of a keep_alive, it returns at once, and another thread ends the group soon after, so the
-  // System must live a moment longer; handles made by init_process_group() and of subgroups keep
-  // theirs. Throws nothing.
+  // Aborts pending operations and leaves, as close() says. In a callback of a group, or in the
+  // deleter of a keep_alive, the destructor returns at once, and another thread ends the group soon
+  // after. So the System must live a moment longer; handles that init_process_group() made, and
+  // handles of subgroups, keep theirs alive. Throws nothing.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -65,40 +65,41 @@ class CADRE_EXPORT Communicator {
   Rank rank() const;
   int world_size() const;
   const std::string& name() const;
-  // CommunicatorOptions::id, or the name if that is empty.
+  // Returns CommunicatorOptions::id, or the name if that is empty.
   const std::string& id() const;
   os::System& system() const;
-  // "host", "net" or that of the chosen backend, after what was connected; "solo" for a world of
-  // one.
+  // Returns the name of the engine: "host", "net" or that of the chosen backend; "solo" for a world
+  // of one.
   std::string_view backend_name() const;
   bool shares_memory() const;
-  // The membership and the options that the group was connected with.
+  // Return the membership and the options that the group was connected with.
   const Membership& membership() const;
   const CommunicatorOptions& options() const;
-  // The ranks of this group in the group that was connected first (the world), by rank of this
-  // group.
+  // Returns the rank of each member in the group that was connected first (the world), by its rank
+  // in this group.
   std::vector<Rank> global_ranks() const;
-  // The rank in the world of one rank of this group. c10d's get_global_rank.
+  // Returns the rank in the world of a rank of this group. Same as c10d's get_global_rank.
   Rank global_rank(Rank group_rank) const;
-  // The reverse; nullopt for a rank of the world that is not in this group. c10d's get_group_rank.
+  // Returns the rank in this group of a rank of the world; nullopt if it is no member. Same as
+  // c10d's get_group_rank.
   std::optional<Rank> group_rank(Rank global_rank) const;
-  // Issued so far on this rank; equal on all ranks between operations.
+  // Returns how many collectives this rank has issued; equal on all ranks between operations.
   uint64_t num_collectives() const;
 
-  // Runs a collective, or issues it and returns at once. Buffers, shapes and what may be in place:
-  // collective/collective.h; which operations a dtype supports, and why others are refused:
-  // collective/reduction_table.h. The verbs below are run() and issue() by name.
+  // Runs a collective, or issues it and returns at once. collective/collective.h describes buffers,
+  // shapes and what may be in place; collective/reduction_table.h says which operations a dtype
+  // supports, and why others are refused. The methods below are run() and issue() by name.
   void run(Collective collective, const CollectiveOptions& options = {}) {
     run_own(std::span(&collective, 1), options);
   }
   Work issue(Collective collective, const CollectiveOptions& options = {}) {
     return issue_own(std::span(&collective, 1), options);
   }
-  // The same for one or more collectives that travel together: they are submitted to the engine as
-  // one call, have numbers one after the other, one deadline and one Work, and end with the first
-  // error. All ranks pass as many, which is compared for kinds without a root. No buffer of one may
-  // overlap a buffer of another. The span is borrowed for the call.
-  // ncclGroupStart and ncclGroupEnd; c10d's _coalescing_manager.
+  // Run or issue one or more collectives together. They are submitted to the engine as one call,
+  // have consecutive numbers, one deadline and one Work, and end with the first error. All ranks
+  // must pass equally many, which is compared for kinds without a root. No buffer of one may
+  // overlap a buffer of another. The span is borrowed for the call. Same as ncclGroupStart and
+  // ncclGroupEnd, or c10d's _coalescing_manager.
   void run(std::span<const Collective> collectives, const CollectiveOptions& options = {});
   Work issue(std::span<const Collective> collectives, const CollectiveOptions& options = {});
 
@@ -123,7 +124,7 @@ class CADRE_EXPORT Communicator {
                         const CollectiveOptions& options = {}) {
     return issue(Collective::all_gather(in, out, dtype), options);
   }
-  // counts: elements of each rank's input, the same on all ranks; ranks with others are refused.
+  // counts: elements of each rank's input. Calls whose counts differ between ranks are refused.
   void all_gather_v(ConstBytes in, Bytes out, DType dtype, std::vector<uint64_t> counts,
                     const CollectiveOptions& options = {}) {
     run(Collective::all_gather_v(in, out, dtype, std::move(counts)), options);
@@ -140,7 +141,7 @@ class CADRE_EXPORT Communicator {
                             const CollectiveOptions& options = {}) {
     return issue(Collective::reduce_scatter(in, out, dtype, reduction), options);
   }
-  // counts: elements of each rank's output, the same on all ranks; ranks with others are refused.
+  // counts: elements of each rank's output. Calls whose counts differ between ranks are refused.
   void reduce_scatter_v(ConstBytes in, Bytes out, DType dtype, Reduction reduction,
                         std::vector<uint64_t> counts, const CollectiveOptions& options = {}) {
     run(Collective::reduce_scatter_v(in, out, dtype, reduction, std::move(counts)), options);
@@ -154,7 +155,7 @@ class CADRE_EXPORT Communicator {
   Work barrier_async(const CollectiveOptions& options = {}) {
     return issue(Collective::barrier(), options);
   }
-  // The root gets the bits of all_reduce.
+  // The root gets the same bits as from all_reduce().
   void reduce(ConstBytes in, Bytes out, DType dtype, Reduction reduction, Rank root,
               const CollectiveOptions& options = {}) {
     run(Collective::reduce(in, out, dtype, reduction, root), options);
@@ -186,8 +187,8 @@ class CADRE_EXPORT Communicator {
                         const CollectiveOptions& options = {}) {
     return issue(Collective::all_to_all(in, out, dtype), options);
   }
-  // When one rank sends what the other does not expect, all ranks throw kInvalidArgument that names
-  // both, before any data moves.
+  // If a rank sends another number of elements than the receiver expects, all ranks throw
+  // kInvalidArgument, which names both, before any data moves.
   void all_to_all_v(ConstBytes in, Bytes out, DType dtype, SplitCounts splits,
                     const CollectiveOptions& options = {}) {
     run(Collective::all_to_all_v(in, out, dtype, std::move(splits)), options);
@@ -196,24 +197,24 @@ class CADRE_EXPORT Communicator {
                           const CollectiveOptions& options = {}) {
     return issue(Collective::all_to_all_v(in, out, dtype, std::move(splits)), options);
   }
-  // Messages between one pair and with one tag arrive in order; sizes and types must match. A send
-  // of up to 16 KiB may return before it is received, a longer one waits for its receive. A rank
+  // Messages between two ranks with one tag arrive in order; sizes and types must match. A send of
+  // up to 16 KiB may return before it is received; a longer one waits for its receive. A rank
   // buffers at most 4 MiB from each peer that no recv has taken. Sending to this rank itself is
   // refused.
   void send(ConstBytes data, DType dtype, Rank destination, int tag,
             const CollectiveOptions& options = {});
   void recv(Bytes data, DType dtype, Rank source, int tag, const CollectiveOptions& options = {});
-  // Receives from any rank, the first that sends with this tag; returns that rank. kPeerLost when
-  // all others have left. c10d's recvAnysource. Receives of one tag, from a rank and from any, take
-  // messages in the order in which they were called.
+  // Receives from the rank that is the first to send with this tag, and returns that rank. Throws
+  // kPeerLost when all other ranks have left. Same as c10d's recvAnysource. Receives of one tag,
+  // from one rank and from any, take messages in the order in which they were called.
   Rank recv_from_any(Bytes data, DType dtype, int tag, const CollectiveOptions& options = {});
 
   Work send_async(ConstBytes data, DType dtype, Rank destination, int tag,
                   const CollectiveOptions& options = {});
   Work recv_async(Bytes data, DType dtype, Rank source, int tag,
                   const CollectiveOptions& options = {});
-  // Issues sends and receives together, so that their order matters on no rank, or none of them and
-  // throws. One Work for each. c10d's batch_isend_irecv.
+  // Issues sends and receives together, so that their order does not matter on any rank. If one is
+  // refused, throws and issues none. Returns one Work for each. Same as c10d's batch_isend_irecv.
   std::vector<Work> issue(std::span<const MessageCall> calls,
                           const CollectiveOptions& options = {});
 
@@ -221,47 +222,49 @@ class CADRE_EXPORT Communicator {
   std::shared_ptr<SymmetricBuffer> allocate_symmetric(size_t num_bytes,
                                                       const CollectiveOptions& options = {});
 
-  // Wall time this rank's threads spent inside operations other than messages so far, waiting
-  // included.
+  // Returns the wall time that this rank's threads have spent inside operations other than
+  // messages, including waits.
   Duration time_in_operations() const;
   std::vector<PeerStatus> peers() const;
-  // The first failure of this group, which every later call throws; nullopt while it is usable. A
-  // call that is refused for its own arguments throws before it has issued anything, and is no
-  // failure of the group. Does not communicate: a failure that this rank has not heard of yet is
-  // not there. ncclCommGetAsyncError.
+  // Returns the first failure of this group, which every later call throws; nullopt while the group
+  // is usable. A call that is refused for its own arguments throws before it has issued anything,
+  // and is no failure of the group. Does not communicate, so it does not return a failure that this
+  // rank has not heard of yet. Same as ncclCommGetAsyncError.
   std::optional<Error> error() const;
-  // Ranks known to be gone (killed or left), for rejoin().
+  // Returns the ranks that are known to be gone (killed or left), for rejoin().
   std::vector<Rank> lost_ranks() const;
 
   // Fails the group: every pending and every later operation throws kAborted with `reason`, on this
-  // rank and on the others, to which the failure is reported whatever they do. A group that has
-  // failed already keeps its first failure. Afterwards close() the group, or rejoin(). Never
-  // blocks; may be called from any thread and from a signal-handling thread.
+  // rank and on all others, whatever they do at the time. A group that has failed already keeps its
+  // first failure. Afterwards close() the group, or rejoin(). Never blocks; may be called from any
+  // thread and from a signal-handling thread.
   void abort(const std::string& reason);
-  // From now on this group and `other` fail together on this rank: a failure of one of them, also
-  // an earlier one, aborts the other with the first failure's text and culprit, unless that is
-  // being closed. For groups that one job uses in turns: a rank that waits in the one learns which
-  // rank was lost in the other, instead of "rank 0 left". Each member of either group that is in
-  // both calls it. Keeps neither group alive.
+  // From now on this group and `other` fail together on this rank. A failure of one of them, also
+  // an earlier one, aborts the other with the text and culprit of the first failure, unless the
+  // other is being closed. Useful for groups that one job uses in turns: a rank that waits in one
+  // group learns which rank was lost in the other, instead of "rank 0 left". Every rank that is a
+  // member of both groups calls it. Keeps neither group alive.
   void fail_together(const Communicator& other);
   // Runs pending operations until the deadline, publishes to the members that this rank leaves, and
   // joins the group's threads, also beyond the deadline while a callback of an operation runs; with
   // the last group of the process, closes its connections.
   // Operations that are still pending at the deadline are aborted, which fails the group on all
-  // ranks: Work::wait() of each of them throws kAborted, here and on the other ranks; close()
+  // ranks: Work::wait() of each of them throws kAborted, here and on the other ranks. close()
   // itself does not throw for them, so wait() first for what must have ended. Later calls are
   // refused with kInvalidArgument. Idempotent. The destructor only aborts locally and communicates
-  // for 1 s at most. After that it throws kInvalidArgument if ranks are known to have left this
-  // group, or one that was closed before, after different collectives: a small broadcast, reduce,
-  // gather or scatter may succeed on a rank although another rank called something else. If two
-  // such ranks are on one host, at least the one that closes later throws. Two ranks of different
-  // hosts that close their last groups at the same moment may both miss the mismatch, as may ranks
-  // that clean up after a failure. A destructor only logs it.
-  // In a callback of this group, or in the deleter of a keep_alive, it throws kInvalidArgument and
-  // does nothing; so it does in a callback of another group while one of this group closes a group.
+  // for 1 s at most.
+  // At its end close() throws kInvalidArgument if ranks are known to have left this group, or one
+  // that was closed before, after different collectives: a small broadcast, reduce, gather or
+  // scatter may succeed on a rank although another rank called something else. If two such ranks
+  // are on one host, at least the one that closes later throws. Two ranks of different hosts that
+  // close their last groups at the same moment may both miss the mismatch, as may ranks that clean
+  // up after a failure. The destructor only logs the mismatch.
+  // In a callback of this group, or in the deleter of a keep_alive, close() throws kInvalidArgument
+  // and does nothing. So it does in a callback of another group while a callback of this one closes
+  // a group.
   void close(Deadline deadline);
 
-  // The last operations of this rank; to_json() makes it readable.
+  // Returns the last operations of this rank; to_json() makes them readable.
   FlightRecord flight_record() const;
 
   class Impl;  // defined within comm, so that other folders cannot create a Communicator from it
@@ -269,7 +272,8 @@ class CADRE_EXPORT Communicator {
 
  private:
   friend struct CommunicatorParts;
-  // For collectives that only this call uses: resets in them what does not apply to this rank.
+  // Like run() and issue(), for collectives that only this call uses: what does not apply to this
+  // rank is reset in them.
   void run_own(std::span<Collective> collectives, const CollectiveOptions& options);
   Work issue_own(std::span<Collective> collectives, const CollectiveOptions& options);
 

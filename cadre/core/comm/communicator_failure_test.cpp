@@ -1,4 +1,4 @@
-// What the ranks of a group say when one of them goes wrong; on threads, over shared memory.
+// The errors on all ranks of a group when one of them fails, on threads and over shared memory.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ constexpr Duration kFailureBudget = seconds(20);
 
 using Describe = std::string (*)(const std::function<void()>&);
 
-// Each rank runs `body` in one group and hands back what it threw.
+// Runs `body` on each rank in one group. The output of a rank is what its body threw.
 RanksResult run_group(int world_size, Duration timeout,
                       const std::function<void(RankContext&, Communicator&)>& body,
                       Describe describe = testing::failure_of) {
@@ -58,7 +58,7 @@ void sum(Communicator& group, size_t count) {
   group.all_reduce(bytes, bytes, DType::kFloat32, ReduceOp::kSum);
 }
 
-// The news may come before the call has begun.
+// The failure may arrive before the call has begun.
 auto fails_at_or_before(const std::string& call, const std::string& before) {
   const std::string code = call.substr(0, call.find(' '));
   return AnyOf(StartsWith(call + " on group \"world\" failed after "),
@@ -66,7 +66,7 @@ auto fails_at_or_before(const std::string& call, const std::string& before) {
                                 HasSubstr(") after " + before + "\n")));
 }
 
-// Between them two ranks find out; all tell of the first of them.
+// Several ranks find the mismatch, and all report the same pair.
 TEST(CommunicatorFailure, DifferentCallsAreExplainedAlikeOnAllRanks) {
   const auto result = run_group(3, kFailureBudget, [](RankContext& context, Communicator& group) {
     group.barrier();
@@ -139,9 +139,9 @@ TEST(CommunicatorFailure, ARankThatIsToldOfATimeoutQuotesIt) {
   EXPECT_EQ(told.find("Remedy"), told.rfind("Remedy"));
 }
 
-// One rank is in a collective and waits for the other, which waits for a message from it. Another
-// thread might still bring either, so this ends at the deadline; then each is told what the other
-// is in.
+// One rank waits in a collective for the other, which waits for a message from it. Another thread
+// might still send or call what is missing, so both waits end at the deadline. Then each rank is
+// told in which operation the other is.
 TEST(CommunicatorFailure, ACollectiveAgainstARecvTellsAtTheDeadlineWhatTheOtherIsIn) {
   const auto system = os::make_native_system();
   for (const auto transport : {TransportChoice::kAuto, TransportChoice::kTcp}) {
@@ -244,8 +244,8 @@ TEST(CommunicatorFailure, AClosedGroupRefusesAndClosingTwiceIsNothing) {
   for (const auto& rank : result.ranks) EXPECT_EQ(rank.output, "");
 }
 
-// Rank 1 leaves its group without close() while nothing is pending: the other sees a leave in good
-// order.
+// Rank 1 leaves its group without close() while no operation is pending: the other rank sees that
+// it left in good order.
 TEST(CommunicatorFailure, ADestructorPublishesALeave) {
   const auto system = os::make_native_system();
   const auto store = std::make_shared<HashStore>(*system);
@@ -280,7 +280,8 @@ class ErrorLines final : public LogSink {
   std::string lines_;
 };
 
-// Rank 0 ends with an operation pending: by an exception, which says itself what happened, or not.
+// Rank 0 ends with an operation pending. If an exception is the reason, the exception says what
+// happened.
 TEST(CommunicatorFailure, UnwindingIsNotLoggedBeforeTheExceptionThatUnwinds) {
   const auto system = os::make_native_system();
   for (const bool throws : {true, false}) {
@@ -345,9 +346,9 @@ TEST(CommunicatorFailure, AFailedGroupIsRebuiltFromTheSameThreads) {
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
-// Rank 2 leaves, of which rank 1 learns between two operations. It closes the failed group at once,
-// rank 0 looks around later. Both lose rank 2 and nobody else, and find each other again. A rank
-// that is slow may hear of it while it is still in the first sum.
+// Rank 2 leaves, which rank 1 learns between two operations. Rank 1 closes the failed group at
+// once, rank 0 later. Both lose rank 2 and no other rank, and find each other again. A slow rank
+// may hear of the leave while it is still in the first sum.
 void lose_rank_2(os::System& system, const Membership& membership, TransportChoice transport) {
   const auto group = Communicator::connect(system, membership, {.transport = transport},
                                            system.deadline_in(kFailureBudget));
@@ -381,7 +382,7 @@ TEST(CommunicatorFailure, SurvivorsOfALeaverLoseNobodyElse) {
   }
 }
 
-// The operation that a failure names is the one that threw it, or the last that ended well.
+// A failure names the operation that threw it, or the last one that succeeded.
 void sum_until_rank_2_has_left(os::System& system, const Membership& membership,
                                TransportChoice transport) {
   const auto group = Communicator::connect(system, membership, {.transport = transport},
@@ -414,7 +415,7 @@ TEST(CommunicatorFailure, AnOperationThatEndedWellIsNotBlamed) {
   }
 }
 
-// Each rank is told that the others know of its leave, so none waits for a time limit.
+// Each rank gets receipts of its leave from the others, so none waits for a time limit.
 TEST(CommunicatorFailure, RanksThatCloseTogetherWaitForNothingButEachOther) {
   for (const uint64_t seed : testing::test_seeds(5)) {
     sim::Simulator simulator(seed, {.ranks_per_host = {2, 1}});
@@ -447,7 +448,7 @@ TEST(CommunicatorFailure, SurvivorsOfASimulatedLeaverLoseNobodyElse) {
   }
 }
 
-// Makes no connection any more once it is exhausted.
+// Opens no connection any more once it is exhausted.
 class FewDescriptors final : public testing::ForwardingSystem {
  public:
   using ForwardingSystem::ForwardingSystem;

@@ -20,7 +20,7 @@
 namespace cadre {
 namespace {
 
-// After an abort every operation ends within the questions that follow a failure.
+// After an abort every operation ends within the time of the questions that follow a failure.
 constexpr Duration kAbortTime = std::chrono::seconds(5);
 constexpr Duration kGoodbyeTime = std::chrono::seconds(1);
 
@@ -80,8 +80,8 @@ std::unique_ptr<FlightRecorder> Communicator::Impl::make_recorder() const {
   flight.id = identity.id();
   auto made = FlightRecorder::create(path, flight);
   if (!made.ok()) {
-    // A record that cannot be written is no reason to fail the job: it is then kept in memory, as
-    // without a folder.
+    // If the file cannot be written, the job goes on and the record is kept in memory, as without a
+    // folder.
     if (options.log) {
       options.log->write(LogLevel::kWarning, "comm",
                          format("flight_record=none reason=\"{}\": cadre trace will not have this "
@@ -260,7 +260,7 @@ void Communicator::Impl::open_streams() {
     transport = stream(kCollectivePurpose);
     engine = std::make_unique<NetEngine>(system, *transport);
   }
-  // Repeated for members that left before the streams were opened.
+  // note_left() is repeated for members that left before the streams were opened.
   const std::vector<PeerView> views = monitor->peers();
   for (size_t i = 0; i < views.size(); ++i) {
     if (views[i].left_after) monitor->note_left(members.ranks[i]);
@@ -283,8 +283,8 @@ void Communicator::Impl::build_chosen_engine() {
 }
 
 Communicator::Impl::~Impl() {
-  // Each step again on its own, for one that an exception cuts short: no thread may outlive what it
-  // works on.
+  // Each step runs again by itself, in case an exception has ended end() early: no thread may
+  // outlive what it works on.
   attempt([this] { end(); });
   if (queue == nullptr) return;
   attempt([this] { stop_threads(); });
@@ -294,8 +294,7 @@ Communicator::Impl::~Impl() {
   });
 }
 
-// Runs one step of the destructor, which must not throw. What fails for lack of memory or threads
-// is logged.
+// Runs one step of the destructor, which must not throw. A lack of memory or threads is logged.
 void Communicator::Impl::attempt(const std::function<void()>& step) const noexcept {
   try {
     step();
@@ -305,10 +304,10 @@ void Communicator::Impl::attempt(const std::function<void()>& step) const noexce
       options.log->write(LogLevel::kError, "comm",
                          format("group={} ended only in part: {}", options.name, thrown.what()));
     } catch (...) {
-      // No memory for the line either.
+      // There is no memory for the line either.
     }
   } catch (...) {
-    // The engine of a plug-in has thrown what is no std::exception.
+    // The engine of a plug-in has thrown something that is no std::exception.
   }
 }
 
@@ -325,7 +324,7 @@ void Communicator::Impl::end() {
                                   "it first",
                    .is_logged = !is_unwinding});
   }
-  if (queue == nullptr) {  // not opened
+  if (queue == nullptr) {  // the group was not opened
     monitor->stop();
     release(system.deadline_in(kGoodbyeTime));
     return;
@@ -343,15 +342,16 @@ bool Communicator::Impl::awaits_other() const {
          (messages != nullptr && messages->awaits_other());
 }
 
-// The library behind it still works on memory of operations, and a thread of it may look at the
-// Interrupt. Its destructor would wait for the library, which may wait for a rank that is gone.
+// Keeps the engine until the process ends. The library behind it still works on memory of
+// operations, and one of its threads may look at the Interrupt. The engine's destructor would wait
+// for the library, which may wait for a rank that is gone.
 void Communicator::Impl::leave_engine_to_process() {
   struct Left {
     std::shared_ptr<Monitor> monitor;  // owns the Interrupt
     std::unique_ptr<Backend> engine;
     Left* next = nullptr;
   };
-  // Leak checkers do not report what the list reaches.
+  // Leak checkers do not report what this list reaches.
   static std::atomic<Left*> last{nullptr};
   if (options.log) {
     options.log->write(LogLevel::kWarning, "comm",
@@ -383,8 +383,8 @@ bool Communicator::Impl::close(Deadline deadline) {
   }
   monitor->publish_leave(queue->num_issued(), system.deadline_in(kAbortTime));
   stop_threads();
-  // An operation that runs on in another caller's thread, although it was aborted, uses the
-  // engines; then they stay as long as the group.
+  // An operation that still runs in another caller's thread, although it was aborted, uses the
+  // engines. Then they stay as long as the group.
   if (is_idle()) release(deadline.earlier(system.deadline_in(kGoodbyeTime)));
   return true;
 }
@@ -428,7 +428,8 @@ bool Communicator::Impl::drain(Deadline deadline) {
   return (messages == nullptr || messages->drain(deadline)) && is_drained;
 }
 
-// Memory goes now, not with the last handle to the group; and with the last group the fabric.
+// Frees the memory now, not with the last handle to the group. The last group also leaves the
+// fabric.
 void Communicator::Impl::release(Deadline deadline) {
   if (std::exchange(is_released_, true)) return;
   heap.reset();

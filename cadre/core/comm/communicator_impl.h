@@ -1,6 +1,6 @@
-// The parts of a Communicator and the order in which they live and die.
+// The parts of a Communicator and the order in which they are made and destroyed.
 //
-// Threads, blocking, errors: as Communicator. Private to comm.
+// Threads, blocking and errors are those of Communicator. Private to comm.
 #pragma once
 
 #include <atomic>
@@ -34,23 +34,23 @@ namespace cadre {
 struct GroupMembers {
   std::vector<int> ranks;  // ranks in the fabric, by rank in the group
   Rank self;               // this rank's rank in the group
-  Membership membership;   // for rejoin(); its `group` is unique in the job
-  // Only for a group that its members create over a store: the identity under which a member that
-  // gives up reports it.
+  Membership membership;   // membership for rejoin(); its `group` is unique in the job
+  // The identity under which a member reports that it gives up while the members create the group
+  // over a store; nullopt for all other groups.
   std::optional<GroupIdentity> creation = {};
 };
 
-// What a rank cuts from the host's memory for a group before the group exists: the others learn the
-// places in the exchange that makes the group.
+// The pieces that a rank allocates from the host's memory for a group before the group exists. The
+// other ranks learn their places in the exchange that makes the group.
 struct GroupPieces {
   Piece block;
   Piece message_page;
 
   // `holders` are the slots of the ranks that may become members.
   static Result<GroupPieces> cut(HostMemory& memory, const std::vector<int>& holders);
-  // Only these of the holders become members.
+  // Keeps only those holders that become members.
   void keep_holders(const std::vector<int>& slots);
-  // All ranks know that none of them uses these pieces.
+  // Called when all ranks know that none of them uses these pieces.
   void discard();
   GroupPlaces places() const;
 };
@@ -62,33 +62,33 @@ class Communicator::Impl {
        GroupIdentity identity_in, GroupMembers members_in);
   ~Impl();
 
-  // Whether the members communicate through the host's memory. Throws when that was demanded and is
+  // Whether the members communicate through the host's memory. Throws if that was demanded and is
   // impossible.
   bool uses_host_memory() const;
-  // Fails the group, so that the other members do not wait for this rank. `task` is what it gives
-  // up.
+  // Fails the group, so that the other members do not wait for this rank. `task` is what this rank
+  // gives up.
   void give_up(const std::exception& thrown, std::string_view task);
-  // Ready to run operations: through the host's memory, where `places` are those of all members by
-  // rank; otherwise, without pieces, over TCP.
+  // Makes the group ready to run operations: with pieces, through the host's memory, where `places`
+  // are those of all members by rank; without pieces, over TCP.
   void open(std::optional<GroupPieces> pieces, const std::vector<GroupPlaces>& places);
-  // The group of all ranks, which finds the places of the others by itself.
+  // Opens the group of all ranks, which finds the places of the other ranks by itself.
   void open_first(Deadline deadline);
 
-  // What every call begins with: throws in a forked child of the process that connected the group.
+  // Called first by every call. Throws in a forked child of the process that connected the group.
   Impl& checked() {
     fork_guard->check();
     return *this;
   }
   // Refuses `call` on a group that was closed without a failure.
   void check_open(std::string_view call) const;
-  // Leaves in good order, or aborts operations that are still pending at the deadline. False if the
-  // group was closed before.
+  // Leaves in good order, or aborts operations that are still pending at the deadline. Returns
+  // false if the group was closed before.
   bool close(Deadline deadline);
   void abort(const std::string& reason);
   // Whether the calling thread runs code of the program from within the group, so that it would
   // wait for itself in close().
   bool is_on_own_thread() const;
-  // Whether a thread for which that is true waits for the end of another group.
+  // Whether a thread for which is_on_own_thread() is true waits for the end of another group.
   bool awaits_other() const;
 
   std::shared_ptr<Fabric> fabric;  // shared by the groups of this process
@@ -98,26 +98,27 @@ class Communicator::Impl {
   const GroupMembers members;
   const Rank rank;
   const int world_size;
-  Capabilities capabilities = full_capabilities("solo");  // the engine's, once it exists
+  Capabilities capabilities = full_capabilities("solo");  // those of the engine, once it exists
 
   // Shared with Works and symmetric buffers, which may outlive the group.
   const std::shared_ptr<const ForkGuard> fork_guard;
-  // Shared with symmetric buffers, and with the monitor, which ends it when the group fails.
+  // Shared with symmetric buffers, and with the monitor, which ends the access when the group
+  // fails.
   const std::shared_ptr<OneSidedAccess> one_sided_access;
 
-  // Declared before the parts that use them.
+  // These parts are declared before the parts that use them.
   std::unique_ptr<FlightRecorder> recorder;
   std::shared_ptr<Monitor> monitor;      // shared with the control plane
-  std::unique_ptr<Transport> transport;  // for the net engine
+  std::unique_ptr<Transport> transport;  // transport of the net engine
   std::unique_ptr<Transport> message_transport;
   std::unique_ptr<Backend> engine;            // null for a world of one without a chosen backend
-  std::shared_ptr<SignalWaits> signal_waits;  // shared with symmetric buffers, weakly
+  std::shared_ptr<SignalWaits> signal_waits;  // symmetric buffers have weak references to it
   std::unique_ptr<SymmetricHeap> heap;
   std::unique_ptr<CollectiveRunner> runner;
   // Shared with Works, which may outlive the group.
   std::shared_ptr<OperationQueue> queue;
   std::shared_ptr<MessageQueue> messages;       // null for a world of one
-  std::atomic<uint32_t> num_message_spaces{0};  // reserved so far; message_calls.h
+  std::atomic<uint32_t> num_message_spaces{0};  // reserved so far; see message_calls.h
 
  private:
   const wire::RankAddress& own_address() const {
@@ -125,7 +126,7 @@ class Communicator::Impl {
   }
   std::unique_ptr<FlightRecorder> make_recorder() const;
   std::shared_ptr<Monitor> make_monitor() const;
-  // `call`: empty where it is not known.
+  // `call`: empty if it is not known.
   Error closed_error(std::string_view call) const;
   void build_host_engine(GroupPieces pieces, const std::vector<GroupPlaces>& places);
   void release_holds(const std::vector<GroupPlaces>& places) const;
@@ -137,25 +138,25 @@ class Communicator::Impl {
   void end();
   void attempt(const std::function<void()>& step) const noexcept;
   bool is_idle() const;
-  // Whether nothing is left at the deadline.
+  // Returns whether all operations have ended by the deadline.
   bool drain(Deadline deadline);
   void stop_threads();
   void release(Deadline deadline);
   void leave_engine_to_process();
 
-  const int num_exceptions_ = std::uncaught_exceptions();  // when the group was made
+  const int num_exceptions_ = std::uncaught_exceptions();  // number when the group was made
   std::atomic<bool> is_closed_{false};
   bool is_released_ = false;
 };
 
-// What comm's own units need of a Communicator.
+// Gives the other files of comm access to the parts of a Communicator.
 struct CommunicatorParts {
   static Communicator::Impl& impl_of(const Communicator& group);
-  // As must_end_elsewhere() of group_destruction.h.
+  // Implements must_end_elsewhere() of group_destruction.h.
   static bool must_end_elsewhere(const Communicator& group);
 };
 
-// What connects the fabric of a first group.
+// Returns the settings of the fabric of a first group.
 FabricSettings fabric_settings(const Membership& membership, const CommunicatorOptions& options);
 
 }  // namespace cadre

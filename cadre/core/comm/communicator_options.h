@@ -1,4 +1,4 @@
-// What a group is connected with.
+// The options with which a group is connected.
 //
 // Threads: plain values. Blocking: never. Lifetime: the log is shared. Errors: none.
 #pragma once
@@ -14,30 +14,30 @@
 namespace cadre {
 
 enum class TransportChoice {
-  kAuto,          // shared memory where all ranks share a host, else TCP
+  kAuto,          // shared memory if all ranks are on one host, else TCP
   kTcp,           // the net engine over TCP, even on one host
   kSharedMemory,  // the host engine, or an error if a rank is on another host
 };
 
 struct CommunicatorOptions {
-  std::string name = "world";  // in messages; equal on all ranks
-  // Equal on all ranks, unique in the job: identifies the group in store keys, handshakes and
-  // records. Empty: the name. split() and new_group() derive it, so that groups may share a name.
+  std::string name = "world";  // name in messages; equal on all ranks
+  // Identifies the group in store keys, handshakes and records; equal on all ranks, unique in the
+  // job. Empty: the name. split() and new_group() derive it, so that groups may share a name.
   std::string id = {};
   Duration timeout = kDefaultOperationTimeout;
-  Duration silence_limit = kDefaultSilenceLimit;  // for a peer on another host
+  Duration silence_limit = kDefaultSilenceLimit;  // limit for a peer on another host
   TransportChoice transport = TransportChoice::kAuto;
-  // Makes the engine of the group, and of the groups that are split off it; empty: a native one, as
-  // `transport` says. core/comm/backend_factory.h says how to write one.
+  // Makes the engine of the group, and of the groups that are split off it; empty: a native engine,
+  // chosen by `transport`. core/comm/backend_factory.h says how to write an engine.
   BackendFactory backend = {};
-  // The numeric address that the other ranks reach, never all of them. Empty: where the rendezvous
-  // found that they reach this host, which is loopback as long as all are on one.
+  // The numeric address at which the other ranks reach this host, never a wildcard address. Empty:
+  // the addresses that the rendezvous found, which are loopback if all ranks are on one host.
   std::string listen_host;
-  std::string flight_record_path;  // a mapped ring of the last operations; empty: memory only
-  std::shared_ptr<LogSink> log;    // shared with the group's threads; null: dropped
+  std::string flight_record_path;  // file of the last operations; empty: they stay in memory
+  std::shared_ptr<LogSink> log;    // shared with the group's threads; null: messages are dropped
 };
 
-// The id of a group that is connected with the options.
+// Returns the id of a group that is connected with the options.
 inline const std::string& id_of(const CommunicatorOptions& options) {
   return options.id.empty() ? options.name : options.id;
 }

@@ -31,7 +31,7 @@ using testing::run_ranks_as_threads;
 
 constexpr Duration kBudget = seconds(20);
 
-// What the ranks of one test share.
+// The values that the ranks of one test share.
 struct Job {
   std::shared_ptr<Store> store;
   CommunicatorOptions options;
@@ -85,7 +85,7 @@ class CommunicatorTest : public ::testing::TestWithParam<Case> {
   }
 };
 
-// The truth is a formula: rank r contributes (r + 1) * (i + 1).
+// The expected values come from a formula: rank r contributes (r + 1) * (i + 1).
 TEST_P(CommunicatorTest, EveryCollectiveGivesWhatItsFormulaSays) {
   const auto result = run([](RankContext& context, Communicator& group) {
     const int world = context.world_size;
@@ -106,7 +106,7 @@ TEST_P(CommunicatorTest, EveryCollectiveGivesWhatItsFormulaSays) {
         require(all[i] == (owner + 1) * static_cast<int64_t>(i % count + 1),
                 format("all_gather at {}", i));
       }
-      // Rank r brings (r + 1) * (j + 1) at j, so each rank's part of every slice is needed.
+      // Rank r contributes (r + 1) * (j + 1) at j, so each rank's part of every slice is needed.
       std::vector<int64_t> wide(all.size());
       for (size_t j = 0; j < wide.size(); ++j) wide[j] = (rank + 1) * static_cast<int64_t>(j + 1);
       std::vector<int64_t> slice(count);
@@ -127,7 +127,7 @@ TEST_P(CommunicatorTest, EveryCollectiveGivesWhatItsFormulaSays) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank r brings r + 1 and multiplies by (r + 2) / 2: exact in every dtype and order.
+// Rank r contributes r + 1 and multiplies by (r + 2) / 2, which is exact in every dtype and order.
 TEST_P(CommunicatorTest, APremulSumMultipliesEachRanksInputByItsOwnFactor) {
   const auto result = run([](RankContext& context, Communicator& group) {
     const int world = context.world_size;
@@ -154,7 +154,7 @@ TEST_P(CommunicatorTest, APremulSumMultipliesEachRanksInputByItsOwnFactor) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The program may fill a Collective by itself.
+// The program may fill in a Collective itself.
 TEST_P(CommunicatorTest, TheReductionOfWhatDoesNotReduceDoesNotCount) {
   const RanksResult result = run([](RankContext& context, Communicator& group) {
     for (const Reduction& unused : {Reduction::premul_sum(10), Reduction(ReduceOp::kPremulSum)}) {
@@ -176,7 +176,7 @@ TEST_P(CommunicatorTest, TheReductionOfWhatDoesNotReduceDoesNotCount) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// What does not count on this rank is not reset in the caller's values.
+// The call does not reset in the caller's values what does not apply to this rank.
 TEST_P(CommunicatorTest, AListOfCollectivesCanBeRunAgain) {
   const RanksResult result = run([](RankContext& context, Communicator& group) {
     std::vector<float> in = {1, 2};
@@ -278,8 +278,8 @@ TEST_P(CommunicatorTest, AsynchronousOperationsCompleteInOrderAndKeepTheirOwners
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Two of them need a scaled copy of their input: of a reduce_scatter there is no room in the
-// output.
+// Two of the collectives need a scaled copy of their input. The output of a reduce_scatter has no
+// room for it.
 TEST_P(CommunicatorTest, CollectivesThatAreSubmittedTogetherGiveWhatEachGivesAlone) {
   const auto result = run([](RankContext& context, Communicator& group) {
     const auto world = static_cast<size_t>(context.world_size);
@@ -325,7 +325,7 @@ TEST_P(CommunicatorTest, CollectivesThatAreSubmittedTogetherGiveWhatEachGivesAlo
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The failure names the collective of the call that differs, and what ran before it is well.
+// The failure names the collective of the call that differs. Those before it have succeeded.
 TEST(CommunicatorMismatchTest, OfACallOfSeveralTheOneThatDiffersIsNamed) {
   CommunicatorOptions options;
   options.timeout = kBudget;
@@ -386,7 +386,7 @@ TEST_P(CommunicatorTest, SymmetricMemoryIsZeroedReducedInPlaceAndOutlivesTheGrou
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Allocated bytes of all shared segments of this process.
+// Returns the allocated bytes of all shared segments of this process.
 int64_t num_allocated_bytes() {
   std::map<ino_t, int64_t> segments;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -401,7 +401,7 @@ int64_t num_allocated_bytes() {
   return total;
 }
 
-// Else a first access would end the process by SIGBUS where there is no memory for it.
+// Otherwise a first access would end the process by SIGBUS if there is no memory for it.
 TEST(CommunicatorReserveTest, SymmetricMemoryIsAllocatedBeforeItIsTouchedAndGivenBack) {
   CommunicatorOptions options;
   options.transport = TransportChoice::kSharedMemory;
@@ -419,7 +419,8 @@ TEST(CommunicatorReserveTest, SymmetricMemoryIsAllocatedBeforeItIsTouchedAndGive
     group.barrier();
     buffer.reset();
     group.barrier();
-    // The last rank to let go of a piece is not its owner, who looks when it allocates again.
+    // The rank that releases a piece last is not its owner. The owner looks when it allocates
+    // again.
     buffer = group.allocate_symmetric(1);
     group.barrier();
     const int64_t after = num_allocated_bytes();

@@ -2,7 +2,7 @@
 //
 // Threads: call from main, before other threads change the environment. Blocking: until all ranks
 // are there, or the deadline. Lifetime: borrows the System. Errors: cadre::Error, as the rendezvous
-// and Communicator::connect say. Without a launcher: a world of one.
+// and Communicator::connect say. Without a launcher the group is a world of one.
 #pragma once
 
 #include <memory>
@@ -14,9 +14,8 @@
 
 namespace cadre {
 
-// Where `options` leave them open, the log is standard error and the flight record's file lies in
-// the folder that the environment names, as GROUP-roundROUND-rankRANK.flight; the folder is
-// created.
+// If `options` do not set them, the log is standard error, and the flight record is the file
+// GROUP-roundROUND-rankRANK.flight in the folder that the environment names. The folder is created.
 CADRE_EXPORT std::unique_ptr<Communicator> connect_from_environment(
     os::System& system, const CommunicatorOptions& options, Deadline deadline);
 

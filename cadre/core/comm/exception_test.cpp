@@ -1,5 +1,5 @@
-// What becomes of a group in which an engine or a transport throws, in the caller's thread and in
-// the threads of the group: the operation and the group fail by name, here and on the other rank.
+// What happens to a group whose engine or transport throws, in the caller's thread and in the
+// threads of the group: the operation and the group fail by name, here and on the other rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,7 +26,7 @@ using ::testing::StartsWith;
 
 constexpr Duration kPatience = seconds(20);
 
-// Every operation of it runs out of memory.
+// An engine whose operations all run out of memory.
 class ThrowingEngine final : public Backend {
  public:
   Capabilities capabilities() const override { return full_capabilities("throwing"); }
@@ -35,7 +35,7 @@ class ThrowingEngine final : public Backend {
   }
 };
 
-// Enqueues every operation, which the test ends.
+// An engine that enqueues every operation. The test ends them.
 class EnqueueingEngine final : public Backend {
  public:
   Capabilities capabilities() const override { return {}; }
@@ -59,7 +59,7 @@ class ThrowingChannel final : public Channel {
   }
 };
 
-// Transport of rank 0 in a world of two.
+// The transport of rank 0 in a world of two.
 class ThrowingTransport final : public Transport {
  public:
   Rank rank() const override { return 0; }
@@ -73,8 +73,8 @@ class ThrowingTransport final : public Transport {
   ThrowingChannel channel_;
 };
 
-// Two ranks whose control planes are connected, and the monitor of a group on each; the parts of
-// rank 0.
+// Two ranks whose control planes are connected, each with the monitor of a group. The other parts
+// of the group exist on rank 0 only.
 class ExceptionTest : public ::testing::Test {
  protected:
   ExceptionTest() {
@@ -140,7 +140,7 @@ class ExceptionTest : public ::testing::Test {
   }
   Deadline soon() { return system_->deadline_in(kPatience); }
 
-  // Both ranks know what happened, and which rank it happened on.
+  // Expects that both ranks know what happened, and on which rank.
   void expect_failure_of(const std::string& operation, const std::string& failure) {
     EXPECT_THAT(failure, StartsWith("kUnavailable: " + operation + " on group \"world\" failed"));
     EXPECT_THAT(failure, HasSubstr("on rank 0 (node0, pid 4711)\n  out of memory"));
@@ -194,7 +194,7 @@ TEST_F(ExceptionTest, OfACollectiveInTheProgressThread) {
   EXPECT_EQ(testing::failure_of([&] { second.wait(soon()); }), failure);
 }
 
-// The oldest of what is enqueued is what this rank is seen doing, and what failed.
+// Peers see this rank in the oldest enqueued operation, and that operation fails.
 TEST_F(ExceptionTest, AnErrorThatTheEngineReportsLaterIsTheFailureOfTheGroup) {
   OperationQueue& queue = collectives(enqueueing_);
   const Work first = queue.issue(throwing_barrier());
@@ -239,7 +239,7 @@ TEST_F(ExceptionTest, OfAMessageInTheThreadOfMessages) {
   EXPECT_TRUE(work.error().has_value());
 }
 
-// The deleter asks from another thread, as in operation_queue_test.cpp.
+// The deleter calls the queue from another thread, as in operation_queue_test.cpp.
 TEST_F(ExceptionTest, TheOwnerOfAMessageIsReleasedWithoutALock) {
   MessageQueue& queue = messages();
   transport_.end_with_error();
@@ -266,7 +266,7 @@ TEST_F(ExceptionTest, TheOwnerOfAMessageIsReleasedWithoutALock) {
   EXPECT_TRUE(was_free);
 }
 
-// What the owner's deleter does may take longer than close() waits after an abort.
+// The deleter of the owner may take longer than close() waits after an abort.
 TEST_F(ExceptionTest, ACloseLeavesTheMessageThatAWaitingCallerEnds) {
   MessageQueue& queue = messages();
   transport_.end_with_error();

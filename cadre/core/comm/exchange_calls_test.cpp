@@ -1,5 +1,5 @@
 // reduce, gather, scatter and all_to_all of the Communicator, blocking and not, on threads over
-// shared memory and over TCP: results, refusals, and what ranks say when they disagree.
+// shared memory and over TCP: results, refusals, and the errors when ranks disagree.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -64,7 +64,7 @@ INSTANTIATE_TEST_SUITE_P(Tcp, ExchangeCallsTest,
                          ::testing::Values(ExchangeCase{TransportChoice::kTcp, 2},
                                            ExchangeCase{TransportChoice::kTcp, 3}));
 
-// One call of each kind, blocking or not.
+// Makes one call, blocking or not.
 template <typename Blocking, typename Issuing>
 void call(bool is_async, Blocking blocking, Issuing issuing) {
   if (is_async) {
@@ -156,7 +156,7 @@ TEST_P(ExchangeCallsTest, AllToAllMovesEvenAndUnevenParts) {
   });
 }
 
-// Also of a rank that brings nothing, and in place.
+// Some ranks contribute no elements, and some calls are in place.
 TEST_P(ExchangeCallsTest, AllGatherVMovesPartsOfAnySizes) {
   expect_on_all([](RankContext& context, Communicator& group) {
     const auto me = static_cast<size_t>(context.rank.value);
@@ -190,7 +190,7 @@ TEST_P(ExchangeCallsTest, AllGatherVMovesPartsOfAnySizes) {
   });
 }
 
-// Also for a rank that gets nothing, and in place.
+// Some ranks get no elements, and some calls are in place.
 TEST_P(ExchangeCallsTest, ReduceScatterVReducesPartsOfAnySizes) {
   expect_on_all([](RankContext& context, Communicator& group) {
     const auto me = static_cast<size_t>(context.rank.value);
@@ -230,7 +230,7 @@ TEST_P(ExchangeCallsTest, ReduceScatterVReducesPartsOfAnySizes) {
   });
 }
 
-// Its fingerprint tells what was called, to peers and to the record.
+// The fingerprint of a call tells the peers and the record what was called.
 TEST_P(ExchangeCallsTest, TheRecordTellsTheCalls) {
   expect_on_all([](RankContext&, Communicator& group) {
     const auto world = static_cast<size_t>(group.world_size());
@@ -254,14 +254,15 @@ TEST_P(ExchangeCallsTest, TheRecordTellsTheCalls) {
   });
 }
 
-// "CALL: PROBLEM", as the rank says it.
+// Returns "CALL: PROBLEM" in the words of the rank's error.
 std::string refusal_text(Rank rank, const std::string& text) {
   const size_t at = text.find(": ");
   return format("kInvalidArgument: {} on group \"world\", rank {}{}", text.substr(0, at), rank,
                 text.substr(at));
 }
 
-// What would be overwritten while it is still read gives wrong numbers, so it is refused.
+// Input that is overwritten while it is still read would give wrong numbers, so such buffers are
+// refused.
 TEST(ExchangeCallsRefusal, BuffersThatOverlapButNotInPlaceAreRefused) {
   const auto result = run_group({TransportChoice::kAuto, 2}, [](RankContext& context,
                                                                 Communicator& group) {
@@ -357,7 +358,7 @@ class ExchangeMismatchTest : public ::testing::TestWithParam<TransportChoice> {}
 INSTANTIATE_TEST_SUITE_P(All, ExchangeMismatchTest,
                          ::testing::Values(TransportChoice::kSharedMemory, TransportChoice::kTcp));
 
-// Whoever is not concerned has its part already, or hears of it in the next call.
+// A rank that is not concerned has its part already, or learns of the failure in the next call.
 void expect_on_all(const RanksResult& result, const std::vector<std::string>& texts,
                    const std::string& remedy) {
   ASSERT_TRUE(result.ok()) << result.failures();
@@ -416,7 +417,7 @@ TEST_P(ExchangeMismatchTest, EvenAgainstUnevenIsExplainedAlikeOnAllRanks) {
                 "pass split sizes on all ranks or on none.");
 }
 
-// Also where no rank has anything to send.
+// The counts are compared although no rank has anything to send.
 TEST_P(ExchangeMismatchTest, OtherCountsOfAGatherAreExplainedAlikeOnAllRanks) {
   const auto result = run_group({GetParam(), 3}, [](RankContext& context, Communicator& group) {
     std::vector<uint64_t> counts = {0, 0, 0};

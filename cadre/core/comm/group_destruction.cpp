@@ -24,7 +24,7 @@ void destroy_in_other_thread(std::function<void()> destroy,
                         "process ends: {}",
                         thrown.what()));
     } catch (...) {
-      // No memory for the line.
+      // There is no memory for the line.
     }
   }
 }

@@ -1,9 +1,10 @@
-// The destruction of a group on a thread that it might have to wait for: that of a callback, or of
-// the deleter of a keep_alive, which held its last handle. Callbacks of other groups count, too:
-// two of them may destroy each other's group.
+// The destruction of a group on a thread for which the group might have to wait: the thread of a
+// callback, or of the deleter of a keep_alive, that had the last handle. Callbacks of other groups
+// count, too, because two of them may destroy each other's group.
 //
-// Threads: any. Blocking: never, if the thread is one of a group; else as ~Communicator.
-// Errors: none; without a thread the group stays until the process ends, and the log says so.
+// Threads: any. Blocking: never, if the thread is one of a group; else like ~Communicator.
+// Errors: none; if no thread can be started, the group stays until the process ends, and the log
+// says so.
 #pragma once
 
 #include <functional>
@@ -16,16 +17,18 @@
 
 namespace cadre {
 
-// Whether the calling thread runs code of the program from within a group. Not in a forked child,
-// where the destruction of a group does nothing.
+// Whether the calling thread runs code of the program from within a group. Returns false in a
+// forked child, where the destruction of a group does nothing.
 CADRE_EXPORT bool must_end_elsewhere(const Communicator& group);
 
-// Calls `destroy` in a thread that nobody joins. The end of the process waits for it for a moment.
+// Calls `destroy` in a thread that is never joined. The end of the process waits for it for a
+// moment.
 CADRE_EXPORT void destroy_in_other_thread(std::function<void()> destroy,
                                           const std::shared_ptr<LogSink>& log) noexcept;
 
-// A handle to owner->communicator that shares the owner, which is destroyed where that can be done.
-// Owner: has a member `communicator`, a pointer to a group, and what that group borrows.
+// Returns a handle to owner->communicator that shares the owner. The last handle destroys the
+// owner, in another thread if must_end_elsewhere(). Owner: has a member `communicator`, a pointer
+// to a group, and what that group borrows.
 template <typename Owner>
 std::shared_ptr<Communicator> share_group(std::unique_ptr<Owner> owner) {
   Communicator* const group = &*owner->communicator;

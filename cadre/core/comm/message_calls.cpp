@@ -12,13 +12,13 @@
 namespace cadre {
 namespace {
 
-// What each rank contributes to a reservation.
+// The contribution of one rank to a reservation.
 struct Reservation {
   uint64_t num_reserved = 0;
   uint64_t user_digest = 0;
 };
 
-// Refuses what cannot be right on any rank.
+// Refuses a message that cannot be right on any rank.
 void check_message(const MessageCall& message, const Communicator& group, std::string_view call) {
   const bool is_from_any = message.kind == OpKind::kRecv && message.peer == kAnySource;
   const std::string_view kind = is_from_any ? "recv_from_any" : to_string(message.kind);

@@ -1,8 +1,8 @@
-// Messages of a group in a space of a wrapper's own (messages/message_space.h).
+// Messages of a group in the space of one wrapper (messages/message_space.h).
 //
-// Threads: as operations of the group. Blocking: reserve_message_space() and run_message(), until
-// the deadline. Errors: those of the group; reserve_message_space() throws the same
-// kInvalidArgument on all ranks when they reserve for different users.
+// Threads: as for operations of the group. Blocking: reserve_message_space() and run_message(),
+// until the deadline. Errors: those of the group; reserve_message_space() throws the same
+// kInvalidArgument on all ranks if they reserve for different users.
 #pragma once
 
 #include <span>
@@ -18,11 +18,11 @@
 
 namespace cadre {
 
-// Collective: a space that no other user of the group has, and none had before. `user` is static
+// Collective. Returns a space that no other user of the group has or had before. `user` is static
 // text that names the wrapper in errors; equal on all ranks.
 CADRE_EXPORT MessageSpace reserve_message_space(Communicator& group, std::string_view user,
                                                 const CollectiveOptions& options = {});
-// Communicator::send, recv, recv_from_any and issue() of messages, in a space.
+// Do the same as Communicator::send, recv, recv_from_any and issue() of messages, in a space.
 CADRE_EXPORT Rank run_message(const Communicator& group, const MessageSpace& space,
                               const MessageCall& message, const CollectiveOptions& options);
 CADRE_EXPORT std::vector<Work> issue_messages(const Communicator& group, const MessageSpace& space,

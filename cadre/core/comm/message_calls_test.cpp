@@ -31,7 +31,7 @@ using Values = std::vector<int32_t>;
 
 class MessageSpaceTest : public ::testing::TestWithParam<TransportChoice> {
  protected:
-  // What each rank threw is its output.
+  // The output of each rank is what it threw.
   static RanksResult run(int world_size,
                          const std::function<void(RankContext&, Communicator&)>& body) {
     const auto system = os::make_native_system();
@@ -124,7 +124,7 @@ TEST_P(MessageSpaceTest, AMessageGoesToTheReceiveOfItsSpace) {
 TEST_P(MessageSpaceTest, NumbersAgreeAlsoAfterOneRankHasReservedFewer) {
   expect_well(run(3, [&](RankContext& context, Communicator& group) {
     reserve_message_space(group, "lost");
-    // As if rank 1 had been refused before it could reserve.
+    // This is as if rank 1 had been refused before it could reserve.
     if (context.rank == 1) CommunicatorParts::impl_of(group).num_message_spaces.store(0);
     const MessageSpace next = reserve_message_space(group, "next");
     require(next.number() == 2, "the same new number on all ranks");

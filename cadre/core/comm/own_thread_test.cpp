@@ -1,5 +1,6 @@
-// A group of which the last handle goes in a thread that the group would have to join, a group that
-// is closed there, and a log whose lines throw in threads and destructors of the group.
+// Tests a group whose last handle is destroyed in a thread that the group would have to join, a
+// group that is closed in such a thread, and a log whose lines throw in threads and destructors of
+// the group.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -32,10 +33,10 @@ using testing::require;
 
 using Handle = std::shared_ptr<Communicator>;
 
-// Lets the last handle go; the memory of operations lives as long as the test.
+// Releases the last handle. The memory of operations lives as long as the test.
 using LetGo = std::function<void(Handle)>;
 
-// Each rank has a store of its own, which goes with its group.
+// Each rank has a store of its own, which is destroyed with its group.
 Handle connect(os::System& system, Rank rank, const std::shared_ptr<Store>& store,
                const CommunicatorOptions& options) {
   const Membership membership{rank, 2, 1, std::make_shared<PrefixStore>("job", store), "token"};
@@ -66,7 +67,7 @@ TEST(OwnThread, TheDeleterOfAKeepAliveMayDestroyTheGroup) {
   });
 }
 
-// Destroys the group in a thread of its own, which goes on before the group ends.
+// Destroys the group in a thread of the group, which goes on before the group ends.
 void reset_last(Handle last) {
   const std::weak_ptr<Store> store = last->membership().store;
   last.reset();
@@ -85,8 +86,8 @@ TEST(OwnThread, ACallerThatWaitsMayDestroyTheGroup) {
     if (issuer.rank() == 1) nap(issuer);
     std::string failure;
     std::shared_ptr<void> kept(nullptr, [&failure, last = std::move(group)](void*) mutable {
-      // An operation that ends at once leaves the last share to the options of its call, which end
-      // in a thread that runs nothing of the group.
+      // An operation that ends at once leaves the last share to the options of its call. They end
+      // in a thread that runs no code of the group.
       if (!must_end_elsewhere(*last)) return last.reset();
       failure = failure_of([&] { reset_last(std::move(last)); });
     });
@@ -96,8 +97,8 @@ TEST(OwnThread, ACallerThatWaitsMayDestroyTheGroup) {
   });
 }
 
-// Runs `act` on rank 0 in the thread for callbacks: rank 1 enters the operation when the callback
-// is registered and what registered it no longer uses the group.
+// Runs `act` on rank 0 in the thread for callbacks. Rank 1 enters the operation once the callback
+// is registered and the code that registered it no longer uses the group.
 void act_in_callback(Handle group, const std::function<void(Handle)>& act) {
   std::array<int64_t, 1> word{};
   Communicator& issuer = *group;
@@ -204,7 +205,7 @@ class ThrowingLog final : public LogSink {
   }
 };
 
-// The ranks end after different collectives, which the destructors log, and the plane's threads.
+// The ranks end after different collectives, which the destructors and the plane's threads log.
 TEST(OwnThread, ALogThatThrowsEndsNoProcess) {
   expect_ended(
       [](const Handle& group) {

@@ -42,7 +42,8 @@ void broadcast(Communicator& group, Rank root) {
   group.broadcast(std::as_writable_bytes(std::span(data)), DType::kFloat32, root);
 }
 
-// Ranks over TCP; what each of them threw in `body` or when it closed the world after it.
+// Runs ranks over TCP. Returns what each of them threw in `body`, or when it closed the world after
+// it.
 std::vector<std::string> outputs_of(const std::function<void(RankContext&, Communicator&)>& body,
                                     int num_ranks = 2) {
   const auto system = os::make_native_system();

@@ -1,5 +1,5 @@
-// What a group does with an engine of a program that ends its calls later, or names a rank that
-// does not exist, and what a callback that runs means to close().
+// What a group does with an engine of the program that ends its calls later, or that names a rank
+// that does not exist, and how close() treats a callback that runs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,8 +28,8 @@ using ::testing::HasSubstr;
 
 constexpr Duration kPatience = seconds(20);
 
-// Two ranks that bring the same: a sum is twice the input. Calls end in a thread, one after the
-// other, each when the gate opens, and cannot be aborted.
+// An engine of two ranks with the same input, so a sum is twice the input. Its calls end in a
+// thread, one after the other, each when the gate opens, and cannot be aborted.
 class LaterEngine final : public Backend {
  public:
   LaterEngine(os::System& system, std::shared_ptr<testing::FakeEvent> gate)
@@ -66,7 +66,7 @@ class LaterEngine final : public Backend {
   testing::FakeStream thread_;
 };
 
-// Reports a rank that does not exist.
+// An engine that reports a rank that does not exist.
 class StrayingEngine final : public Backend {
  public:
   explicit StrayingEngine(ErrorCode code) : code_(code) {}

@@ -35,7 +35,7 @@ Bytes out_bytes(Values& values) {
   return std::as_writable_bytes(std::span(values));
 }
 
-// What rank `from` sends as its message `index`: the truth that receivers check against.
+// Returns what rank `from` sends as its message `index`. Receivers compare with it.
 Values values_of(int from, int index, size_t count) {
   Values values(count);
   for (size_t i = 0; i < count; ++i) {
@@ -46,7 +46,7 @@ Values values_of(int from, int index, size_t count) {
 
 class PointToPointTest : public ::testing::TestWithParam<TransportChoice> {
  protected:
-  // What each rank threw is its output.
+  // The output of each rank is what it threw.
   static RanksResult run(
       int world_size, const std::function<void(RankContext&, Communicator&)>& body,
       Duration timeout = kMessageBudget,
@@ -65,7 +65,7 @@ class PointToPointTest : public ::testing::TestWithParam<TransportChoice> {
     });
   }
 
-  // The same, with the fields of what each rank threw.
+  // Does the same, but the output has the fields of the error.
   static RanksResult run_for_fields(int world_size,
                                     const std::function<void(RankContext&, Communicator&)>& body) {
     return run(world_size, body, kMessageBudget, testing::failed_fields_of);
@@ -93,7 +93,7 @@ TEST_P(PointToPointTest, MessagesOfOneTagArriveInOrderWhateverTheirSizes) {
   }));
 }
 
-// Each rank sends to all others before it receives from any, messages that wait for their receive.
+// Each rank sends to all others before it receives from any. The messages wait for their receive.
 TEST_P(PointToPointTest, MessagesThatAreIssuedTogetherNeedNoOrder) {
   constexpr size_t kCount = 100'000;
   constexpr int kTag = 3;
@@ -135,7 +135,7 @@ TEST_P(PointToPointTest, OfMessagesThatAreIssuedTogetherAllAreIssuedOrNone) {
                            "in the group of 2 ranks",
                            context.rank),
             said);
-    // The first of those would be received here.
+    // The first of those calls would be received here.
     const Values mine = values_of(context.rank.value, 0, 10);
     const std::array<MessageCall, 2> others = {
         MessageCall::send(in_bytes(mine), kType, other, 1),

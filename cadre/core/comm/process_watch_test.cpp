@@ -1,5 +1,5 @@
-// What the end of a peer's process shows, and what is left where it cannot be watched (a kernel or
-// container without pidfd_open).
+// What the end of a peer's process shows, and what remains if processes cannot be watched (on a
+// kernel or in a container without pidfd_open).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -67,7 +67,7 @@ TEST(ProcessWatch, WithoutItTheEndOfAConnectionShowsThatAPeerIsGone) {
   EXPECT_THAT(log->text(), HasSubstr("cannot watch the process of rank=1 "));
 }
 
-// The process of each peer ends when the test says so.
+// A system on which the process of each peer ends when the test says so.
 class EndingSystem final : public testing::ForwardingSystem, public os::ProcessWatcher {
  public:
   using ForwardingSystem::ForwardingSystem;

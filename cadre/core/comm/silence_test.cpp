@@ -30,7 +30,7 @@ using testing::require;
 
 constexpr Duration kFaultAt = seconds(30);  // long after the group has connected
 
-// Two hosts with a rank each. Both wait for a barrier that rank 1 enters after `pause`.
+// Runs two hosts with a rank each. Both wait for a barrier that rank 1 enters after `pause`.
 sim::SimResult run_pair(uint64_t seed, std::vector<Fault> faults, Duration pause,
                         const std::function<void(os::System&, Communicator&, const Error*)>& look) {
   sim::Simulator simulator(seed, {.ranks_per_host = {1, 1}, .faults = std::move(faults)});
@@ -72,7 +72,7 @@ TEST(Silence, AHostThatVanishedIsNoticedLongBeforeTheDeadlineOfTheOperation) {
                   error->message());
           require(group.lost_ranks() == std::vector<Rank>{other}, "it is known to be lost");
           if (group.rank() == 1) return;  // it slept when the event arrived
-          // Counted from the last heartbeat.
+          // The silence is counted from the last heartbeat.
           const Duration silent_for = system.now() - (TimePoint{} + kFaultAt);
           require(silent_for > kDefaultSilenceLimit - seconds(1) &&
                       silent_for < kDefaultSilenceLimit + seconds(5),

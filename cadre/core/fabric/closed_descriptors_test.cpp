@@ -1,6 +1,6 @@
-// The program of rank 0 closes all descriptors of Cadre, as a library that makes a daemon of it may
-// do, and opens a file of its own, which gets their numbers. The file stays as it is, both ranks
-// name rank 0, and everything can be destroyed.
+// The program of rank 0 closes all descriptors of Cadre, as a library may do that turns it into a
+// daemon, and opens a file of its own, which gets their numbers. The file stays as it is, both
+// ranks name rank 0, and everything can be destroyed.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -20,7 +20,7 @@ using std::chrono::seconds;
 using testing::RankContext;
 using testing::require;
 
-// Calls barriers until one fails; what it fails with.
+// Calls barriers until one fails; returns its error.
 std::optional<Error> first_failure(RankContext& context, Communicator& group) {
   const Deadline end = context.system.deadline_in(seconds(20));
   while (!end.has_passed(context.system.now())) {

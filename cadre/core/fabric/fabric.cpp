@@ -14,14 +14,15 @@
 namespace cadre {
 namespace {
 
-// The first page of the host's memory belongs to the bootstrap, the status page follows it.
+// The first page of the host's memory belongs to the bootstrap. The status page follows it.
 constexpr size_t kPageBytes = 4096;
 constexpr Duration kLeaveTime = std::chrono::seconds(1);
 
 // A key that GroupIdentity gives to no group.
 constexpr GroupKey kFabricKey = 1;
 
-// Tells the host's memory of ranks that died, so that what they held can be used again.
+// Tells the host's memory which ranks have died, so that the pieces that they held can be used
+// again.
 class HolderWatch final : public GroupEvents {
  public:
   HolderWatch(std::shared_ptr<const Layout> layout, std::shared_ptr<HostMemory> memory, int rank)
@@ -153,8 +154,8 @@ void Fabric::leave_group(Deadline deadline) {
   }
 }
 
-// Drains what the groups have sent before the plane publishes its leave, because peers may wait for
-// it.
+// Drains what the groups have sent before the plane publishes that this process leaves, because
+// peers may wait for those bytes.
 void Fabric::close(Deadline deadline) {
   if (std::exchange(is_closed_, true)) return;
   if (links_ != nullptr) links_->drain(deadline);
@@ -165,8 +166,8 @@ void Fabric::close(Deadline deadline) {
   host_memory_.reset();
 }
 
-// Tensors of this process may outlive the fabric, as private memory, while a peer that is not done
-// with its groups still writes to them.
+// Makes the memory of tensors that outlive the fabric private, because a peer that is not done with
+// its groups may still write to it.
 void Fabric::withdraw_memory() {
   const Status withdrawn = host_memory_->withdraw_all("this process has left the job");
   if (withdrawn.ok() || log_ == nullptr) return;

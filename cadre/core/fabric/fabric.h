@@ -2,10 +2,10 @@
 // the control plane, the memory shared on its host, the status page and the data connections.
 //
 // Threads: all methods from any thread; one thread of its own, the control plane's. Blocking:
-// connect() and close(), until their deadlines. Lifetime: shared by the groups of the process; the
-// last one that goes closes it. Borrows the System. Errors: connect() as connect_fabric
-// (bootstrap). A group adds no thread, no connection and no mapping: it cuts what it needs from the
-// host's memory, and its bytes travel on the connections that are there
+// connect() and leave_group(), until their deadlines. Lifetime: shared by the groups of the
+// process; the last group that leaves closes it. Borrows the System. Errors: connect() fails like
+// connect_fabric() (bootstrap). A group adds no thread, no connection and no mapping: it allocates
+// what it needs from the host's memory, and its bytes use the connections of the fabric
 // (docs/decisions/0011-fabric.md).
 #pragma once
 
@@ -35,23 +35,23 @@
 
 namespace cadre {
 
-// Where a rank meets the others of a group in the host's memory.
+// The places in the host's memory at which a rank meets the other ranks of a group.
 struct GroupPlaces {
-  Place block;         // for the host engine
-  Place message_page;  // for messages
+  Place block;         // place for the host engine
+  Place message_page;  // place for messages
 };
 
-// What connects a fabric, from the options of its first group.
+// The settings with which a fabric connects, from the options of its first group.
 struct FabricSettings {
   std::string connection = "world";  // connection_name() of the first group
-  std::string listen_host;           // as CommunicatorOptions
-  std::string flight_record_path;    // as CommunicatorOptions
+  std::string listen_host;           // see CommunicatorOptions
+  std::string flight_record_path;    // see CommunicatorOptions
   Duration silence_limit = kDefaultSilenceLimit;
   std::shared_ptr<LogSink> log;
 };
 
 class Fabric {
-  struct Key {  // only connect() can make one
+  struct Key {  // only connect() can make a Fabric
     explicit Key() = default;
   };
 
@@ -68,7 +68,7 @@ class Fabric {
   Rank rank() const { return rank_; }
   const Layout& layout() const { return *layout_; }
   const std::shared_ptr<const Layout>& shared_layout() const { return layout_; }
-  // A random number that all ranks of this fabric know, and no other fabric has.
+  // Returns a random number that all ranks of this fabric know, and no other fabric has.
   uint64_t connection_number() const { return layout_->rank_address(0).probe; }
   const std::shared_ptr<const os::ForkMark>& fork_mark() const { return fork_mark_; }
 
@@ -79,32 +79,34 @@ class Fabric {
   // Null for a world of one.
   TcpLinks* links() const { return links_.get(); }
   const std::shared_ptr<TcpLinks>& shared_links() const { return links_; }
-  // Errors of groups that were found after their close().
+  // Returns the errors of groups that were found after the close() of the group.
   const std::shared_ptr<LateErrors>& late_errors() const { return late_errors_; }
-  // Null where this rank shares no memory.
+  // Returns null if this rank shares no memory.
   const std::shared_ptr<HostMemory>& host_memory() const { return host_memory_; }
-  // Why there is none.
+  // Returns why host_memory() is null.
   const std::string& obstacle() const { return obstacle_; }
   const StatusPage& status_page() const { return page_; }
   StatusCells& status_cells() const { return *cells_; }
-  // In the page, of a rank of this host that shares memory; else -1.
+  // Returns the index in the page of this rank, or of a rank of this host that shares memory; else
+  // -1.
   int status_slot_of(int rank) const;
-  // Whether the ranks of this host outnumber the cores that they may run on, all of them together.
+  // Whether the ranks of this host outnumber the cores that they may run on together.
   bool is_crowded() const { return is_crowded_; }
-  // Whether these ranks are of this host and share its memory.
+  // Whether these ranks are on this host and share its memory.
   bool share_memory(std::span<const int> ranks) const;
 
-  // Slots, in the host's memory, of the ranks of this host.
+  // Returns the slots, in the host's memory, of ranks of this host.
   std::vector<int> slots_of(std::span<const int> ranks) const;
-  // In the group of all ranks, which has no parent to exchange them over: publishes the places of
-  // this rank and waits for those of the other ranks of its host, given in their order. `check`
-  // ends the wait. REQUIRES: host_memory().
+  // Publishes the places of this rank, waits for those of the other ranks of its host, and returns
+  // them in the order of the ranks. Used by the group of all ranks, which has no parent group to
+  // exchange them over. An error of `check` ends the wait. REQUIRES: host_memory().
   Result<std::vector<GroupPlaces>> exchange_places(const GroupPlaces& own,
                                                    const std::function<Status()>& check,
                                                    Deadline deadline);
 
-  // A group starts and stops using the fabric. With the last group the fabric publishes that this
-  // process leaves, waits for receipts until the deadline, and closes all connections.
+  // Called when a group starts and stops using the fabric. After the last group the fabric
+  // publishes that this process leaves, waits for receipts until the deadline, and closes all
+  // connections.
   void join_group();
   void leave_group(Deadline deadline);
 
@@ -127,11 +129,11 @@ class Fabric {
   std::shared_ptr<HostMemory> host_memory_;  // shared with pieces that outlive the fabric
   const std::shared_ptr<LateErrors> late_errors_ = std::make_shared<LateErrors>();
   std::string obstacle_;
-  std::shared_ptr<LogSink> log_;  // shared with the groups; null: dropped
+  std::shared_ptr<LogSink> log_;  // shared with the groups; null: messages are dropped
   bool is_crowded_ = false;
   StatusPage page_;
   std::unique_ptr<StatusCells> cells_;
-  std::shared_ptr<TcpLinks> links_;  // shared with what the plane calls
+  std::shared_ptr<TcpLinks> links_;  // shared with the plane's callback
   std::unique_ptr<ControlPlane> plane_;
   std::atomic<int> num_groups_{0};
   bool is_closed_ = false;  // set by the group that closes last, or by the destructor

@@ -1,4 +1,4 @@
-// What the groups of a process share, and what becomes of it when ranks die, in the simulator.
+// What the groups of a process share, and what happens to it when ranks die, in the simulator.
 #include "cadre/core/fabric/fabric.h"
 
 #include <gtest/gtest.h>
@@ -26,8 +26,8 @@ void expect_fabric_runs_end(const sim::SimResult& result) {
   for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "");
 }
 
-// The piece is as large as half of the slice, so that there is room for two only if one was given
-// back.
+// The piece takes half of the slice, so that there is room for a second one only if the first was
+// given back.
 TEST(FabricOfGroups, MemoryThatADeadRankHeldIsUsedAgain) {
   constexpr Duration kKillAt = seconds(30);
   sim::Simulator simulator(

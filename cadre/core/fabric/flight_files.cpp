@@ -22,7 +22,7 @@ constexpr std::string_view kSuffix = ".flight";
 constexpr char kSeparator = '+';
 constexpr size_t kMaxRecordBytes = 1 << 20;
 
-// The files that are kept are the newest.
+// Keeps the newest files and removes the others.
 void keep(std::deque<std::string>& files, size_t max_count) {
   while (files.size() > max_count) {
     std::error_code failure;
@@ -31,7 +31,7 @@ void keep(std::deque<std::string>& files, size_t max_count) {
   }
 }
 
-// Whether no group writes the record any more.
+// Whether no group writes to the record any more.
 bool is_over(const std::string& path) {
   const auto text = os::read_file(path, kMaxRecordBytes);
   if (!text.ok()) return false;
@@ -42,8 +42,8 @@ bool is_over(const std::string& path) {
 
 }  // namespace
 
-// The first group of a fabric may be one that comes from another fabric's: a subgroup that was
-// rejoined.
+// A fabric can begin with a subgroup of another fabric, which was rejoined. The path of its record
+// is then NAME+GROUP@BIRTH.flight, so NAME ends before the first separator.
 FlightFiles::FlightFiles(std::string path) : first_(std::move(path)) {
   if (first_.empty()) return;
   folder_ = fs::path(first_).parent_path().string();

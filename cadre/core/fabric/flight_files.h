@@ -1,11 +1,11 @@
-// The files of the flight records of a process's groups: names them, and removes those of groups
-// that were closed, but for the newest few.
+// Names the files of the flight records of a process's groups, and removes those of closed groups
+// except for the newest few.
 //
 // Threads: any. Blocking: for the time of the disk. Lifetime: owned by the fabric. Errors: none; a
 // file that cannot be removed stays.
-// The record of the first group lies where its options say, NAME.flight; those of the groups that
+// The record of the first group lies where its options say, NAME.flight. Records of groups that
 // come from it lie beside it, as NAME+GROUP@BIRTH.flight. A later process or fabric with the same
-// NAME counts what it finds there as closed, if the record says so or its writer has ended.
+// NAME treats a record that it finds there as closed if the record says so or its writer has ended.
 #pragma once
 
 #include <cstddef>
@@ -20,19 +20,21 @@ namespace cadre {
 
 class FlightFiles {
  public:
-  // What is kept of groups that were closed in good order, and of groups that had failed.
+  // How many records are kept of groups that were closed in good order, and of groups that had
+  // failed.
   static constexpr size_t kMaxClosed = 8;
   static constexpr size_t kMaxFailed = 32;
 
-  // `path` is that of the first group's record; empty: there are no files.
+  // `path` is the path of the first group's record; empty: there are no files.
   explicit FlightFiles(std::string path);
 
-  // For a group that comes from the first one; empty if there are no files.
+  // Returns the path for a group that comes from the first one; empty if there are no files.
   std::string path_for(const GroupIdentity& identity, std::string_view name) const;
-  // For the first group: where its options say, unless that is the record of another group, as
-  // where a subgroup was rejoined with its own options.
+  // Returns the path for the first group: the one in its options, unless that is the record of
+  // another group because a subgroup was rejoined with its own options.
   std::string path_for_first(const GroupIdentity& identity, std::string_view name) const;
-  // The group whose record lies there was closed. A record where the options say stays.
+  // Called when the group with this record was closed. Removes the oldest records; the one at the
+  // path in the options stays.
   void release(const std::string& path, bool has_failed);
 
  private:

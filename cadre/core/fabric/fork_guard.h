@@ -16,10 +16,10 @@ namespace cadre {
 
 class ForkGuard {
  public:
-  // `mark` was made in this process, whose id is `pid`; shared by all groups of the process.
+  // `mark` was made in this process, whose id is `pid`; all groups of the process share it.
   ForkGuard(std::string group, Rank rank, int pid, std::shared_ptr<const os::ForkMark> mark);
 
-  // Destructors in a child must neither wait nor communicate.
+  // Whether this process is such a child. Then destructors must neither wait nor communicate.
   bool is_in_child() const { return mark_->is_in_child(); }
   void check() const {
     if (is_in_child()) refuse();

@@ -10,7 +10,8 @@
 namespace cadre {
 namespace {
 
-// How a group came to be: groups of different origins have different births whatever their ids.
+// How a group was made. Groups of different origins have different birth numbers, whatever their
+// ids.
 enum class Origin : uint64_t { kConnected = 1, kCreation, kCreated, kChild, kNamed };
 
 // Keys below this one do not belong to groups (fabric.cpp).

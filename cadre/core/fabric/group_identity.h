@@ -1,11 +1,12 @@
-// What tells a group from every other one: its id, which people read and which may repeat, and its
-// birth number, which never does.
+// Identifies a group by its id, which people read and which may repeat, and by its birth number,
+// which never repeats.
 //
 // Threads: a plain value. Blocking: never. Errors: none.
 // Keys of the control plane, streams, keys in the store and names of files are derived from a
 // GroupIdentity and from nothing else. A birth number is derived from the random number of the
-// fabric (Fabric::connection_number()), which all its ranks know, and from what tells the group
-// from the other groups of the fabric: so its members agree on it without a message of their own.
+// fabric (Fabric::connection_number()), which all its ranks know, and from what distinguishes the
+// group from the other groups of the fabric. So the members agree on it without a message of their
+// own.
 #pragma once
 
 #include <cstdint>
@@ -21,22 +22,24 @@ namespace cadre {
 
 class GroupIdentity {
  public:
-  // The group of all ranks of a fabric.
+  // The identity of the group of all ranks of a fabric.
   static GroupIdentity of_connection(std::string id, uint64_t connection);
-  // What the members of a group that they create over a store know before the exchange: failures of
-  // the creation are reported to it.
+  // The identity that members of a group know while they create it over a store, before their
+  // exchange. Failures of the creation are reported to it.
   static GroupIdentity of_creation(std::string id, uint64_t connection,
                                    std::span<const int> members);
-  // The group that comes out of it; `stamps` are the random numbers of the members' calls.
+  // The identity of the group that this creation makes; `stamps` are the random numbers of the
+  // members' calls.
   GroupIdentity created(std::span<const uint64_t> stamps) const;
-  // A group that operation `number` of this one creates.
+  // The identity of a group that operation `number` of this group creates.
   GroupIdentity child(uint64_t number, std::optional<int> color = {}) const;
 
-  // "world", "world/2.0".
+  // For example "world" or "world/2.0".
   const std::string& id() const { return id_; }
-  // "world/2.0@0123456789abcdef": for keys of stores.
+  // For example "world/2.0@0123456789abcdef"; used in keys of stores.
   std::string unique_name() const;
-  // For files of the group, with letters, digits and "-_.@" only: "NAME@0123456789abcdef".
+  // For example "NAME@0123456789abcdef", with letters, digits and "-_.@" only; used for files of
+  // the group.
   std::string file_name(std::string_view name) const;
   GroupKey key() const { return key_; }
   StreamId stream(uint8_t purpose) const { return {key_, purpose}; }
@@ -51,9 +54,9 @@ class GroupIdentity {
   GroupKey key_;
 };
 
-// The name under which the ranks of a membership connect a group of that id: part of its keys in
-// the store and of its proofs, and the Membership::group of its survivors. The id itself, but for a
-// group whose membership is that of another group.
+// Returns the name under which the ranks of a membership connect a group with this id. It is part
+// of the keys in the store and of the proofs, and the Membership::group of its survivors. It is the
+// membership's group if that is the group's own; else the id with a hash of both.
 std::string connection_name(std::string_view membership_group, std::string_view id);
 
 }  // namespace cadre

@@ -110,7 +110,7 @@ size_t StatusPage::bytes_for(int num_slots) {
   return static_cast<size_t>(num_slots) * sizeof(StatusSlot);
 }
 
-// A slot of zero bytes is a valid, idle one, so a rank may make its view at any time.
+// A slot of zero bytes is valid and idle, so a rank may make its view at any time.
 StatusPage::StatusPage(std::shared_ptr<os::SharedMemory> segment, size_t offset, int num_slots)
     : segment_(std::move(segment)),
       slots_(reinterpret_cast<StatusSlot*>(segment_->bytes().data() + offset)),

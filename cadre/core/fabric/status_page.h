@@ -33,14 +33,14 @@ namespace cadre {
 struct ActivityCell {
   std::atomic<uint32_t> state{0};  // wire::ActivityState
   std::atomic<uint64_t> number{0};
-  std::atomic<uint64_t> call{0};  // with `shape`, the Fingerprint
+  std::atomic<uint64_t> call{0};  // the first half of the Fingerprint; `shape` is the second
   std::atomic<uint64_t> shape{0};
   std::atomic<int64_t> since_ns{0};
   ProgressMirror progress;
 
   void begin(uint64_t op_number, const Fingerprint& fingerprint, TimePoint now);
   void end(bool well, TimePoint now);
-  // Back to "no operation yet".
+  // Resets the cell to "no operation yet".
   void clear();
   void copy(const ActivityCell& other);
   bool is_running() const;
@@ -53,7 +53,7 @@ struct alignas(64) GroupCell {
   ActivityCell collective;
   ActivityCell message;
 
-  // The activity that is shown to peers: one that runs before one that failed before one that
+  // Returns the activity that is shown to peers: a running one before a failed one before one that
   // succeeded; of two in the same state the later one.
   wire::Activity read(TimePoint now) const;
 };
@@ -68,7 +68,7 @@ struct StatusSlot {
   Place message_page;
   std::array<GroupCell, kNumCells> cells;
 
-  // Null if the rank has no cell for the group.
+  // Returns null if the rank has no cell for the group.
   const GroupCell* find(GroupKey group) const;
 };
 
@@ -76,10 +76,10 @@ class StatusPage {
  public:
   static size_t bytes_for(int num_slots);
 
-  // A view of memory `offset` bytes into the segment, which was zeroed at creation. Each rank of
-  // the host makes its own view.
+  // Makes a view of memory `offset` bytes into the segment, which was zeroed at creation. Each rank
+  // of the host makes its own view.
   StatusPage(std::shared_ptr<os::SharedMemory> segment, size_t offset, int num_slots);
-  // Private, for a rank that shares no memory: one slot.
+  // Makes a private page with one slot, for a rank that shares no memory.
   StatusPage();
 
   int num_slots() const { return num_slots_; }
@@ -102,14 +102,15 @@ class StatusCells {
   StatusCells(StatusPage page, int own_slot);
 
   // Allocates a cell to the group until the result is destroyed. If all are in use, the result is a
-  // private cell, which peers cannot read. running_besides() returns `name`.
+  // private cell, which peers cannot read. running_besides() reports the group as `name`.
   std::shared_ptr<GroupCell> take(GroupKey group, const std::string& name);
   // While the result lives, running_besides() reports `call`, in which this process waits outside
   // of its groups.
   std::shared_ptr<const std::string> show_wait(std::string call);
-  // What this process runs in another group, for example 'all_reduce #7 of group "tp"', or the call
-  // of show_wait() in which it waits; else what has failed in one, which is said: the program may
-  // have gone on since. Empty for nothing.
+  // Returns what this process runs in another group, for example 'all_reduce #7 of group "tp"', or
+  // the call of show_wait() in which it waits. If there is neither, returns an operation of another
+  // group that has failed, and says so, because the program may have gone on since. Empty if there
+  // is none.
   std::string running_besides(GroupKey group, TimePoint now) const;
 
  private:

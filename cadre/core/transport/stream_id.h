@@ -1,4 +1,4 @@
-// Names one stream of bytes among those that share the connections between two processes.
+// The name of one stream of bytes among those that share the connections between two processes.
 //
 // Threads: plain values. Blocking: never.
 #pragma once
@@ -8,7 +8,8 @@
 
 namespace cadre {
 
-// Equal on all members of a group, and of no other group: GroupIdentity::stream().
+// GroupIdentity::stream() makes it. It is equal on all members of a group and differs from those of
+// all other groups.
 struct StreamId {
   uint64_t group = 0;
   uint8_t purpose = 0;  // which of the group's streams: collectives or messages

@@ -3,7 +3,7 @@
 // Threads: a Transport belongs to one thread at a time (whoever holds the group's progress role);
 // wake() may be called from any.
 // Blocking: only wait(). Lifetime: channels live as long as their Transport.
-// Errors: kPeerLost with the peer's stream ended, kAborted when the Interrupt is raised, kTimeout.
+// Errors: kPeerLost if the peer's stream has ended, kAborted if the Interrupt is raised, kTimeout.
 #pragma once
 
 #include <algorithm>
@@ -19,15 +19,15 @@ namespace cadre {
 class Channel {
  public:
   virtual ~Channel() = default;
-  // Bytes taken, 0 .. data.size(); 0 means: wait for can_send.
+  // Returns the number of bytes taken, 0 .. data.size(). After 0, wait with want_send.
   virtual Result<size_t> try_send(ConstBytes data) = 0;
-  // The same of a message's two parts, one behind the other, where possible in one piece.
+  // The two parts of a message, which are sent one behind the other.
   struct Parts {
     ConstBytes head;
     ConstBytes body;
 
     size_t size() const { return head.size() + body.size(); }
-    // Cuts the first bytes off, as many as there are.
+    // Removes the first `at_most` bytes, or as many as there are, and returns them.
     Parts take_first(size_t at_most) {
       const size_t of_head = std::min(at_most, head.size());
       const size_t of_body = std::min(at_most - of_head, body.size());
@@ -37,6 +37,7 @@ class Channel {
       return taken;
     }
   };
+  // Like try_send() for both parts, if possible in one piece.
   virtual Result<size_t> try_send_parts(const Parts& parts) {
     const auto sent = try_send(parts.head);
     if (!sent.ok() || *sent < parts.head.size()) return sent;
@@ -44,7 +45,7 @@ class Channel {
     if (!more.ok() && *sent == 0) return more;
     return *sent + (more.ok() ? *more : 0);
   }
-  // Bytes received, 0 .. buffer.size(); 0 means: wait for can_recv.
+  // Returns the number of bytes received, 0 .. buffer.size(). After 0, wait with want_recv.
   virtual Result<size_t> try_recv(Bytes buffer) = 0;
 };
 
@@ -52,8 +53,9 @@ struct ChannelInterest {
   Rank peer;
   bool want_send = false;
   bool want_recv = false;
-  // What comes from the peer is welcome, but the wait is not for it: where connections are made on
-  // first use, it is worth little time of connecting to send to this peer, and none to receive.
+  // What comes from the peer is welcome, but the caller does not wait for it. Where connections are
+  // opened on first use, such an interest opens none to receive, and spends little time on opening
+  // one to send.
   bool is_optional = false;
 };
 
@@ -65,11 +67,12 @@ class Transport {
   virtual int world_size() const = 0;
   // REQUIRES: peer != rank().
   virtual Channel& channel(Rank peer) = 0;
-  // Until one of the interests can make progress. kTimeout at the deadline, kAborted when the group
-  // was interrupted; a broken channel counts as progress, so that the next try reports it.
+  // Waits until one of the interests can make progress. Returns kTimeout at the deadline and
+  // kAborted if the group was interrupted. A broken channel counts as progress, so that the next
+  // try reports it.
   virtual Status wait(std::span<const ChannelInterest> interests, Deadline deadline) = 0;
-  // Ends the wait() of another thread, or the next one: it returns well, as if there were progress.
-  // Never blocks; allowed under a mutex.
+  // Ends the wait() of another thread, or the next wait(), which then returns without an error, as
+  // if there were progress. Never blocks; allowed under a mutex.
   virtual void wake() = 0;
 };
 

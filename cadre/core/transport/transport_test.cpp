@@ -42,8 +42,8 @@ class TransportTest : public ::testing::TestWithParam<TransportKind> {
   TransportGroup make_group(int world_size) { return {*system_, GetParam(), world_size}; }
   Deadline soon() { return system_->deadline_in(kLongEnough); }
 
-  // Fills the channel until it takes no more; the bytes taken. The network may drain the sender's
-  // buffer a little later, so it must stay full for a while.
+  // Fills the channel until it takes no more; returns the number of bytes taken. The network may
+  // drain the sender's buffer a little later, so the buffer must stay full for a while.
   size_t fill(Transport& transport, Rank peer) {
     const std::vector<std::byte> piece(1 << 20);
     size_t total = 0;
@@ -135,7 +135,8 @@ TEST_P(TransportTest, ManyRanksEachKeepTheirOwnOrder) {
   const auto group = make_group(kRanks);
   const std::string failures = group.run([&](Transport& transport) {
     const int me = transport.rank();
-    // In the order of the distance, so that each exchange has its counterpart on the peer.
+    // In each round the two ranks of a pair choose each other, so that each exchange has its
+    // counterpart.
     Random random(7);
     for (int round = 0; round < kRanks; ++round) {
       const int peer = (round - me + kRanks) % kRanks;
@@ -224,7 +225,7 @@ TEST_P(TransportTest, InterruptEndsAWaitFromAnotherThread) {
   thread->join();
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().code(), ErrorCode::kAborted);
-  // And every later wait, at once.
+  // Every later wait ends at once, too.
   EXPECT_EQ(group.of(0).wait(std::span(&interest, 1), soon()).error().code(), ErrorCode::kAborted);
 }
 
@@ -241,7 +242,7 @@ TEST_P(TransportTest, AWakeUpEndsAWaitOnce) {
   const auto again =
       group.of(0).wait(std::span(&interest, 1), system_->deadline_in(milliseconds(10)));
   EXPECT_EQ(again.error().code(), ErrorCode::kTimeout);
-  // One that comes before the wait is not lost.
+  // A wake-up that comes before the wait is not lost.
   group.of(0).wake();
   EXPECT_TRUE(group.of(0).wait(std::span(&interest, 1), soon()).ok());
 }

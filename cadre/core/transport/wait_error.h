@@ -10,9 +10,9 @@
 
 namespace cadre {
 
-// kTimeout: "rank 0: no progress before the deadline while waiting to send to rank 1, ...".
+// Returns kTimeout: "rank 0: the deadline passed while waiting to send to rank 1; ...".
 Error timeout_error(Rank rank, std::span<const ChannelInterest> interests);
-// kAborted: the group's Interrupt was raised during the wait.
+// Returns kAborted: the group's Interrupt was raised during the wait.
 Error interrupted_error(Rank rank, std::span<const ChannelInterest> interests);
 
 }  // namespace cadre

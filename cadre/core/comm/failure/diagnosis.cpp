@@ -75,7 +75,7 @@ std::string_view verb_of(ErrorCode code) {
   return "failed";
 }
 
-// "a", "a and b", "a, b and c"
+// Returns "a", "a and b" or "a, b and c".
 std::string list_of(const std::vector<std::string_view>& items) {
   std::string text;
   for (size_t i = 0; i < items.size(); ++i) {
@@ -85,22 +85,22 @@ std::string list_of(const std::vector<std::string_view>& items) {
   return text;
 }
 
-// The kind with parts of one size, of a kind with parts of any sizes.
+// Returns the kind with equal parts for a kind with parts of any sizes.
 OpKind even_kind_of(OpKind kind) {
   if (kind == OpKind::kAllGatherV) return OpKind::kAllGather;
   if (kind == OpKind::kReduceScatterV) return OpKind::kReduceScatter;
   return kind == OpKind::kAllToAllV ? OpKind::kAllToAll : kind;
 }
 
-// "rank 1 (node0, pid 812) called barrier() as #3"
+// Returns text such as "rank 1 (node0, pid 812) called barrier() as #3".
 std::string describe_call(const Roster& roster, const Call& call) {
   return format("{} called {} as #{}", roster.describe(call.rank),
                 OpDescriptor::from_fingerprint(call.fingerprint).to_string(), call.number);
 }
 
-// ", waiting for rank 1 (node0, pid 812)" behind an aborted operation that waits for another rank
-// than the culprit. Ranks of several groups wait for each other in a chain: each names its own
-// link, so that the messages of all ranks lead to the end of the chain.
+// Returns ", waiting for rank 1 (node0, pid 812)" for an aborted operation that waits for a rank
+// other than the culprit. Ranks of several groups wait for each other in a chain: each names its
+// own link, so that the messages of all ranks lead to the end of the chain.
 std::string describe_awaited(const Roster& roster, const Failure& failure, const Activity& own) {
   const int rank = own.waiting_for;
   const bool is_news = failure.code == ErrorCode::kAborted && is_waiting(own) &&

@@ -48,7 +48,7 @@ PeerView view(const Activity& what, bool answers = true) {
   return result;
 }
 
-// The ranks of a group of some of the job's ranks are numbered anew.
+// A group of some of the job's ranks has rank numbers of its own.
 TEST(Diagnosis, ASubgroupsRanksAreNamedWithTheirNumbersInTheJob) {
   Roster pair = roster();
   pair.group = "tp";
@@ -113,7 +113,7 @@ TEST(Diagnosis, TheRankThatAbortsIsNotSentToLookForAFirstFailure) {
               ::testing::EndsWith("Remedy: look at the first failure, then rebuild the group."));
 }
 
-// Nothing but a tag that differs may be wrong.
+// A tag that differs may be all that is wrong.
 TEST(Diagnosis, AMessageThatTimesOutPointsToItsTag) {
   for (const OpKind kind : {OpKind::kSend, OpKind::kRecv}) {
     const Activity own = activity(ActivityState::kRunning, kind, 2, 1);
@@ -232,7 +232,7 @@ TEST(Diagnosis, TheRemedyOfAMismatchFitsWhatDiffers) {
   EXPECT_EQ(remedy(usual, with(usual, shorter), 8), in_order);
 }
 
-// All ranks print it, also those that were told of the failure by another rank.
+// All ranks print the remedy, also those that another rank told of the failure.
 TEST(Diagnosis, TheRemedyOfACauseReplacesThatOfItsCode) {
   const Activity own = activity(ActivityState::kRunning, OpKind::kAllReduce, 3, 1);
   const auto ends_with = [](const char* text) { return ::testing::EndsWith(text); };
@@ -326,14 +326,14 @@ TEST(Diagnosis, TheCulpritIsFoundAlongWhoWaitsForWhom) {
   EXPECT_TRUE(culprit({PeerView(), inside(2), inside(3), behind}, 1).is_certain);
   EXPECT_EQ(culprit({PeerView(), inside(2), silent, inside(0)}, 1).rank, 2);
   EXPECT_TRUE(culprit({PeerView(), inside(2), silent, inside(0)}, 1).is_certain);
-  // The engine names no rank: a silent rank comes before a late one.
+  // The engine names no rank. Then a silent rank comes before a late one.
   EXPECT_EQ(culprit({PeerView(), behind, inside(-1), silent}, -1).rank, 3);
   EXPECT_EQ(culprit({PeerView(), behind, inside(-1), inside(-1)}, -1).rank, 1);
-  // All wait in a cycle: the rank that this one waits for, uncertainly, since another rank may have
-  // better evidence.
+  // If all ranks wait in a cycle, the culprit is the rank that this one waits for. That is
+  // uncertain, because another rank may have better evidence.
   EXPECT_EQ(culprit({PeerView(), inside(2), inside(0)}, 1).rank, 1);
   EXPECT_FALSE(culprit({PeerView(), inside(2), inside(0)}, 1).is_certain);
-  // A cycle without this rank: one of its members.
+  // In a cycle without this rank, the culprit is one of its members.
   EXPECT_EQ(culprit({PeerView(), inside(2), inside(3), inside(2)}, 1).rank, 2);
   EXPECT_FALSE(culprit({PeerView(), inside(2), inside(3), inside(2)}, 1).is_certain);
 }
@@ -348,7 +348,7 @@ TEST(Diagnosis, TheCulpritIsFoundThroughOtherOperations) {
   const std::vector views = {PeerView(), in(OpKind::kRecv, 4, 2), in(OpKind::kBarrier, 8, 3),
                              silent};
   EXPECT_EQ(find_culprit(views, 0, 9, 1).rank, 3);
-  // The same for a message.
+  // The same holds for a message.
   EXPECT_EQ(find_culprit(views, 0, std::nullopt, 1).rank, 3);
   // A rank in a later collective has sent what this one waits for: the data was lost, or is still
   // on its way.
@@ -375,7 +375,7 @@ TEST(Diagnosis, AnAwaitedRankThatHasNotComeIsNamedBeforeASilentOneOutsideTheChai
   expect_named(1, {PeerView(), fresh, silent}, 1);
   expect_named(2, {PeerView(), silent, behind}, 2);
   expect_named(2, {PeerView(), silent, silent}, 2);
-  // At the end of a longer chain, also through a message.
+  // The awaited rank is at the end of a longer chain, also through a message.
   expect_named(2, {PeerView(), inside(2), behind, silent}, 1);
   const PeerView receives = view(activity(ActivityState::kRunning, OpKind::kRecv, 4, 1, 2));
   expect_named(2, {PeerView(), receives, behind, silent}, 1);
@@ -404,7 +404,8 @@ TEST(Diagnosis, ASilentRankIsNamedUnlessTheAwaitedOneHasCertainlyNotCome) {
     EXPECT_EQ(found.rank, rank);
     EXPECT_TRUE(found.is_certain);
   };
-  // A rank of the chain waits for it, in this operation or an earlier one. The last rank is late.
+  // A rank of the chain waits for the silent rank, in this or an earlier operation. The last rank
+  // is late.
   expect_named(1, {PeerView(), silent, behind}, 1);
   expect_named(2, {PeerView(), in(9, 2), silent, behind}, 1);
   expect_named(2, {PeerView(), in(8, 2), silent, behind}, 1);
@@ -420,12 +421,12 @@ TEST(Diagnosis, ASilentRankIsNamedUnlessTheAwaitedOneHasCertainlyNotCome) {
   // The awaited rank has passed the operation.
   const PeerView passed = view(activity(ActivityState::kDone, OpKind::kAllReduce, 9, 1));
   expect_named(2, {PeerView(), passed, silent}, 1);
-  // A cycle of waits, and an operation that does not publish for which rank it waits.
+  // The ranks wait in a cycle, or the operation does not publish for which rank it waits.
   expect_named(3, {PeerView(), in(9, 2), in(9, 1), silent}, 1);
   expect_named(2, {PeerView(), behind, silent}, -1);
 }
 
-// A partition between two hosts: control messages are routed around it, so no rank is silent.
+// Two hosts are partitioned. Control messages are routed around that, so no rank is silent.
 TEST(Diagnosis, ALostStreamIsBlamedOnTheRanksAtItsEnds) {
   const auto in = [](uint64_t number, int waiting_for) {
     return view(activity(ActivityState::kRunning, OpKind::kBarrier, number, 1, waiting_for));

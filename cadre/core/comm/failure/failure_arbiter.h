@@ -33,15 +33,15 @@ struct Finding {
   Duration patience{0};
 };
 
-// A failure with all that this rank says about it.
+// A failure with the texts of this rank about it.
 struct ExplainedFailure {
-  Failure failure;  // with the operation to which it is attributed
-  // The operation is a running collective to which the failure was attributed because it names
-  // none.
+  Failure failure;  // includes the operation to which the failure is attributed
+  // Whether the failure named no operation and was attributed to a running collective, which may
+  // still succeed.
   bool is_attribution_open = false;
   Error error;           // what calls of this rank throw
-  Error logged;          // without an operation that may still succeed, as the next
-  std::string sentence;  // what other members quote
+  Error logged;          // error for the log: names no operation that may still succeed
+  std::string sentence;  // what other members quote; names no such operation either
 };
 
 class FailureArbiter {
@@ -54,30 +54,30 @@ class FailureArbiter {
 
   Phase phase() const { return phase_; }
 
-  // Claims the failure for an investigation: true for the first caller only, which must conclude()
-  // and publish().
+  // Claims the failure for an investigation. Returns true for the first caller only, which must
+  // conclude() and publish().
   bool claim();
-  // A complete failure, of this or another rank. True if it is the first: the caller must publish
-  // it. Otherwise it may replace the finding of the investigation that is under way.
+  // Reports a complete failure, of this or another rank. Returns true if it is the first: then the
+  // caller must publish it. Otherwise it may replace the finding of the running investigation.
   bool report(const Failure& failure, TimePoint now);
-  // The investigation ended with `finding`.
-  // REQUIRES: claim() was true for the caller, as for the next two.
+  // Ends the investigation with `finding`. REQUIRES: claim() was true for the caller, also for
+  // is_decided() and decided().
   void conclude(Finding finding, TimePoint now);
   // Whether no later report can replace the finding: it is certain, was replaced, or its patience
   // has passed.
   bool is_decided(TimePoint now) const;
-  // The failure that stands: the finding, or the report that replaced it.
+  // Returns the failure that stands: the finding, or the report that replaced it.
   const Failure& decided() const;
 
   // Attributes the failure to the operation that this rank runs, if it names none. `own` is the
   // activity of this rank.
   ExplainedFailure explain(const Failure& failure, const wire::Activity& own) const;
-  // Only the first call has an effect.
+  // Publishes the failure. Only the first call has an effect.
   void publish(ExplainedFailure explained);
 
-  // The error that calls throw; kInternal before it is published. `last` is the last collective of
-  // this rank: if the failure was attributed to a collective that has ended well since, the error
-  // names the next one, or none if none is running.
+  // Returns the error that calls throw; kInternal before one is published. `last` is the last
+  // collective of this rank: if the failure was attributed to a collective that has succeeded
+  // since, the error names the collective that runs now, or none if none is running.
   const Error& error(const wire::Activity& last);
 
  private:
@@ -89,7 +89,7 @@ class FailureArbiter {
   const Roster roster_;
   const std::string record_path_;
   Phase phase_ = Phase::kNone;
-  std::optional<Report> report_;  // the first during the investigation
+  std::optional<Report> report_;  // first report during the investigation
   std::optional<Finding> finding_;
   TimePoint concluded_at_;
   std::optional<ExplainedFailure> published_;

@@ -106,8 +106,8 @@ class Play {
   int num_published_ = 0;
 };
 
-// The oracle: the first of the claim and the reports has the failure. If that is the claim, its
-// finding stands, unless it is uncertain and a report comes before the patience expires.
+// The oracle: the failure is that of the claim or of a report, whichever came first. If it is the
+// claim, its finding stands, unless it is uncertain and a report comes before the patience expires.
 int expected_culprit(const Order& order, bool is_certain) {
   const auto place_of = [&](Event event) {
     return std::ranges::find(order, event) - order.begin();
@@ -177,7 +177,7 @@ struct Attribution {
   Activity own;
   Activity last;
   std::optional<uint64_t> expected;
-  bool is_open = false;  // until the collective has ended
+  bool is_open = false;  // the attribution may change until the collective has ended
 };
 
 std::vector<Attribution> attributions() {
@@ -241,8 +241,8 @@ TEST(FailureArbiter, AnOperationThatTheFailureNamesStays) {
   }
 }
 
-// Ranks that share no group with the late rank wait for one that does, so the messages of all ranks
-// together have to lead to it.
+// Ranks that share no group with the late rank wait for a rank that does, so the messages of all
+// ranks together must lead to the late rank.
 TEST(FailureArbiter, ARankWhoseGroupIsAbortedNamesTheRankThatItWaitedFor) {
   const FailureArbiter arbiter(roster_of_four(), "");
   const auto message = [&](const Failure& failure, int waiting_for) {
@@ -260,7 +260,7 @@ TEST(FailureArbiter, ARankWhoseGroupIsAbortedNamesTheRankThatItWaitedFor) {
   EXPECT_THAT(message(failure, 2), naming(2));
   EXPECT_THAT(message(failure, -1), naming(-1));
   EXPECT_THAT(message(failure, 4), naming(-1)) << "no rank of the group";
-  failure.culprit = 2;  // which the cause names
+  failure.culprit = 2;  // the cause names it already
   EXPECT_THAT(message(failure, 2), naming(-1));
   EXPECT_THAT(message(failure, 3), naming(3));
   failure.code = ErrorCode::kPeerLost;

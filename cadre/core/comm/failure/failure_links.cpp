@@ -38,7 +38,7 @@ Failure failure_of_linked_group(const FirstFailure& first, const Roster& theirs,
 
 std::optional<FirstFailure> FailureLinks::add(const std::shared_ptr<Monitor>& group) {
   const std::lock_guard lock(mutex_);
-  // Groups that came and went leave nothing behind, and a link that is made again is made once.
+  // Removes groups that were destroyed, and keeps a link that is made again only once.
   std::erase_if(groups_, [&](const std::weak_ptr<Monitor>& known) {
     const std::shared_ptr<Monitor> alive = known.lock();
     return alive == nullptr || alive == group;

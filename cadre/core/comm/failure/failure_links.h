@@ -1,7 +1,7 @@
-// Which groups of this process fail together with a group, and how the failure of one of them reads
-// in another.
+// The groups of this process that fail together with a group, and the failure of one group in the
+// words of another.
 //
-// Threads: any. Blocking: spread() while the linked groups publish the failure; no lock is held
+// Threads: any. Blocking: spread(), while the linked groups publish the failure; it holds no lock
 // meanwhile. Lifetime: keeps no linked group alive. Errors: none.
 #pragma once
 
@@ -23,10 +23,10 @@ struct FirstFailure {
   std::string sentence;
 };
 
-// The failure of the group `here` whose linked group `theirs` has failed. The loss of a member of
-// `here` is raised as kPeerLost, also if it is no member of `theirs`; any other failure as
-// kAborted. Both have the sentence of the first failure. The reporter is unknown where it is no
-// member here.
+// Returns the failure of the group `here` after its linked group `theirs` has failed. The loss of a
+// member of `here` is raised as kPeerLost, also if the lost rank is no member of `theirs`; any
+// other failure as kAborted. Both have the sentence of the first failure. The reporter is unknown
+// if it is no member of `here`.
 Failure failure_of_linked_group(const FirstFailure& first, const Roster& theirs,
                                 const Roster& here);
 
@@ -35,11 +35,12 @@ using VisitedGroups = std::vector<const Monitor*>;
 
 class FailureLinks {
  public:
-  // Returns what was spread before: the failure with which the new group has to fail.
+  // Adds a group. Returns the failure that was spread before, with which the new group has to fail;
+  // nullopt if there is none.
   std::optional<FirstFailure> add(const std::shared_ptr<Monitor>& group);
-  // Fails all linked groups, and those that are added later, with the first failure of `self`; not
-  // those that this thread has `visited`. Each thread visits all of them, also when another one has
-  // begun to: the waits of its own group may end only when the others have failed.
+  // Fails all linked groups, and those that are added later, with the first failure of `self`,
+  // except those that this thread has `visited`. Each thread visits all of them, even if another
+  // one has begun to, because the waits of its own group may end only when the others have failed.
   void spread(const FirstFailure& first, const Roster& self, VisitedGroups& visited);
 
  private:

@@ -19,15 +19,16 @@ class GroupEnds {
  public:
   GroupEnds(int world_size, Rank self);
 
-  // A rank, this one or a peer, left in good order; `last` is its last collective.
+  // Called when a rank, this one or a peer, has left in good order; `last` is its last collective.
   void note_left(const Call& last);
-  // The group failed: ranks that have not left yet will not publish their last collective.
+  // Called when the group has failed: ranks that have not left yet will not publish their last
+  // collective.
   void note_failed() { has_failed_ = true; }
 
   // Whether this rank has left and a peer may still publish its last collective.
   bool is_open() const;
-  // The last collective of this rank and the first known one of a peer that differs. Returned once
-  // only.
+  // Returns the last collective of this rank and the first known one of a peer that differs;
+  // nullopt if there is none, and after the first time.
   std::optional<Mismatch> take_mismatch();
 
  private:

@@ -101,7 +101,7 @@ void Monitor::fail_if_left_before(uint64_t number) {
 Error Monitor::error() {
   const TimePoint now = system_.now();
   const std::lock_guard lock(mutex_);
-  // Read under the lock, so that it is not older than the published failure.
+  // The cell is read under the lock, so that it is not older than the published failure.
   return arbiter_.error(cell_->collective.read(now));
 }
 
@@ -177,7 +177,7 @@ void Monitor::publish(const Failure& failure, VisitedGroups& visited) {
     if (!failure.is_linked) setup_.late_errors->note_failure();
     ExplainedFailure explained = arbiter_.explain(failure, shared_cell()->read(system_.now()));
     const Error logged = explained.logged;
-    // Published before the waits of this group end, because the rank may leave at once after that.
+    // Members are told before the waits of this group end, because the rank may leave right after.
     publish_to_members(failure, explained.sentence);
     if (const auto first = first_failure(failure, explained.sentence)) {
       links_.spread(*first, roster(), visited);
@@ -195,8 +195,8 @@ void Monitor::end_waits(ExplainedFailure explained) {
   {
     const std::lock_guard lock(mutex_);
     arbiter_.publish(std::move(explained));
-    // Set before an observer can throw the error and call close(): if close() did not see the
-    // failure, it would publish a leave in good order.
+    // The flag is set before an observer can throw the error and call close(): if close() did not
+    // see the failure, it would publish a leave in good order.
     has_failed_.store(true, std::memory_order_release);
     wake_observers();
   }
@@ -215,7 +215,7 @@ void Monitor::publish_to_members(const Failure& failure, const std::string& sent
   const int origin = members[static_cast<size_t>(self)];
   const int culprit =
       failure.culprit < 0 ? failure.outside_culprit : members[static_cast<size_t>(failure.culprit)];
-  // Also for a culprit outside: the receivers have other groups, of which it may be a member.
+  // This includes a culprit outside: the receivers may have a group of which it is a member.
   const ErrorCode code = failure.is_loss ? ErrorCode::kPeerLost : failure.code;
   setup_.plane->tell_failure(
       {setup_.key, origin,
@@ -244,7 +244,7 @@ Error Monitor::published_failure() {
 std::optional<Monitor::EndOfStream> Monitor::why_stream_ended(int peer, const Error& error) {
   await_failure(peer, system_.deadline_in(kVerdictTime));
   if (has_failed()) return std::nullopt;
-  // All streams have ended, of which a receive from any rank awaits one.
+  // A receive from any rank waits for all streams, and all of them have ended.
   if (peer < 0) return EndOfStream{first_left(peers()), all_left_cause(roster(), peers(), error)};
   const PeerView view = peers()[static_cast<size_t>(peer)];
   if (view.left_after) return EndOfStream{peer, left_cause(roster(), peer, *view.left_after)};

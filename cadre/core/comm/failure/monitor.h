@@ -1,14 +1,14 @@
-// Brings the failures of one group to the FailureArbiter, which decides which of them counts, and
-// its decision to the threads and members of the group; keeps what is known of the peers. The
+// Passes the failures of one group to the FailureArbiter, which decides which of them counts, and
+// its decision to the threads and members of the group. Keeps what is known of the peers. The
 // ControlPlane watches connections and processes and delivers its events here.
 //
-// Threads: none of its own; all methods from any thread, on_... from the plane's. Blocking:
-// ask_peers, await_failure and what waits for a published failure, until their deadlines. Under its
-// lock it makes no call but unpark(). Lifetime: shared with the plane, which may deliver an event
-// until shortly after stop(), and the leaves of other members until all have left; shares ownership
-// of what these deliveries use. Borrows the System and the plane. Errors: the group's failure,
-// composed once; the first failure wins and is published to all members. Ranks are those of the
-// group, in on_... those of the fabric.
+// Threads: none of its own; all methods from any thread, on_...() from the plane's. Blocking:
+// ask_peers(), await_failure() and the methods that wait for a published failure, until their
+// deadlines. While it holds its lock, it calls nothing but unpark(). Lifetime: shared with the
+// plane, which may deliver an event until shortly after stop(), and the leaves of other members
+// until all have left; shares ownership of what these deliveries use. Borrows the System and the
+// plane. Errors: the group's failure, composed once; the first failure wins and is published to all
+// members. Ranks are those of the group; in on_...() they are those of the fabric.
 #pragma once
 
 #include <atomic>
@@ -43,9 +43,11 @@ namespace cadre {
 struct MonitorSetup {
   Roster roster;
   GroupKey key = kNoGroup;
-  GroupKey creation = kNoGroup;   // whose failures are the group's, too; may be none
+  // The key of the group's creation: a failure under this key also fails the group. May be
+  // kNoGroup.
+  GroupKey creation = kNoGroup;
   ControlPlane* plane = nullptr;  // null for a world of one
-  std::vector<int> slots;         // in the page, by rank; -1 for ranks of other hosts
+  std::vector<int> slots;         // slots in the status page by rank; -1 for other hosts
   // Returns what this process runs in another group, for replies to status questions; may be null.
   std::function<std::string()> running_elsewhere = nullptr;
   // Called when a rank of the fabric has left the group; may be null. Shares ownership of what it
@@ -57,7 +59,7 @@ struct MonitorSetup {
   // Receives errors that are found after close(). Shared with the fabric.
   std::shared_ptr<LateErrors> late_errors = std::make_shared<LateErrors>();
   std::string record_path;
-  std::shared_ptr<LogSink> log;  // shared with the group; null: dropped
+  std::shared_ptr<LogSink> log;  // shared with the group; null: messages are dropped
 };
 
 class Monitor final : public GroupEvents, public std::enable_shared_from_this<Monitor> {
@@ -66,9 +68,9 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   // answers do not identify the culprit, it then tries for as long to connect to the awaited rank.
   static constexpr Duration kAskTime = std::chrono::milliseconds(600);
   // How long a rank with an uncertain suspect waits for another rank to publish a certain one:
-  // longer than kAskTime, so that the other rank has finished to poll or to connect.
+  // longer than kAskTime, so that the other rank has finished polling or connecting.
   static constexpr Duration kDoubtTime = std::chrono::milliseconds(1000);
-  // How much later that other rank may have entered its operation and so reach its deadline.
+  // How much later another rank may have entered its operation, and so reach its deadline.
   static constexpr Duration kMaxLag = std::chrono::seconds(2);
   // How long after the end of a stream the event may arrive that explains it.
   static constexpr Duration kVerdictTime = std::chrono::milliseconds(500);
@@ -78,8 +80,8 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
 
   // Starts the delivery of events. Earlier events of the group are delivered before it returns.
   void start();
-  // Stops the delivery of events; one that is under way may still end. After publish_leave() events
-  // are delivered further until all members have left or failed. Idempotent.
+  // Stops the delivery of events; a delivery that has begun may still end. After publish_leave()
+  // events are still delivered until all members have left or failed. Idempotent.
   void stop();
   // Copies the present content of the status page and releases the page's memory. REQUIRES: stop();
   // no operation runs any more.
@@ -87,9 +89,9 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
 
   const Roster& roster() const { return setup_.roster; }
   // The cell in which this rank publishes its activity.
-  // REQUIRES: before release_page(), by a thread that runs an operation of the group.
+  // REQUIRES: called before release_page(), by a thread that runs an operation of the group.
   GroupCell& own_cell() const { return *cell_; }
-  // Raised by the group's first failure.
+  // The group's first failure raises it.
   os::Interrupt& interrupt() { return interrupt_; }
 
   // Called when this rank enters a collective. Fails the group if a peer has left before that
@@ -103,9 +105,9 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   Error error();
   // Fails the group, unless it has failed already or another thread investigates its failure.
   void fail(const Failure& failure);
-  // As fail(), with an investigation: the first caller investigates and fails the group with the
-  // finding. If `investigate` throws, the exception is the failure and this rank the culprit. For
-  // all later callers it does nothing.
+  // Like fail(), with an investigation: the first caller investigates and fails the group with the
+  // finding. If `investigate` throws, the exception is the failure and this rank the culprit. Does
+  // nothing for all later callers.
   void fail_after(const std::function<Finding()>& investigate);
   // An operation that reached its deadline.
   struct Overdue {
@@ -114,8 +116,8 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
     int waiting_for = -1;
     std::string where = {};  // "tag 5"; empty for a collective
   };
-  // Polls all peers and names the rank that is late. The answers may be routed over other hosts; if
-  // they do not identify the culprit, it tries to connect to the awaited rank directly.
+  // Polls all peers and names the rank that is late. The answers may be routed over other hosts. If
+  // they do not identify the culprit, this rank tries to connect to the awaited rank directly.
   void fail_by_timeout(const Overdue& overdue);
   // Waits until the group has failed, or `peer` (-1 for none) is known to have left. An operation
   // whose stream has ended waits here for the event that explains it.
@@ -126,22 +128,22 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
     int culprit = -1;
     std::string cause;
   };
-  // The reason why the stream to `peer` ended with `error`. The control connections report whether
-  // the peer was killed, left or failed before; without a report only this stream was cut. nullopt
-  // if the group has failed meanwhile.
+  // Returns the reason why the stream to `peer` ended with `error`. The control connections report
+  // whether the peer was killed, left or failed before. Without such a report only this stream was
+  // cut. Returns nullopt if the group has failed meanwhile.
   std::optional<EndOfStream> why_stream_ended(int peer, const Error& error);
 
   // From now on the two groups, which belong to this process, fail together: a failure of one, also
-  // an earlier one, is the first failure of the other, unless that is being left. Every process
-  // that is in both groups links them. Both keep only weak references.
+  // an earlier one, is the first failure of the other, unless the other is being left. Every
+  // process that is in both groups links them. Both keep only weak references.
   static void link(const std::shared_ptr<Monitor>& one, const std::shared_ptr<Monitor>& other);
-  // The linked group `theirs` has failed. A group that is being left only passes that on to its
-  // other linked groups.
+  // Called when the linked group `theirs` has failed. A group that is being left only passes the
+  // failure on to its other linked groups.
   void fail_with(const FirstFailure& first, const Roster& theirs, VisitedGroups& visited);
 
-  // What this rank knows of each member, by rank.
+  // Returns what this rank knows of each member, by rank.
   std::vector<PeerView> peers() const;
-  // The same after a status question to all members. Returns when all have answered, or at the
+  // Returns the same after a status question to all members, when all have answered or at the
   // deadline.
   std::vector<PeerView> ask_peers(Deadline deadline);
 
@@ -167,7 +169,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
     bool is_gone = false;
     bool answers = false;  // replied to the last question
     std::optional<uint64_t> left_after;
-    std::optional<SignOfLoss> ended_by;  // lost after it left the group: no failure here
+    std::optional<SignOfLoss> ended_by;  // how it was lost after it left the group: no failure here
     std::optional<wire::Activity> reported;
     TimePoint reported_at;
     std::string elsewhere;
@@ -176,10 +178,10 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   // Called once, by the thread that has claimed the failure.
   void publish(const Failure& failure, VisitedGroups& visited);
   void end_waits(ExplainedFailure explained);
-  // Also called by the control plane's thread, possibly during release_page().
+  // The control plane's thread calls it, too, possibly during release_page().
   std::shared_ptr<GroupCell> shared_cell() const;
-  // What linked groups learn of the failure; nullopt if the group is closed. Its definition, and
-  // those of link() and fail_with(), are in failure_links.cpp.
+  // Returns what linked groups learn of the failure; nullopt if the group is closed. Its
+  // definition, and those of link() and fail_with(), are in failure_links.cpp.
   std::optional<FirstFailure> first_failure(const Failure& failure, std::string sentence) const;
   int group_rank(int fabric_rank) const;  // -1 for a rank that is no member
   std::optional<EndOfStream> loss_after_leaving() const;
@@ -187,7 +189,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   void fail_as_reported_lost(const LossReport& loss);
   void publish_to_members(const Failure& failure, const std::string& sentence);
   void fail_if_left_before(uint64_t number);
-  PeerView view_of(size_t rank, TimePoint now) const;  // under the lock
+  PeerView view_of(size_t rank, TimePoint now) const;  // REQUIRES: mutex_ is locked.
   void report_mismatch();
   void detach() const {
     if (setup_.plane == nullptr) return;
@@ -197,7 +199,8 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   // Detaches from the plane once all members have left or failed after stop(), so that no event
   // matters any more.
   void detach_if_over();
-  // `is_met` is called under the lock.
+  // Waits until `is_met` returns true, at most until the deadline. `is_met` is called under the
+  // lock.
   void await(const std::function<bool(TimePoint now)>& is_met, Deadline deadline);
   void wake_observers() {
     for (os::Waiter* observer : observers_) observer->unpark();
@@ -225,7 +228,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   bool has_asked_ = false;
   bool is_leaving_ = false;
   bool is_stopped_ = false;
-  std::optional<StatusPage> page_;  // this host's; nullopt after release_page()
+  std::optional<StatusPage> page_;  // status page of this host; nullopt after release_page()
   std::vector<os::Waiter*> observers_;
 };
 

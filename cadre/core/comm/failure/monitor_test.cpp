@@ -18,7 +18,7 @@
 namespace cadre {
 namespace {
 
-// Setup of rank 0 in a group of all ranks.
+// The setup of rank 0 in a group of all ranks.
 MonitorSetup setup_of(int world_size, ControlPlane* plane) {
   const auto num_ranks = static_cast<size_t>(world_size);
   return {.roster = {"world", 0,
@@ -37,7 +37,7 @@ class MonitorTest : public ::testing::Test {
   Monitor monitor_{*system_, setup_of(1, nullptr), StatusPage(), std::make_shared<GroupCell>()};
 };
 
-// An engine that cannot say whose stream ended.
+// The engine cannot say for which rank it waited.
 TEST_F(MonitorTest, AStreamOfAnUnknownPeerEndsForTheReasonThatTheEngineGave) {
   const auto end = monitor_.why_stream_ended(-1, Error(ErrorCode::kPeerLost, "reset"));
   ASSERT_TRUE(end.has_value());
@@ -93,7 +93,7 @@ TEST_F(LinkedMonitors, TheLossOfAMemberOfBothHasItsRankInEach) {
   EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
   EXPECT_EQ(error.details().culprit, Rank(1));
   EXPECT_THAT(error.message(), ::testing::HasSubstr("group \"small\""));
-  EXPECT_TRUE(large_->peers()[1].is_gone);  // for lost_ranks(), before the loss itself arrives
+  EXPECT_TRUE(large_->peers()[1].is_gone);  // lost_ranks() has it before the loss itself arrives
 }
 
 TEST_F(LinkedMonitors, TheReporterOfALossIsTheMemberThatFoundItOrElseThisRank) {
@@ -124,7 +124,8 @@ TEST_F(LinkedMonitors, TheLossOfARankOutsideIsAnAbortWithoutACulprit) {
   EXPECT_THAT(error.message(), ::testing::HasSubstr("first failure: group \"large\""));
 }
 
-// The loss of rank 2 reaches the group {2, 3} by way of one without rank 2, and by its notices.
+// The loss of rank 2 reaches the group {2, 3} through a group without rank 2, and through its
+// notices.
 TEST_F(LinkedMonitors, TheLossOfARankPassesThroughAGroupWithoutIt) {
   const std::shared_ptr<Monitor> behind = make("behind", {2, 3}, 1);
   Monitor::link(large_, small_);
@@ -145,7 +146,8 @@ TEST_F(LinkedMonitors, ANoticeOfAGroupWithoutTheLostRankNamesIt) {
   EXPECT_EQ(error.details().culprit, Rank(2));
 }
 
-// A rank that left one group well may still be in the other: no loss of it is claimed there.
+// A rank that left one group in good order may still be in the other, so it is not reported as lost
+// there.
 TEST_F(LinkedMonitors, ARankThatLeftOneGroupIsNotLostInTheOther) {
   Monitor::link(small_, large_);
   small_->on_rank_left_group({.rank = 1, .num_collectives = 4});

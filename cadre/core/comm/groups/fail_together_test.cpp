@@ -1,5 +1,5 @@
-// Groups of one process that fail together (Communicator::fail_together): who hears of a failure
-// when some ranks have closed some of the groups. On threads, over shared memory and over TCP.
+// Groups of one process that fail together (Communicator::fail_together): which ranks learn of a
+// failure when some ranks have closed some of the groups. On threads, over shared memory and TCP.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -16,17 +16,17 @@
 namespace cadre {
 namespace {
 
-// A receive of what nobody sends: ends with the failure of the group.
+// Waits for a message that no rank sends; returns the failure of the group.
 std::string wait_in(Communicator& group, Rank from) {
   std::array<std::byte, 1> data{};
   return testing::failure_of([&] { group.recv(data, DType::kUint8, from, 7); });
 }
 
-// Ranks begin together by a barrier of a group that is linked with none: the failure may reach the
-// others while they are still in that barrier.
+// Ranks begin together with a barrier of a group that is not linked with any other: the failure may
+// reach the others while they are still in that barrier.
 class FailTogether : public GroupsTest {
  protected:
-  // A group of the other ranks, linked with the world; null on this one.
+  // Returns a group of the other ranks, linked with the world; null on `outsider`.
   static std::unique_ptr<Communicator> linked_without(Rank outsider, RankContext& context,
                                                       Communicator& world) {
     const auto color = world.rank() == outsider ? std::nullopt : std::optional<int>(0);
@@ -44,7 +44,7 @@ INSTANTIATE_TEST_SUITE_P(Transports, FailTogether,
                          name_of_transport);
 
 // Rank 2 has closed the world in good order and works on in the group of ranks 1 and 2, which is
-// linked with the world. Rank 0 aborts the world, of which rank 2 hears in the group only.
+// linked with the world. Rank 0 aborts the world, which rank 2 learns only in the group.
 TEST_P(FailTogether, AMemberThatClosedTheOneGroupHearsOfTheFailureInTheOther) {
   run(3, [](RankContext& context, Communicator& world) {
     const auto start = split(world, {.color = 0, .name = "start"}, soon(context));
@@ -66,7 +66,7 @@ TEST_P(FailTogether, AMemberThatClosedTheOneGroupHearsOfTheFailureInTheOther) {
 }
 
 // The group of ranks 0 and 1 is linked with the world. Rank 0 closes the world in good order and
-// aborts the group, so it is rank 1 that tells rank 2, which waits for it in the world.
+// aborts the group. So rank 1 must tell rank 2, which waits for rank 1 in the world.
 TEST_P(FailTogether, AReporterThatLeftTheLinkedGroupDoesNotKeepTheOthersWaiting) {
   run(3, [](RankContext& context, Communicator& world) {
     const auto start = split(world, {.color = 0, .name = "start"}, soon(context));
@@ -83,8 +83,8 @@ TEST_P(FailTogether, AReporterThatLeftTheLinkedGroupDoesNotKeepTheOthersWaiting)
   });
 }
 
-// Rank 1 leaves a group well and stays in the world. Rank 0 enters a collective of the group, which
-// fails; rank 2 hears of that by the notice of rank 0.
+// Rank 1 leaves a group in good order and stays in the world. Rank 0 enters a collective of the
+// group, which fails. Rank 2 learns of that from the notice of rank 0.
 TEST_P(FailTogether, ANoticeOfALeaveIsNoLossInTheLinkedGroup) {
   run(4, [](RankContext& context, Communicator& world) {
     const auto start = split(world, {.color = 0, .name = "start"}, soon(context));
@@ -99,8 +99,8 @@ TEST_P(FailTogether, ANoticeOfALeaveIsNoLossInTheLinkedGroup) {
   });
 }
 
-// As MeshGroups links them: the groups with the world, which is closed first. Rank 0 hears of the
-// abort in its row, and leaves; rank 2 waits for it in their column.
+// The groups are linked as MeshGroups links them: each with the world, which is closed first. Rank
+// 0 learns of the abort in its row, and leaves. Rank 2 waits for rank 0 in their column.
 TEST_P(FailTogether, TheGroupsOfAMeshFailTogetherAfterTheWorldWasClosed) {
   run(4, [](RankContext& context, Communicator& world) {
     const auto start = split(world, {.color = 0, .name = "start"}, soon(context));
@@ -120,7 +120,7 @@ TEST_P(FailTogether, TheGroupsOfAMeshFailTogetherAfterTheWorldWasClosed) {
   });
 }
 
-// A group that was closed in good order on all ranks.
+// The group was closed in good order on all ranks.
 TEST_P(FailTogether, AnAbortOfAClosedGroupLeavesTheLinkedOneAtWork) {
   run(2, [](RankContext& context, Communicator& world) {
     const auto first = split(world, {.color = 0, .name = "first"}, soon(context));
@@ -136,7 +136,7 @@ TEST_P(FailTogether, AnAbortOfAClosedGroupLeavesTheLinkedOneAtWork) {
   });
 }
 
-// As Parting.NoMonitorIsKeptOfAGroupThatFailedAroundItsClose, but the group fails by its link.
+// Like Parting.NoMonitorIsKeptOfAGroupThatFailedAroundItsClose, but the group fails by its link.
 TEST_P(FailTogether, NoMonitorIsKeptOfAClosedGroupThatFailedByItsLink) {
   run(2, [](RankContext& context, Communicator& world) {
     const auto pair = split(world, {.color = 0, .name = "pair"}, soon(context));

@@ -1,4 +1,4 @@
-// Groups that only their members create, over a store, and what remains of tries that fail; on
+// Groups that only their members create, over a store, and what remains of attempts that fail. On
 // threads, over shared memory and over TCP.
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ namespace {
 
 class StoreGroups : public GroupsTest {
  protected:
-  // The key of a member of the group of that id in the store.
+  // Returns the key in the store of a member of the group with that id.
   static std::string member_key(const Communicator& world, const std::string& id, Rank member) {
     const uint64_t connection = CommunicatorParts::impl_of(world).fabric->connection_number();
     return format("cadre/1/{}/member/{}",
@@ -146,7 +146,7 @@ TEST_P(StoreGroups, MembersWithOtherListsOverAStoreAreRefused) {
     };
     if (world.rank() < 2) {
       refused("orders", world.rank() == 0 ? std::vector<Rank>{0, 1} : std::vector<Rank>{1, 0});
-      // Rank 2, which rank 1 wants, never comes.
+      // Rank 2, which is in the list of rank 1, never comes.
       refused("sizes", world.rank() == 0 ? std::vector<Rank>{0, 1} : std::vector<Rank>{0, 1, 2});
     }
     world.barrier();
@@ -191,7 +191,7 @@ TEST_P(StoreGroups, AMemberThatGivesUpFailsTheGroupOfThoseThatCameLater) {
   });
 }
 
-// A store of the program, whose ranks are not those of the group.
+// A store of the program whose error names a rank that is not in the group.
 class StrayingStore final : public Store {
  public:
   explicit StrayingStore(std::shared_ptr<Store> inner) : inner_(std::move(inner)) {}
@@ -263,7 +263,7 @@ TEST_P(StoreGroups, ARefusedIdLeavesTheGroupThatHasItAtWork) {
   });
 }
 
-// The keys of the first group are erased by then.
+// The keys of the first group have been erased by then.
 TEST_P(StoreGroups, AnIdThatThisRankUsesIsRefused) {
   run(2, [this](RankContext& context, Communicator& world) {
     const std::vector<Rank> list = {0, 1};
@@ -283,7 +283,7 @@ TEST_P(StoreGroups, AnIdThatThisRankUsesIsRefused) {
   });
 }
 
-// The key of rank 0 is there before its call, as an earlier try leaves it. So rank 1 has all that
+// The key of rank 0 exists before its call, as an earlier attempt leaves it. So rank 1 has all that
 // it needs to make the group, in which rank 0 never takes part.
 TEST_P(StoreGroups, ARankWhoseIdIsRefusedFailsTheGroupOfTheOthers) {
   run(2, [this](RankContext& context, Communicator& world) {
@@ -333,7 +333,7 @@ TEST_P(StoreGroups, AnIdThatSplitDerivesLaterIsOfAnotherGroup) {
   });
 }
 
-// All members have left the first group of the id, of which each rank knows.
+// All members have left the first group of the id, and each rank knows that.
 TEST_P(StoreGroups, AnIdIsFreeAgainWhenAllMembersHaveLeft) {
   run(2, [this](RankContext& context, Communicator& world) {
     const std::vector<Rank> list = {0, 1};
@@ -368,7 +368,7 @@ TEST_P(StoreGroups, GroupsOfOneIdWithOtherMembersStayApart) {
   });
 }
 
-// Each member sees the other's list, so neither uses the memory that the other has cut.
+// Each member sees the other's list, so neither uses the memory that the other has allocated.
 TEST_P(SymmetricStoreGroups, ListsThatDifferAtAStoreLeaveNoMemoryBehind) {
   run(2, [this](RankContext& context, Communicator& world) {
     const size_t before = next_offset(world);
@@ -382,7 +382,7 @@ TEST_P(SymmetricStoreGroups, ListsThatDifferAtAStoreLeaveNoMemoryBehind) {
   });
 }
 
-// Changes what a member has written about its memory.
+// A store that changes what a member has written about its memory.
 class ForgingStore final : public Store {
  public:
   ForgingStore(std::shared_ptr<Store> inner, uint32_t piece)
@@ -395,7 +395,8 @@ class ForgingStore final : public Store {
   Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override {
     const bool is_read = request.verb == wire::StoreVerb::kMultiGet;
     auto response = inner_->call(std::move(request), deadline);
-    // In rank 1's value its first place follows the digest, the stamp and whether memory is short.
+    // In the value of rank 1 the first place follows the digest, the stamp and the flag for short
+    // memory.
     constexpr size_t kPiece = 3 * sizeof(uint64_t) + offsetof(Place, piece);
     if (is_read && response.ok()) {
       std::memcpy(response->values[1].data() + kPiece, &piece_, sizeof(piece_));

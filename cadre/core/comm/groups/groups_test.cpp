@@ -117,8 +117,8 @@ TEST_P(Groups, AFailureOfOneGroupLeavesTheOthersAtWork) {
   });
 }
 
-// Ranks as a grid of two rows. Only rank 0 hears of the abort by its own row, then leaves; rank 2
-// waits for rank 0, rank 3 for rank 2.
+// The ranks form a grid of two rows. Only rank 0 learns of the abort in its own row, and then
+// leaves; rank 2 waits for rank 0, and rank 3 for rank 2.
 TEST_P(Groups, GroupsThatFailTogetherNameTheFirstFailureToAllMembers) {
   run(4, [](RankContext& context, Communicator& world) {
     const auto row = split(world, {.color = world.rank() / 2, .name = "row"}, soon(context));
@@ -146,7 +146,7 @@ TEST_P(Groups, AGroupFailsWithTheEarlierFailureOfOneThatItIsTiedTo) {
     world.barrier();
     if (world.rank() == 1) first->abort("a test");
     first->fail_together(*second);
-    first->fail_together(*third);  // closed: nothing happens
+    first->fail_together(*third);  // it is closed, so nothing happens
     const std::string failure = testing::failure_of([&] {
       while (true) second->barrier();
     });
@@ -249,7 +249,8 @@ TEST_P(SymmetricGroups, ABufferOfTheWorldIsReducedInPlaceInAGroup) {
   });
 }
 
-// The memory that a rank has cut for a group that all ranks refuse has no holders, so it is reused.
+// The memory that a rank has allocated for a group that all ranks refuse has no holders, so it is
+// reused.
 TEST_P(SymmetricGroups, AGroupThatIsRefusedLeavesNoMemoryBehind) {
   run(2, [](RankContext& context, Communicator& world) {
     const size_t before = next_offset(world);

@@ -1,8 +1,9 @@
-// What every way to make a group of some of a group's ranks shares: the pieces that a rank cuts
-// before it knows the others', and the group made of what all have brought.
+// The common part of all ways to make a group of some of a group's ranks: the pieces that a rank
+// allocates before it knows those of the others, and the group that is made from what all ranks
+// have sent.
 //
-// Threads: as Communicator::Impl. Blocking: never. Lifetime: a new group shares its parent's fabric
-// and nothing else. Errors: cadre::Error, kUnavailable when the host's memory is short.
+// Threads: as for Communicator::Impl. Blocking: never. Lifetime: a new group shares its parent's
+// fabric and nothing else. Errors: cadre::Error; kUnavailable if the host's memory is short.
 #pragma once
 
 #include <cstdint>
@@ -21,37 +22,37 @@
 
 namespace cadre {
 
-// A group to be made of some of the parent's ranks.
+// A group that is to be made of some of the parent's ranks.
 struct NewGroup {
   std::string name;
   GroupIdentity identity;
-  std::optional<GroupIdentity> creation = {};  // over a store: GroupMembers::creation
+  std::optional<GroupIdentity> creation = {};  // see GroupMembers::creation
   std::vector<int> members = {};               // ranks of the parent, in the order of the new group
   std::optional<GroupPieces> pieces = {};
   std::vector<GroupPlaces> places = {};  // places of the members, in their order
 };
 
-// Cuts, into `group`, what this rank needs of the host's memory in case the group lies on this
-// host. Which of the parent's ranks will be members may not be known yet, so that all `candidates`
-// of this host may hold it. Nothing is cut where no memory can be shared. An error is no reason to
-// stay away from the exchange that makes the group, which the others are in.
+// Allocates, into `group`, what this rank needs of the host's memory if the group lies on this
+// host. It may not be known yet which of the parent's ranks will be members, so all `candidates` of
+// this host may hold the pieces. Allocates nothing if no memory can be shared. Also after an error
+// this rank must take part in the exchange that makes the group, because the others do.
 Status cut_pieces(const Communicator::Impl& parent, const std::vector<int>& candidates,
                   NewGroup& group);
 
-// Fails the group for all members if this rank cannot take part. REQUIRES: this rank is one of
-// them.
+// Makes the group, or fails it for all members if this rank cannot take part. REQUIRES: this rank
+// is a member.
 std::unique_ptr<Communicator> make_group(const Communicator::Impl& parent, NewGroup group);
 
-// "[0, 2]"
+// Returns text such as "[0, 2]".
 std::string list_of(std::span<const Rank> ranks);
 // Refuses a list that cannot be right on any rank.
 void check_list(std::string_view call, const Communicator& parent, std::span<const Rank> ranks);
 std::vector<int> values_of(std::span<const Rank> ranks);
-// Ranks of the parent as ranks of the fabric.
+// Returns ranks of the parent as ranks of the fabric.
 std::vector<int> fabric_ranks(const Communicator::Impl& parent, std::span<const Rank> ranks);
 uint64_t digest_of_ranks(std::span<const int> ranks);
 
-// The arguments of one rank in new_group, as exchanged.
+// The arguments of one rank in new_group(), as the ranks exchange them.
 struct NewGroupCall {
   uint64_t digest = 0;  // digest of the list of ranks
   uint64_t stamp = 0;   // random, so that two calls of one rank differ in a store
@@ -59,7 +60,7 @@ struct NewGroupCall {
   GroupPlaces places;
 };
 
-// Cuts this rank's pieces and records the places, or that memory is short, in its call.
+// Allocates this rank's pieces and records their places, or that memory is short, in its call.
 template <typename Call>
 Status cut_into(const Communicator::Impl& parent, const std::vector<int>& candidates,
                 NewGroup& group, Call& call) {
@@ -73,8 +74,8 @@ Status cut_into(const Communicator::Impl& parent, const std::vector<int>& candid
 Error error_of_rank(const Communicator::Impl& group, ErrorCode code, int culprit,
                     std::string message);
 
-// Every rank of the parent sees which ranks are short of memory. So all of them refuse, and the
-// parent stays usable.
+// Throws if a rank is short of memory. Every rank of the parent sees which ranks are. So all of
+// them refuse, and the parent stays usable.
 template <typename Call>
 void check_memory(const Communicator::Impl& parent, const Status& own, std::span<const Call> calls,
                   std::span<const int> callers) {
@@ -95,10 +96,11 @@ void check_memory(const Communicator::Impl& parent, const Status& own, std::span
 void tell_giving_up(const Communicator::Impl& group, const GroupIdentity& identity,
                     const Error& error);
 
-// A member of a failed group throws its failure instead of calling, so nobody waits for it.
+// Throws the failure of a failed group. The caller then does not call the other ranks, so none
+// waits for it.
 void check_failure(const Communicator::Impl& group);
-// Before a piece of memory is cut: of a call that is refused here no rank knows, so the piece of a
-// later refusal could not be used again.
+// Throws if the group is closed or has failed. Called before memory is allocated: no rank learns of
+// a call that is refused here, so memory that was allocated for it could not be reused.
 void check_usable(const Communicator::Impl& group, std::string_view call);
 
 }  // namespace cadre

@@ -22,7 +22,7 @@ using std::chrono::seconds;
 using testing::RankContext;
 using testing::require;
 
-// After a failure that a rank of the group caused.
+// Rebuilds a subgroup after a failure that one of its ranks caused.
 std::unique_ptr<Communicator> rebuild_subgroup(RankContext& context,
                                                std::unique_ptr<Communicator> group,
                                                Deadline deadline) {
@@ -71,7 +71,7 @@ TEST(RejoinAfterLoss, ARankOfAnotherGroupThatDiedIsNotTakenForOneOfThisGroup) {
   EXPECT_EQ(result.ranks[2].signal, SIGKILL);
 }
 
-// Rank 0 dies. It hosts the store of a TcpRendezvous; that of a FileRendezvous stays.
+// Rank 0 dies. It hosts the store of a TcpRendezvous; the store of a FileRendezvous stays.
 std::string rejoin_without_rank_0(RankContext& context, Rendezvous& rendezvous) {
   const Deadline deadline = context.system.deadline_in(seconds(20));
   const Membership membership = rendezvous.join(deadline).value_or_throw();

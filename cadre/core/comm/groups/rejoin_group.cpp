@@ -10,7 +10,7 @@
 namespace cadre {
 namespace {
 
-// The ranks of the group that are known to be gone when it has failed and is closed.
+// Fails and closes the group. Returns its ranks that are known to be gone then.
 std::vector<Rank> fail_and_close(Communicator& group) {
   // A rank that closes a group which has not failed counts as one that has left it. The barrier
   // returns when this rank has published the failure, which another thread may just be composing.
@@ -18,19 +18,19 @@ std::vector<Rank> fail_and_close(Communicator& group) {
   try {
     group.barrier();
   } catch (const Error&) {
-    // The failure of this group, which the caller knows.
+    // This is the failure of the group, which the caller knows.
   }
   std::vector<Rank> lost = group.lost_ranks();
   try {
     group.close(group.system().deadline_in(kDefaultCloseTimeout));
   } catch (const Error&) {
-    // The failure of this group again.
+    // This is the failure of the group again.
   }
   return lost;
 }
 
-// Whether a group without the rank that is at fault may be connected. Any other error is that of a
-// rank which is there and throws it, as all do.
+// Whether a group may be connected without the rank that is at fault. Any other error is that of a
+// rank that still exists and throws it, as all ranks do.
 bool is_of_lost_rank(ErrorCode code) {
   return code == ErrorCode::kPeerLost || code == ErrorCode::kTimeout || code == ErrorCode::kAborted;
 }
@@ -55,7 +55,7 @@ std::unique_ptr<Communicator> rejoin_group(Communicator& group, const RejoinTime
       if (!is_of_lost_rank(error.code()) || end.has_passed(system.now())) throw;
       earlier = format("rejoining again after \"{}\"", error.message());
     }
-    lost.clear();  // those that have died since have left wills
+    lost.clear();  // wills report the ranks that have died since
   }
 }
 

@@ -1,11 +1,11 @@
 // The survivors of a group that has lost ranks make a new one: rejoin() and connect() in one call,
-// repeated where another rank dies between the two.
+// which is repeated if another rank dies between the two.
 //
-// Threads: one of each rank, and no other uses the group meanwhile. Blocking: for at most twice the
-// sum of both times, and the time of close(). Lifetime: the new group is independent of the old
+// Threads: one of each rank; no other thread uses the group meanwhile. Blocking: for at most twice
+// the sum of both times, and the time of close(). Lifetime: the new group is independent of the old
 // one, which is closed and may be destroyed. Errors: cadre::Error; those of rejoin() and of
-// Communicator::connect(). kPeerLost without a retry when the store is gone, which the launcher or,
-// without one, rank 0 hosts.
+// Communicator::connect(). kPeerLost without a retry if the store is gone. The launcher hosts the
+// store, or rank 0 if there is no launcher.
 #pragma once
 
 #include <memory>
@@ -18,14 +18,14 @@
 namespace cadre {
 
 struct RejoinTimes {
-  // For ranks that are not known to be lost; the group goes on without those that do not come.
+  // How long to wait for ranks that are not known to be lost. The group goes on without late ranks.
   Duration agreement = kDefaultConnectTimeout;
   Duration connection = kDefaultConnectTimeout;
 };
 
-// Called by all ranks that are left, which keep their order and have the options of the group. It
-// fails the group on all ranks if it has not failed yet. A connection that fails because another
-// rank was lost or is late is given up for a group without that rank.
+// All remaining ranks call it. They keep their order and the options of the group. Fails the group
+// on all ranks if it has not failed yet. If a connection fails because another rank was lost or is
+// late, connects a group without that rank.
 CADRE_EXPORT std::unique_ptr<Communicator> rejoin_group(Communicator& group,
                                                         const RejoinTimes& times = {});
 

@@ -1,4 +1,4 @@
-// A rank dies, or stands still, while the survivors of an earlier loss rejoin. In virtual time, at
+// A rank dies, or stands still, while the survivors of an earlier loss rejoin: in virtual time, at
 // every point between the first note and the end of connect(). The others always come together.
 #include "cadre/core/comm/groups/rejoin_group.h"
 
@@ -59,7 +59,7 @@ std::unique_ptr<Communicator> rejoin_until(std::unique_ptr<Communicator> group, 
     try {
       if (sum_of_ones(*group) == world_size) return group;
     } catch (const Error&) {
-      // The rank that is to be lost was a member.
+      // The rank that is to be lost was still a member.
     }
   }
   throw Error(ErrorCode::kInternal, format("no group of {} ranks", world_size));
@@ -87,7 +87,7 @@ Span undisturbed(uint64_t seed, int observed) {
   return span;
 }
 
-// How long the slowest survivor took.
+// Returns how long the slowest survivor took.
 Duration rejoin_despite(uint64_t seed, int victim, const Fault& fault) {
   sim::Simulator simulator(seed, {.ranks_per_host = {2, 2}, .faults = {fault}});
   Duration longest{};
@@ -122,7 +122,7 @@ TEST(RejoinGroup, ARankThatDiesAtAnyPointOfItCostsOneMoreRound) {
     const auto length = static_cast<uint64_t>((span.end - span.begin).count());
     const Duration at = span.begin - TimePoint{} + Duration(random.below(length));
     const Duration longest = rejoin_despite(seed, victim, Fault::kill(victim, When::at_time(at)));
-    // Its death is known, so nobody waits for a deadline.
+    // Its death is known, so no rank waits for a deadline.
     EXPECT_LT(longest, seconds(2)) << "seed " << seed;
   }
 }
@@ -139,7 +139,7 @@ TEST(RejoinGroup, ARankThatStandsStillAtAnyPointOfItIsLeftBehind) {
   }
 }
 
-// It had agreed and then stood still, while the others went on; now it must not disturb them.
+// The rank agreed and then stood still, while the others went on. Now it must not disturb them.
 TEST(RejoinGroup, ARankThatComesAfterTheNextRoundIsToldSo) {
   for (const uint64_t seed : testing::test_seeds(3)) {
     sim::Simulator simulator(seed, {.ranks_per_host = {2, 2}});

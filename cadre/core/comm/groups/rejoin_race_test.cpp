@@ -1,5 +1,5 @@
-// In virtual time: a rank closes its group to rejoin while another of its threads still
-// investigates the failure of the group.
+// A rank closes its group to rejoin while another of its threads still investigates the failure of
+// the group, in virtual time.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -29,7 +29,7 @@ void sleep(os::System& system, Duration time) {
   system.poll({}, system.deadline_in(time));
 }
 
-// The investigation takes longer than the ranks' way from abort() to the end of close().
+// The investigation takes longer than the ranks need from abort() to the end of close().
 void investigate(os::System& system, Monitor& monitor, Duration time) {
   monitor.fail_after([&] {
     sleep(system, time);
@@ -37,7 +37,7 @@ void investigate(os::System& system, Monitor& monitor, Duration time) {
   });
 }
 
-// As ProcessGroup::rejoin() does, but without an operation that waits for the failure.
+// Does the same as ProcessGroup::rejoin(), but without an operation that waits for the failure.
 Membership close_and_rejoin(os::System& system, const Membership& membership, Communicator& group) {
   group.abort("this rank rejoins");
   const std::vector<Rank> lost = group.lost_ranks();
@@ -51,7 +51,8 @@ void rejoin_while_another_thread_investigates(os::System& system, const Membersh
   group->barrier();
   const Duration time = milliseconds(50 + random.below(400));
   Monitor& monitor = *CommunicatorParts::impl_of(*group).monitor;
-  // Only rank 0: a member that hears of its leave, and of no failure, takes it for lost.
+  // Only rank 0 investigates: a member that hears of its leave, and of no failure, takes it for
+  // lost.
   const auto investigator =
       membership.rank == 0
           ? system.spawn("investigator", [&] { investigate(system, monitor, time); })

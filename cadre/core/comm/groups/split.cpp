@@ -42,7 +42,7 @@ struct SplitCall {
   uint64_t name_digest = 0;
   std::array<char, 32> name{};  // truncated, padded with zeros
   int64_t is_short = 0;         // whether the rank has no memory for its pieces
-  GroupPlaces places;           // places of the pieces that the rank has cut
+  GroupPlaces places;           // places of the pieces that the rank has allocated
 
   bool is_of(int64_t wanted) const { return has_color == 1 && color == wanted; }
   std::string quoted_name() const {

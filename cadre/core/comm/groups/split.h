@@ -25,39 +25,39 @@
 namespace cadre {
 
 struct SplitOptions {
-  // Ranks of one colour form a group; without one, or with a negative one, a rank is in none.
-  // MPI_UNDEFINED and NCCL_SPLIT_NOCOLOR are negative.
+  // Ranks of one colour form a group. A rank without a colour, or with a negative one, is in no
+  // group. MPI_UNDEFINED and NCCL_SPLIT_NOCOLOR are negative.
   std::optional<int> color = {};
-  // Orders the new group's ranks; equal keys by the parent's rank.
+  // Orders the new group's ranks; equal keys are ordered by the rank in the parent.
   int key = 0;
-  // In messages: equal on the ranks of a colour, which is checked; groups may share it. Empty:
-  // derived.
+  // Name in messages. It must be equal on the ranks of a colour, which is checked; groups may share
+  // a name. Empty: derived.
   std::string name = {};
 };
 
-// Null on a rank without a colour. If ranks of one colour give different names, all ranks of the
-// parent throw the same kInvalidArgument, and the parent stays usable.
+// Returns null on a rank without a colour. If ranks of one colour give different names, all ranks
+// of the parent throw the same kInvalidArgument, and the parent stays usable.
 CADRE_EXPORT std::unique_ptr<Communicator> split(Communicator& parent, const SplitOptions& options,
                                                  Deadline deadline);
 
-// A group of these ranks of the parent, in this order. Every rank of the parent calls it with the
-// same list, members or not, which is checked; null on a rank that is not in the list.
+// Makes a group of these ranks of the parent, in this order. Every rank of the parent calls it with
+// the same list, member or not, which is checked. Returns null on a rank that is not in the list.
 CADRE_EXPORT std::unique_ptr<Communicator> new_group(Communicator& parent,
                                                      std::span<const Rank> ranks,
                                                      Deadline deadline);
 
 struct StoreGroupOptions {
-  // Used by the members only, or with a prefix for their keys (PrefixStore). Null is allowed for a
-  // group of one.
+  // A store that only the members use, or one with a prefix for their keys (PrefixStore). May be
+  // null for a group of one.
   std::shared_ptr<Store> store;
   std::string id;         // equal on the members, unique in the job; a retry needs a new one
-  std::string name = {};  // in messages; empty: the id
+  std::string name = {};  // name in messages; empty: the id
 };
 
-// A group that only its members create: they exchange over the store what new_group() exchanges
-// over the parent. `any` is a group that contains all members; it runs no operation. The call
-// throws the failure of `any` when that has failed or fails meanwhile, and at the deadline an error
-// that names the members that have not called it. Source: c10d's new_group with
+// Makes a group that only its members create: they exchange over the store what new_group()
+// exchanges over the parent. `any` is a group that contains all members; it runs no operation.
+// Throws the failure of `any` if that has failed or fails meanwhile. At the deadline throws an
+// error that names the members that have not called it. Source: c10d's new_group with
 // use_local_synchronization.
 CADRE_EXPORT std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
                                                                 std::span<const Rank> ranks,

@@ -43,7 +43,7 @@ void run_world(int world_size, TransportChoice transport, const Body& body) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The sum over a group's ranks of what each brings.
+// Returns the sum of the values of a group's ranks.
 int64_t sum(Communicator& group, int64_t mine) {
   int64_t total = 0;
   group.all_reduce(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(&total, 1)),
@@ -62,7 +62,7 @@ INSTANTIATE_TEST_SUITE_P(Transports, Split,
                            return test.param == TransportChoice::kTcp ? "Tcp" : "SharedMemory";
                          });
 
-// Five ranks by parity: {0, 2, 4} and {1, 3}; both groups and the world at work in turns.
+// Five ranks are split by parity: {0, 2, 4} and {1, 3}. Both groups and the world work in turns.
 TEST_P(Split, GroupsOfOneColourSumAmongThemselves) {
   run_world(5, GetParam(), [this](RankContext& context, Communicator& world) {
     const int me = world.rank();
@@ -112,7 +112,7 @@ TEST_P(Split, ANewGroupHasTheListsOrderAndMayHaveOneRank) {
     if (pair) {
       require(pair->rank() == (world.rank() == 3 ? 0 : 1), "order");
       require(sum(*pair, world.rank()) == 4, "sum");
-      // Groups of groups.
+      // This is a group of a group.
       const auto alone = split(*pair, {.color = pair->rank()}, soon(context));
       require(alone->world_size() == 1 && sum(*alone, 5) == 5, "alone");
       pair->close(soon(context));
@@ -120,8 +120,8 @@ TEST_P(Split, ANewGroupHasTheListsOrderAndMayHaveOneRank) {
   });
 }
 
-// In the whole grid at once: the rows, the columns and each row's halves, and one that has the
-// world's own name.
+// In the whole grid there are groups at once for the rows, the columns and each row's halves, and
+// one that has the world's own name.
 TEST_P(Split, GroupsMayShareAName) {
   run_world(4, GetParam(), [this](RankContext& context, Communicator& world) {
     const int me = world.rank();
@@ -147,7 +147,7 @@ std::string name_of(const FlightRecord& record) {
   return cadre::format("{} {} rank {}", who.group, who.id, who.rank);
 }
 
-// One record for each rank and group, though two groups share a name.
+// Each rank and group has its own record, although two groups share a name.
 TEST(SplitRecords, GroupsOfOneNameHaveRecordsOfTheirOwn) {
   const testing::TemporaryFolder folder;
   const auto system = os::make_native_system();
@@ -242,7 +242,7 @@ TEST_P(Split, LeavesNothingBehind) {
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
-// Also in a world of one.
+// This also holds in a world of one.
 TEST_P(Split, AGroupOfOneOverAStoreNeedsNone) {
   for (const int world_size : {1, 3}) {
     run_world(world_size, GetParam(), [&](RankContext& context, Communicator& world) {

@@ -35,7 +35,7 @@ bool is_in_group(const Communicator::Impl& impl, const GroupIdentity& creation) 
   return plane != nullptr && plane->is_attached(creation.key());
 }
 
-// The exchange through a store, for members without a parent group that all its ranks call.
+// Exchanges calls through a store, for members without a parent group that all its ranks call.
 class StoreExchange {
  public:
   // `ranks` are the members, of which `any` is one.
@@ -56,8 +56,8 @@ class StoreExchange {
     count_key_ = format("{}/num_read/{:016x}", prefix, digest_of_ranks(members));
   }
 
-  // Publishes `own`. False if this rank's key exists already, for example from a failed try; then
-  // `own` is not written, so no member can read it.
+  // Publishes `own`. Returns false if this rank's key exists already, for example from a failed
+  // attempt. Then `own` is not written, so no member can read it.
   bool put(const NewGroupCall& own, Deadline deadline) const {
     const auto self = std::ranges::find(ranks_, any_.rank()) - ranks_.begin();
     const std::string text(wire::as_text(std::as_bytes(std::span(&own, 1))));
@@ -65,7 +65,7 @@ class StoreExchange {
                .value_or_throw() == text;
   }
 
-  // The calls of all members, in their order. REQUIRES: put() has succeeded.
+  // Returns the calls of all members, in their order. REQUIRES: put() has succeeded.
   std::vector<NewGroupCall> gather(const NewGroupCall& own, Deadline deadline) const {
     await_all(own, deadline);
     std::vector<NewGroupCall> calls;
@@ -115,7 +115,7 @@ class StoreExchange {
     }
   }
 
-  // The members without a key. Throws if a key that exists does not fit this rank's call.
+  // Returns the members without a key. Throws if a key that exists does not fit this rank's call.
   std::vector<Rank> read_present(const NewGroupCall& own) const {
     const Deadline soon = group_.system.deadline_in(kLookForLosses);
     const auto absent = find_missing_ranks(store_, keys_, soon);
@@ -247,7 +247,7 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
     has_pieces_free =
         has_pieces_free || is_refused_by_all || error.code() == ErrorCode::kInvalidArgument;
     if (has_pieces_free && group.pieces) group.pieces->discard();
-    // If a group of this id exists, its members may be using it, so it must not fail.
+    // If a group of this id exists, its members may be using it, so that group must not fail.
     if (!is_refused_by_all && !is_in_group(impl, creation)) tell_giving_up(impl, creation, error);
     throw;
   }

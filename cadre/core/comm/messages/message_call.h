@@ -1,7 +1,7 @@
 // One send or receive of one rank as a value, for calls that issue several at once.
 //
-// Threads: plain values. Blocking: never. Lifetime: borrows the bytes. Errors: none; what cannot be
-// right on any rank is refused by the call that issues it.
+// Threads: plain values. Blocking: never. Lifetime: borrows the bytes. Errors: none; the call that
+// issues the message refuses what cannot be right on any rank.
 // Source: c10d's P2POp.
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace cadre {
 
-// The source of a receive that takes a message of any rank. MPI_ANY_SOURCE.
+// The source of a receive that takes a message of any rank. Same as MPI_ANY_SOURCE.
 inline constexpr Rank kAnySource = -1;
 
 struct MessageCall {
@@ -21,11 +21,11 @@ struct MessageCall {
   }
 
   OpKind kind = OpKind::kSend;
-  Rank peer = 0;  // or kAnySource for a receive
+  Rank peer = 0;  // kAnySource for a receive from any rank
   int tag = 0;
   DType dtype = DType::kUint8;
-  ConstBytes in = {};  // for a send
-  Bytes out = {};      // for a receive
+  ConstBytes in = {};  // bytes of a send
+  Bytes out = {};      // bytes of a receive
 
   size_t num_bytes() const { return kind == OpKind::kSend ? in.size() : out.size(); }
 };

@@ -1,7 +1,8 @@
-// The header by which send and recv frame messages on their channels: parse and write.
+// The header that send and recv put before each message on their channels: parse and write.
 //
 // Threads: any. Blocking: never. Errors: kCorruption for bytes that no rank of this build sends.
-// The format stands in docs/formats/point-to-point.md; message_header_fuzz.cpp fuzzes the parser.
+// The format is described in docs/formats/point-to-point.md; message_header_fuzz.cpp fuzzes the
+// parser.
 #pragma once
 
 #include <array>
@@ -14,14 +15,14 @@ namespace cadre {
 
 struct MessageHeader {
   static constexpr size_t kBytes = 32;
-  // Up to here a message travels at once, whether or not it is awaited.
+  // The size up to which a message is sent at once, whether or not a receive waits for it.
   static constexpr uint64_t kMaxEagerBytes = 16 << 10;
 
   enum class Kind : uint8_t {
     kEager = 0,    // the message follows
     kRequest = 1,  // a longer message waits at the sender
-    kClear = 2,    // from the receiver: the message of that sequence may come
-    kData = 3,     // it follows
+    kClear = 2,    // the receiver is ready for the message of that sequence
+    kData = 3,     // the message of that sequence follows
   };
 
   Kind kind = Kind::kEager;

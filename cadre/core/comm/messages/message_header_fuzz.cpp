@@ -1,5 +1,5 @@
-// Fuzzes the parser of headers of messages: parse or refuse, and what was parsed must encode to the
-// same bytes.
+// Fuzzes MessageHeader::parse(). It parses or refuses, and a header that was parsed must encode to
+// the same bytes.
 #include <algorithm>
 #include <cstdlib>
 

@@ -1,4 +1,4 @@
-// The header of messages against bytes written by hand from docs/formats/point-to-point.md.
+// Compares the header of messages with bytes written by hand from docs/formats/point-to-point.md.
 #include "cadre/core/comm/messages/message_header.h"
 
 #include <gmock/gmock.h>
@@ -38,7 +38,8 @@ TEST(MessageHeader, ReadsAndWritesTheDocumentedBytes) {
 }
 
 TEST(MessageHeader, RefusesWhatNoRankSends) {
-  // An offset and a value there that is out of bounds; at 4 and 26 the size does not fit the kind.
+  // Each pair has an offset and a value that is out of bounds there; at 4 and 26 the size does not
+  // fit the kind.
   for (const auto& [at, value] :
        {std::pair{0, 0}, {4, 4}, {4, 0}, {5, kNumDTypes}, {6, 1}, {26, 0}}) {
     auto bytes = documented_bytes();
@@ -50,7 +51,7 @@ TEST(MessageHeader, RefusesWhatNoRankSends) {
   }
 }
 
-// "0 uint8, 1 int32, ...": the codes of an enum as the pages list them.
+// Returns the codes of an enum as the pages list them: "0 uint8, 1 int32, ...".
 template <typename Enum>
 std::string listing(int num_values) {
   std::string text;

@@ -37,8 +37,8 @@ class MessageQueue::Pending final : public Message, public IssuedOperation {
         IssuedOperation(std::move(queue), std::move(options.keep_alive), options.call) {}
   OpKind first_kind() const override { return kind; }
 
-  TimePoint began;                       // the role's
-  std::optional<uint64_t> record_index;  // the role's; none before it was started
+  TimePoint began;                       // used by the holder of the progress role
+  std::optional<uint64_t> record_index;  // used by the holder; nullopt before the start
 };
 
 MessageQueue::MessageQueue(const Parts& parts)
@@ -98,7 +98,8 @@ void MessageQueue::end_moving(const Error& error) {
 void MessageQueue::move_messages(const IssuedOperation* until) {
   while (!is_over(until)) {
     start_posted();
-    // After a failure no byte may move: whose memory it is has been given back.
+    // After a failure no byte may move, because callers may have freed the memory of their
+    // messages.
     if (parts_.monitor.has_failed()) {
       protocol_.abandon(parts_.monitor.error());
     } else {
@@ -118,8 +119,8 @@ void MessageQueue::move_messages(const IssuedOperation* until) {
   }
 }
 
-// A message moves from the queue to the protocol only when that has it: an exception must find it
-// in one of the two.
+// A message leaves the queue only once the protocol has it, so that an exception finds it in one of
+// the two.
 void MessageQueue::start_posted() {
   while (const Handle oldest = begin_oldest()) {
     const auto pending = std::static_pointer_cast<Pending>(oldest);
@@ -141,7 +142,7 @@ void MessageQueue::show(const Pending& pending) {
   cell.begin(pending.number(), fingerprint_of(pending), pending.began);
 }
 
-// Once for each message: an exception may leave one in two lists.
+// Ends each message once: an exception may leave a message in two lists.
 void MessageQueue::finish(Pending& pending, Status status) {
   if (pending.is_completed()) return;
   const TimePoint now = parts_.system.now();
@@ -150,7 +151,7 @@ void MessageQueue::finish(Pending& pending, Status status) {
                                                 phase_of(pending), now});
   }
   ActivityCell& cell = parts_.monitor.own_cell().message;
-  // The cell shows the oldest of several messages, which is the likeliest to be held up.
+  // The cell shows the oldest of several messages, which is most likely to be blocked.
   if (cell.number.load(std::memory_order_relaxed) == pending.number()) {
     const PointToPoint::Handle oldest = protocol_.oldest();
     cell.end(status.ok(), now);
@@ -186,7 +187,8 @@ Error MessageQueue::explain(const Pending& pending, const Error& error) {
   return parts_.monitor.published_failure();
 }
 
-// Where a recv waits for another tag than a message that has arrived, the tags differ by mistake.
+// If a recv waits for another tag than that of a message that has arrived, the tags differ by
+// mistake.
 std::string MessageQueue::where_of(const Pending& pending) const {
   const auto arrived = pending.kind == OpKind::kRecv
                            ? protocol_.first_unexpected(pending.peer, pending.space)

@@ -1,12 +1,11 @@
-// The sends and receives of a group: moves them, and makes the failure of the group out of an
-// error.
+// Moves the sends and receives of a group, and turns an error into the failure of the group.
 //
-// Threads, blocking, lifetime, errors: as ProgressQueue; the thread is "cadre-messages". What
-// moving messages throws becomes the failure of the group.
+// Threads, blocking, lifetime and errors are those of ProgressQueue; the thread is
+// "cadre-messages". An exception while messages move becomes the failure of the group.
 //
 // The holder of the progress role moves all pending messages of this rank, so that two ranks that
 // both send first do not wait for each other. It sleeps until bytes can be moved, a message is
-// posted, a deadline or a failure.
+// posted, a deadline passes, or the group fails.
 #pragma once
 
 #include <cstdint>
@@ -36,38 +35,38 @@ class MessageQueue final : public ProgressQueue {
     Monitor& monitor;
     FlightRecorder& recorder;
     Transport& transport;
-    Duration timeout;  // for messages without a deadline, from their start
+    Duration timeout;  // limit for messages without a deadline, from their start
     std::shared_ptr<const ForkGuard> fork_guard;  // shared with the group
-    std::shared_ptr<LogSink> log;                 // the same; null: dropped
+    std::shared_ptr<LogSink> log;  // shared with the group; null: log lines are dropped
   };
   explicit MessageQueue(const Parts& parts);
 
-  // The other rank, which is the sender's for a receive from any source.
+  // Returns the other rank; for a receive from any source, that is the sender.
   Rank run(const MessageCall& call, const MessageSpace& space, CollectiveOptions options);
-  // Posts them together: all, or none and it throws.
+  // Posts all calls together, or throws and posts none. Returns one Work for each.
   std::vector<Work> issue(std::span<const MessageCall> calls, const MessageSpace& space,
                           const CollectiveOptions& options);
 
  private:
-  class Pending;  // a Message and IssuedOperation
+  class Pending;  // a Message and an IssuedOperation
 
   void advance(const IssuedOperation* until) override;
   void end_moving(const Error& error) override;
   void wake_holder() override { parts_.transport.wake(); }
   void fail(const Error& error);
   void move_messages(const IssuedOperation* until);
-  // Starts what was posted.
+  // Starts the posted messages.
   void start_posted();
-  // Tells the other ranks what this one does.
+  // Publishes to the other ranks what this rank does.
   void show(const Pending& pending);
   void finish(Pending& pending, Status status);
-  // Makes the failure of the group out of what one message reported.
+  // Turns the error of one message into the failure of the group, and returns that.
   Error explain(const Pending& pending, const Error& error);
   std::string where_of(const Pending& pending) const;
   void explain_loss(const Pending& pending, const wire::Activity& activity, const Error& error);
 
   const Parts parts_;
-  PointToPoint protocol_;  // the role's
+  PointToPoint protocol_;  // used by the holder of the progress role
 };
 
 }  // namespace cadre

@@ -29,7 +29,7 @@ constexpr DType kType = DType::kUint8;
 
 using Payload = std::array<std::byte, 100>;
 
-// Its threads for messages begin late, as on a machine without a free core.
+// A system whose threads for messages begin late, as on a machine without a free core.
 class LateThreads final : public testing::ForwardingSystem {
  public:
   LateThreads(os::System& inner, Duration delay) : ForwardingSystem(inner), delay_(delay) {}
@@ -84,7 +84,8 @@ class MessageQueueTest : public ::testing::TestWithParam<TransportChoice> {
     context.system.make_waiter()->park(context.system.deadline_in(time));
   }
 
-  // Rank 0 waits for a message that rank 1 sends after that time: rank 0's scheduling points.
+  // Rank 0 waits for a message that rank 1 sends after that time. Returns rank 0's scheduling
+  // points.
   static int64_t points_of_a_receive(uint64_t seed, bool is_async, Duration time) {
     const auto result = run(seed, [&](RankContext& context, Communicator& group) {
       Payload message{};
@@ -102,8 +103,8 @@ class MessageQueueTest : public ::testing::TestWithParam<TransportChoice> {
   }
 };
 
-// An idle queue sleeps: ten times the wait costs no more looks. (What differs is how bytes are cut
-// into sends, which the seed decides at another moment.)
+// An idle queue sleeps: ten times the wait costs no more looks. (The small difference is how bytes
+// are cut into sends, which the seed decides at another moment.)
 TEST_P(MessageQueueTest, ALongWaitTakesNoMoreLooksThanAShortOne) {
   constexpr int64_t kSlack = 30;
   for (const uint64_t seed : testing::test_seeds(10)) {
@@ -115,7 +116,7 @@ TEST_P(MessageQueueTest, ALongWaitTakesNoMoreLooksThanAShortOne) {
   }
 }
 
-// Who posts while another thread waits with the progress role must wake it.
+// A thread that posts must wake the thread that waits with the progress role.
 TEST_P(MessageQueueTest, AMessagePostedDuringAWaitGoesAtOnce) {
   for (const uint64_t seed : testing::test_seeds(100)) {
     const auto result = run(seed, [&](RankContext& context, Communicator& group) {
@@ -176,9 +177,9 @@ TEST_P(MessageQueueTest, ADefaultDeadlineCountsFromTheStartOfTheMessage) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The queue's thread is asleep while a blocking call has the role, and nobody waits for the message
-// that is left when that call ends. The thread looks again after IdleThread::kIdleTime in any case,
-// here at 2 s, so the message must be there before.
+// The queue's thread is asleep while a blocking call has the role, and no thread waits for the
+// message that is left when that call ends. The thread looks again after IdleThread::kIdleTime in
+// any case, here at 2 s, so the message must be there before.
 TEST_P(MessageQueueTest, TheThreadGoesOnAtOnceWithWhatABlockingCallLeaves) {
   const auto result = run(1, [&](RankContext& context, Communicator& group) {
     Payload first{};
@@ -208,8 +209,7 @@ TEST_P(MessageQueueTest, TheThreadGoesOnAtOnceWithWhatABlockingCallLeaves) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The message that a rank began last is what it is seen doing; when that has arrived, the oldest
-// one that it still waits for.
+// The status shows the oldest message for which the rank still waits.
 TEST_P(MessageQueueTest, TheStatusShowsTheOldestMessageThatIsLeft) {
   const auto result = run(1, [&](RankContext& context, Communicator& group) {
     Payload first{};

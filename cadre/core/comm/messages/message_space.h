@@ -1,9 +1,9 @@
-// Whose messages: each wrapper of a group sends and receives in a space of its own, where its tags
-// meet neither the program's nor those of another wrapper.
+// Separates the messages of a group's users: each wrapper of a group sends and receives in a space
+// of its own, in which its tags meet neither the program's nor those of another wrapper.
 //
 // A plain value, which is valid as long as its group; comm/message_calls.h reserves one. A message
-// is received only by a receive of its own space, also by one from any rank. Programs cannot name a
-// space: Communicator's own calls use the first. Source: the context of an MPI communicator
+// is received only by a receive of its own space, also by a receive from any rank. Programs cannot
+// name a space: Communicator's own calls use the first. Source: the context of an MPI communicator
 // (MPI_Comm_dup), for messages only.
 #pragma once
 
@@ -17,16 +17,16 @@ namespace cadre {
 
 class CADRE_EXPORT MessageSpace {
  public:
-  // The program's own messages.
+  // The space of the program's own messages.
   MessageSpace() = default;
-  // The space of a header that was received, whose user is not known, or of a reservation. `user`
-  // is static text that names the wrapper in errors.
+  // Makes the space of a header that was received, whose user is not known, or of a reservation.
+  // `user` is static text that names the wrapper in errors.
   static MessageSpace of_number(uint32_t number, std::string_view user = {}) {
     return MessageSpace(number, user);
   }
 
   uint32_t number() const { return number_; }
-  // "tag 7", "tag 7 of cadre::Pipeline".
+  // Returns text such as "tag 7" or "tag 7 of cadre::Pipeline".
   std::string describe(int tag) const;
   friend bool operator==(const MessageSpace& a, const MessageSpace& b) {
     return a.number_ == b.number_;

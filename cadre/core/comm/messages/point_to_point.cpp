@@ -285,7 +285,7 @@ void PointToPoint::deliver(Peer& peer, const Handle& message, const Arrival& arr
   queue(peer, MessageHeader::Kind::kClear, message, arrival.header.sequence);
 }
 
-// What has arrived in whole can still be received.
+// A message that has arrived completely can still be received.
 void PointToPoint::lose(Peer& peer, const Error& error) {
   peer.ended = error;
   peer.outgoing.clear();
@@ -307,15 +307,15 @@ std::optional<Error> PointToPoint::end_of_all() const {
   return Error(last->code(), cadre::format("no other rank can send any more: {}", last->message()));
 }
 
-// Nothing is read from this peer until some of it is received; so a message that needs to read more
-// would wait until its deadline.
+// This peer's channel is not read until some of its messages are received, so a message that needs
+// more bytes would wait until its deadline.
 void PointToPoint::refuse_overflow(Peer& peer) {
   const bool is_stuck = !peer.receives.empty() || !peer.requested.empty() || !peer.cleared.empty();
   if (!is_stuck) return;
   end_where([&](const Message& message) { return message.peer == peer.rank; }, overflow_of(peer));
 }
 
-// The same for a receive of any rank, when none is read from any more.
+// Does the same for receives from any rank, if no channel is read any more.
 void PointToPoint::refuse_overflow_of_all() {
   if (receives_from_any_.empty()) return;
   const Peer* full = nullptr;
@@ -341,7 +341,7 @@ Error PointToPoint::overflow_of(const Peer& peer) const {
 
 void PointToPoint::end_where(const std::function<bool(const Message&)>& matches,
                              const Error& error) {
-  // In this order no exception can lose a message.
+  // Messages are copied before they are erased, so no exception can lose one.
   for (const Handle& message : pending_) {
     if (matches(*message)) ended_.push_back({message, error});
   }
@@ -350,7 +350,7 @@ void PointToPoint::end_where(const std::function<bool(const Message&)>& matches,
 
 void PointToPoint::end(const Handle& message, Status status) {
   if (std::ranges::find(pending_, message) == pending_.end()) return;
-  const Handle kept = message;  // it may be the one in a list that is cleared
+  const Handle kept = message;  // `message` may refer into a list that is cleared
   ended_.push_back({kept, std::move(status)});
   std::erase(pending_, kept);
 }

@@ -2,8 +2,8 @@
 //
 // Threads: one at a time, the holder of the progress role. Blocking: only wait().
 // Lifetime: the transport outlives it; a Message's bytes are borrowed until it has ended.
-// Errors: a message ends with kInvalidArgument when sizes or types differ or when too much arrives
-// that nobody awaits, kTimeout, kPeerLost, kCorruption, or what abandon() was given.
+// Errors: a message ends with kInvalidArgument if sizes or types differ or if too much arrives that
+// no receive awaits, with kTimeout, kPeerLost or kCorruption, or with the error of abandon().
 // Short messages travel at once and wait at the receiver; longer ones wait at the sender until
 // their receive is posted. Format: docs/formats/point-to-point.md.
 #pragma once
@@ -29,8 +29,8 @@
 
 namespace cadre {
 
-// A message that is posted. `peer` of a receive from kAnySource is the sender's rank as soon as the
-// receive has met a message.
+// A message that was posted. The `peer` of a receive from kAnySource becomes the sender's rank as
+// soon as the receive has met a message.
 struct Message : MessageCall {
   std::optional<Deadline> deadline;
   MessageSpace space;
@@ -39,14 +39,14 @@ struct Message : MessageCall {
 
 class PointToPoint {
  public:
-  // Shared by whoever waits for the message and by what moves it.
+  // Shared by the caller that waits for the message and the objects that move it.
   using Handle = std::shared_ptr<Message>;
   struct Ended {
     Handle message;
     Status status;
   };
 
-  // What a peer may send that nobody awaits, headers included.
+  // How many bytes a peer may send that no receive awaits, headers included.
   static constexpr size_t kMaxUnexpectedBytes = 4 << 20;
 
   // `describe` names a rank of the group in messages.
@@ -56,24 +56,25 @@ class PointToPoint {
   // Receives of one space and tag take messages in the order of their posts. REQUIRES: a deadline;
   // the peer is another rank of the group, or kAnySource of a receive.
   void post(const Handle& message);
-  // Moves what can be moved now, and ends what is late.
+  // Moves what can be moved now, and ends messages whose deadline has passed.
   void advance(TimePoint now);
-  // The oldest of the messages that ended and were not dropped yet; null if there is none.
+  // Returns the oldest of the messages that ended and were not dropped yet; null if there is none.
   const Ended* first_ended() const { return ended_.empty() ? nullptr : &ended_.front(); }
   void drop_first_ended() { ended_.pop_front(); }
-  // The oldest message that has not ended; null if there is none.
+  // Returns the oldest message that has not ended; null if there is none.
   Handle oldest() const { return pending_.empty() ? nullptr : pending_.front(); }
   struct Unexpected {
     Rank source;
     int tag = 0;
   };
-  // The oldest message of that space from the peer that has arrived and is not awaited; for
-  // kAnySource, that of the lowest rank that has one.
+  // Returns the oldest message of that space from the peer that has arrived and is not awaited; for
+  // kAnySource, that of the lowest rank that has one. nullopt if there is none.
   std::optional<Unexpected> first_unexpected(Rank source, const MessageSpace& space) const;
-  // Until something can be moved, the transport is woken, a message's deadline or `latest`;
-  // kAborted when interrupted.
+  // Waits until something can be moved, the transport is woken, or a message's deadline or `latest`
+  // has passed. Returns kAborted if interrupted.
   Status wait(Deadline latest);
-  // Ends all that is pending. REQUIRES: afterwards no advance(): the memory of messages is gone.
+  // Ends all pending messages. REQUIRES: no advance() afterwards, because the memory of messages is
+  // gone.
   void abandon(const Error& error);
 
  private:
@@ -83,7 +84,7 @@ class PointToPoint {
     ConstBytes payload;
     Handle completes;  // null for a header that is only a part of its message
   };
-  struct Arrival {  // not awaited yet
+  struct Arrival {  // a message that no receive awaits yet
     MessageHeader header;
     std::vector<std::byte> data;
   };
@@ -96,16 +97,16 @@ class PointToPoint {
     uint64_t num_sent = 0;
     std::map<uint64_t, Handle> requested;  // sends that wait for kClear, by sequence
 
-    std::deque<Handle> receives;         // without a message yet
+    std::deque<Handle> receives;         // receives without a message yet
     std::map<uint64_t, Handle> cleared;  // receives whose data was asked for, by sequence
     std::deque<Arrival> unexpected;
     size_t num_unexpected_bytes = 0;
 
-    std::array<std::byte, MessageHeader::kBytes> header;  // the incoming one
+    std::array<std::byte, MessageHeader::kBytes> header;  // incoming header
     size_t num_header_received = 0;
-    Bytes target;                     // what is still to be received of the payload
-    Handle receiving;                 // its receive, or
-    std::optional<Arrival> stashing;  // nobody awaits it
+    Bytes target;                     // part of the payload that is still to be received
+    Handle receiving;                 // receive of the payload, or null
+    std::optional<Arrival> stashing;  // the payload, if no receive awaits it
     bool is_in_payload = false;
 
     bool is_full() const { return num_unexpected_bytes >= kMaxUnexpectedBytes; }
@@ -114,23 +115,25 @@ class PointToPoint {
   void queue(Peer& peer, MessageHeader::Kind kind, const Handle& message, uint64_t sequence);
   void post_receive(Peer& peer, const Handle& message);
   void post_receive_from_any(const Handle& message);
-  // Whether a message of the peer that nobody awaited fits the receive, which has it then.
+  // Gives the receive a message of the peer that was not awaited, if one fits. Returns whether it
+  // did.
   bool take_unexpected(Peer& peer, const Handle& message);
   void advance_sends(Peer& peer);
   void advance_receives(Peer& peer);
-  // False when nothing more can be received just now.
+  // Return false if no more bytes can be received now.
   Result<bool> receive_header(Peer& peer);
   Result<bool> receive_payload(Peer& peer);
   Status handle_header(Peer& peer, const MessageHeader& header);
   void finish_payload(Peer& peer);
-  // The oldest receive with that space and tag, from this peer or from any, taken from its list;
+  // Takes the oldest receive with that space and tag, from this peer or from any, out of its list;
   // null if there is none.
   Handle take_receive(Peer& peer, const MessageHeader& header);
-  // A receive has met its message: false, and the message has ended, if they differ.
+  // Called when a receive has met its message. If they differ, ends the message and returns false.
   bool agree(const Peer& peer, const Handle& message, const MessageHeader& header);
   void deliver(Peer& peer, const Handle& message, const Arrival& arrival);
   void lose(Peer& peer, const Error& error);
-  // Why a receive of any rank would wait for ever; nullopt while a peer can still send.
+  // Returns why a receive from any rank would wait indefinitely; nullopt while a peer can still
+  // send.
   std::optional<Error> end_of_all() const;
   void refuse_overflow(Peer& peer);
   void refuse_overflow_of_all();
@@ -141,11 +144,11 @@ class PointToPoint {
   Transport& transport_;
   const Describe describe_;
   std::vector<Peer> peers_;               // by rank
-  std::deque<Handle> receives_from_any_;  // without a message yet
+  std::deque<Handle> receives_from_any_;  // receives without a message yet
   std::vector<Handle> pending_;
   uint64_t num_posted_ = 0;
   std::deque<Ended> ended_;
-  std::vector<ChannelInterest> interests_;  // kept for its memory
+  std::vector<ChannelInterest> interests_;  // a member only to reuse its memory
 };
 
 }  // namespace cadre

@@ -1,9 +1,10 @@
-// The waits for signals of a group: shown, recorded and explained as its other operations are.
+// The waits for signals of a group, which are published, recorded and explained like its other
+// operations.
 //
 // Threads: all methods from any thread. Blocking: wait(), until the signal, its deadline and the
 // questions that follow a failure, or the failure or end of the group; drain(), until its deadline.
-// Lifetime: shared by the symmetric buffers, which may outlive the group; close() first, then its
-// parts may go. Errors: the group's failure, the same one each time; a timeout names the rank.
+// Lifetime: shared by the symmetric buffers, which may outlive the group; after close() its parts
+// may be destroyed. Errors: the group's failure, the same one each time; a timeout names the rank.
 #pragma once
 
 #include <atomic>
@@ -27,9 +28,9 @@ class SignalWaits {
     os::System& system;
     Monitor& monitor;
     FlightRecorder& recorder;
-    bool is_crowded = false;  // more ranks than cores: waiting must give the core away at once
+    bool is_crowded = false;  // more ranks than cores: a wait gives up the core at once
   };
-  // What is waited for: that `from` has counted the word up to the value.
+  // The end of a wait: rank `from` has counted the word up to `value`.
   struct Goal {
     os::WaitWord& word;
     uint32_t value = 0;
@@ -40,15 +41,15 @@ class SignalWaits {
   explicit SignalWaits(const Parts& parts) : parts_(parts) {}
 
   void wait(const Goal& goal, Deadline deadline);
-  // Until the failure of the group that a peer has found is known here, for half a second at most.
+  // Waits until this rank knows the failure that a peer has found, for half a second at most.
   void await_failure();
 
   bool is_idle() const { return num_waiting_.load(std::memory_order_acquire) == 0; }
-  // New waits throw `reason` from now on.
+  // From now on new waits throw `reason`.
   void refuse(const Error& reason);
-  // Until nobody waits (true) or the deadline has passed.
+  // Returns true when no caller waits any more, and false when the deadline has passed.
   bool drain(Deadline deadline);
-  // Waits that drain() left end within System::kMaxNap.
+  // Waits that drain() left pending end within System::kMaxNap.
   void close() { is_closed_.store(true, std::memory_order_release); }
 
  private:

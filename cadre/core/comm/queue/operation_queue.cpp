@@ -39,7 +39,7 @@ class OperationQueue::Issued final : public IssuedOperation {
   }
 
   Operation operation;
-  std::optional<Completion> completion;  // set before it is enqueued
+  std::optional<Completion> completion;  // set before the operation is enqueued
 
  private:
   const std::vector<Collective> collectives_;
@@ -88,10 +88,10 @@ Work OperationQueue::issue(Operation operation) {
 void OperationQueue::advance(const IssuedOperation* until) {
   while (!is_over(until)) {
     const Handle oldest = begin_oldest();
-    if (oldest == nullptr) return;  // close() has taken them out and ends them
+    if (oldest == nullptr) return;  // close() has taken the operations out and ends them
     Issued& issued = static_cast<Issued&>(*oldest);
     issued.operation.number = issued.number();
-    // For as long as the runner may take a share in it: end() releases the owner.
+    // The runner may take a share of the owner until it returns. end() releases the owner.
     issued.operation.keep_alive = issued.keep_alive();
     const Completion completion = run_caught(issued.operation);
     issued.operation.keep_alive.reset();

@@ -1,8 +1,8 @@
 // Runs the collectives of a group in the order of their numbers, one call at a time.
 //
-// Threads, blocking, lifetime, errors: as ProgressQueue; the thread is "cadre-progress". What the
-// runner throws becomes the error of its operation. A blocking call that finds the queue idle runs
-// its operation itself, without an allocation.
+// Threads, blocking, lifetime and errors are those of ProgressQueue; the thread is
+// "cadre-progress". An exception of the runner becomes the error of its operation. A blocking call
+// that finds the queue idle runs its operation itself, without an allocation.
 #pragma once
 
 #include <cstdint>
@@ -24,26 +24,26 @@ namespace cadre {
 
 class SymmetricBuffer;
 
-// One call on its way through the queue: validated collectives with numbers one after the other, or
-// an allocation of symmetric memory.
+// One call in the queue: validated collectives with consecutive numbers, or an allocation of
+// symmetric memory.
 struct Operation {
   std::span<const Collective> collectives = {};    // empty for an allocation
-  std::span<const Fingerprint> fingerprints = {};  // one for each; what the ranks compare
+  std::span<const Fingerprint> fingerprints = {};  // one for each; the ranks compare them
   std::optional<Deadline> deadline = {};
   std::shared_ptr<const void> keep_alive = nullptr;
-  std::string_view call = {};                            // as in CollectiveOptions
-  uint64_t number = 0;                                   // the first's; set by the queue, from 1
+  std::string_view call = {};  // see CollectiveOptions
+  uint64_t number = 0;         // number of the first, from 1; set by the queue
   std::shared_ptr<SymmetricBuffer> allocated = nullptr;  // the result of an allocation
 };
 
 // Runs one operation to its end, or enqueues it on a device stream.
 class OperationRunner {
  public:
-  // The operation, its collectives and fingerprints are borrowed until it returns.
+  // The operation, its collectives and fingerprints are borrowed until run() returns.
   virtual Completion run(Operation& operation) = 0;
 
  protected:
-  ~OperationRunner() = default;  // nobody owns one by this type
+  ~OperationRunner() = default;  // no owner has this type
 };
 
 class OperationQueue final : public ProgressQueue {
@@ -53,20 +53,20 @@ class OperationQueue final : public ProgressQueue {
       : ProgressQueue(system, "cadre-progress", std::move(fork_guard), std::move(log)),
         runner_(runner) {}
 
-  // Issues the operation and returns when it is done, or throws its error. On a device stream: as
-  // Work::wait().
+  // Issues the operation and returns when it is done, or throws its error. On a device stream it
+  // returns like Work::wait().
   void run(Operation& operation);
-  // Issues the operation; a Work of it keeps this queue.
+  // Issues the operation. Its Work keeps this queue alive.
   Work issue(Operation operation);
 
  private:
   class Issued;
 
   void advance(const IssuedOperation* until) override;
-  void end_moving(const Error&) override {}  // no operation is left half-way
-  void wake_holder() override {}             // it looks for more after each operation
-  // REQUIRES: the calling thread has the role, which is given back. Makes `enqueued` for what its
-  // engine ends later.
+  void end_moving(const Error&) override {}  // no operation is left half done
+  void wake_holder() override {}             // the holder looks for more after each operation
+  // REQUIRES: the calling thread has the role, which this gives back. Makes `enqueued` for a call
+  // that its engine ends later.
   Completion run_alone(Operation& operation, std::shared_ptr<Issued>& enqueued);
   Completion run_caught(Operation& operation);
 

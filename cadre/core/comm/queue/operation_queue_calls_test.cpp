@@ -44,7 +44,7 @@ std::future<void> future_of(const Work& work) {
   return promise->get_future();
 }
 
-// A second call of the callback would throw: a promise is kept once.
+// A second call of the callback would throw, because a promise can be set only once.
 TEST_F(OperationQueueCallsTest, CallbacksMakeFutures) {
   OperationQueue& queue = start(out_of_memory_at_first);
   const Work first = queue.issue(barrier_operation());
@@ -58,8 +58,8 @@ TEST_F(OperationQueueCallsTest, CallbacksMakeFutures) {
   }
 }
 
-// In the queue's thread and in a waiting caller's: no lock and no role is held, so the callback may
-// even wait.
+// The queue's thread or a waiting caller moves the operation. In both cases the callback runs
+// without a lock and without the role, so it may even wait.
 TEST_F(OperationQueueCallsTest, ACallbackMayUseTheQueue) {
   OperationQueue& queue = start([](const Operation&) { return Status(); });
   for (const bool is_awaited : {false, true}) {
@@ -87,7 +87,7 @@ TEST_F(OperationQueueCallsTest, ACallbackMayUseTheQueue) {
   }
 }
 
-// The exception itself, not an error that describes it; the queue goes on.
+// The wait throws the exception itself, not an error that describes it, and the queue goes on.
 TEST_F(OperationQueueCallsTest, AWaitThrowsWhatACallbackThrew) {
   std::atomic<bool> may_end{false};
   OperationQueue& queue = start([&](const Operation&) {
@@ -132,7 +132,7 @@ TEST_F(OperationQueueCallsTest, AWaitThrowsWhatACallbackThrew) {
                std::logic_error);
 }
 
-// What the caller waits for is the failure, which the callback may have thrown on.
+// The caller waits for the failure. The exception of the callback may be a consequence of it.
 TEST_F(OperationQueueCallsTest, TheErrorOfTheOperationComesBeforeThatOfItsCallback) {
   std::atomic<bool> may_end{false};
   OperationQueue& queue = start([&](const Operation& operation) {
@@ -146,7 +146,8 @@ TEST_F(OperationQueueCallsTest, TheErrorOfTheOperationComesBeforeThatOfItsCallba
   EXPECT_THAT(log_text(), HasSubstr("a consequence"));
 }
 
-// Its callback still runs; but the operation does not go on, as a timeout would say.
+// The callback of the operation still runs, but the operation has ended, so a timeout would be
+// wrong.
 TEST_F(OperationQueueCallsTest, ATimedWaitForAFailedOperationThrowsItsError) {
   std::atomic<bool> may_end{false};
   std::atomic<bool> may_return{false};
@@ -166,8 +167,8 @@ TEST_F(OperationQueueCallsTest, ATimedWaitForAFailedOperationThrowsItsError) {
   EXPECT_EQ(testing::failure_of([&] { work.wait(soon()); }), "kUnavailable: out of memory");
 }
 
-// The callback of the second runs within the one of the first, which waits for the second: if it
-// awaited callbacks, it would wait for itself.
+// The callback of the second operation runs within that of the first, which waits for the second.
+// If a wait included callbacks, it would wait for itself.
 TEST_F(OperationQueueCallsTest, ACallbackWaitsForOperationsNotForTheirCallbacks) {
   std::atomic<bool> may_end{false};
   OperationQueue& queue = start([&](const Operation&) {
@@ -191,7 +192,8 @@ TEST_F(OperationQueueCallsTest, ACallbackWaitsForOperationsNotForTheirCallbacks)
   EXPECT_EQ(log_text(), "");
 }
 
-// A wait with a limit of its own moves no operation, so what it waits for needs another thread.
+// A wait with a limit of its own moves no operation, so another thread must move the one that it
+// awaits.
 TEST_F(OperationQueueCallsTest, ATimedWaitInACallbackEndsWithItsOperation) {
   std::atomic<bool> may_end{false};
   OperationQueue& queue = start([&](const Operation&) {
@@ -207,7 +209,7 @@ TEST_F(OperationQueueCallsTest, ATimedWaitInACallbackEndsWithItsOperation) {
   EXPECT_EQ(queue.num_issued(), 2U);
 }
 
-// One thread of the engine ends both, and must not be the one that waits.
+// One thread of the engine ends both operations, and must not be the one that waits.
 TEST_F(OperationQueueCallsTest, ACallbackWaitsForAnOperationThatItsEngineEndsLater) {
   const std::vector<Completion> enqueued = {Completion::make_pending(), Completion::make_pending()};
   OperationQueue& queue =
@@ -222,7 +224,7 @@ TEST_F(OperationQueueCallsTest, ACallbackWaitsForAnOperationThatItsEngineEndsLat
   engine->join();
 }
 
-// One after the other, in the order in which the operations end.
+// Callbacks run one after the other, in the order in which the operations end.
 TEST_F(OperationQueueCallsTest, CallbacksRunInOneThreadThatHasNoOtherDuty) {
   std::atomic<bool> may_end{false};
   OperationQueue& queue = start([&](const Operation&) {
@@ -272,7 +274,7 @@ TEST_F(OperationQueueCallsTest, ATimeoutOfAWaitNamesTheOperationAndWhatMayBeDone
   work.wait(soon());
 }
 
-// As the failure of a group is composed: failure/diagnosis.h.
+// Returns a failure of a group as failure/diagnosis.h composes it.
 Error failure_of_barrier(uint64_t number) {
   return Error(ErrorCode::kTimeout, format("barrier #{} on group \"world\" timed out", number))
       .with_details({.operation = "barrier", .operation_number = number});
@@ -306,7 +308,7 @@ TEST_F(OperationQueueCallsTest, AnErrorNamesTheCallThatTheProgramMade) {
   EXPECT_EQ(message_of("split", 2), "split: split (barrier #2) on group \"world\" timed out");
   EXPECT_EQ(message_of("barrier_async", 1), "barrier: barrier #1 on group \"world\" timed out");
   EXPECT_EQ(message_of("", 1), "barrier: barrier #1 on group \"world\" timed out");
-  // The failure of another call, which this one only meets.
+  // The failure belongs to another call, which this one only meets.
   EXPECT_EQ(message_of("split", 3), "barrier: barrier #3 on group \"world\" timed out");
 }
 

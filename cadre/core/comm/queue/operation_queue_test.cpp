@@ -34,13 +34,14 @@ TEST_F(OperationQueueTest, AnExceptionInTheCallersThreadEndsTheOperationAndGives
   OperationQueue& queue = start(out_of_memory_at_first);
   Operation first = barrier_operation();
   EXPECT_EQ(testing::failure_of([&] { queue.run(first); }), "kUnavailable: out of memory");
-  // Else the next call would wait for a role that nobody holds.
+  // Otherwise the next call would wait for a role that no thread holds.
   ASSERT_TRUE(queue.is_idle());
   Operation second = barrier_operation();
   queue.run(second);
 }
 
-// What close() may wait for: an operation that has ended is counted once, however it was run.
+// close() may wait for pending operations. An operation that has ended is counted once, however it
+// was run.
 TEST_F(OperationQueueTest, AnOperationIsPendingUntilItHasEnded) {
   std::atomic<uint64_t> last_to_end = 2;
   OperationQueue& queue = start([&](const Operation& operation) {
@@ -58,7 +59,7 @@ TEST_F(OperationQueueTest, AnOperationIsPendingUntilItHasEnded) {
     last_to_end = number;
     work.wait();
     EXPECT_FALSE(queue.has_pending()) << number;
-    // The role is given back after that.
+    // The role is given back only after that.
     ASSERT_TRUE(queue.drain(soon()));
   }
 }
@@ -84,7 +85,7 @@ TEST_F(OperationQueueTest, AnyOtherExceptionIsNamed) {
   EXPECT_EQ(testing::failure_of([&] { queue.run(operation); }), "kTimeout: the engine was late");
 }
 
-// A process with many groups that rest has no thread for any of them.
+// A process with many idle groups has no thread for any of them.
 TEST_F(OperationQueueTest, TheThreadEndsAfterASecondWithoutWorkAndIsStartedAgain) {
   const int num_threads = testing::count_resources().num_threads;
   OperationQueue& queue = start([](const Operation&) { return Status(); });
@@ -100,8 +101,8 @@ TEST_F(OperationQueueTest, TheThreadEndsAfterASecondWithoutWorkAndIsStartedAgain
   EXPECT_EQ(queue.num_issued(), 2U);
 }
 
-// The deleter asks from another thread, so that a lock which is held shows as a wait and not as a
-// deadlock of the test.
+// The deleter calls the queue from another thread, so that a lock which is held shows as a wait and
+// not as a deadlock of the test.
 TEST_F(OperationQueueTest, AnOwnersDeleterMayUseTheQueue) {
   OperationQueue& queue = start([](const Operation&) { return Status(); });
   std::atomic<bool> has_answer{false};
@@ -143,7 +144,7 @@ TEST_F(OperationQueueTest, ACallOfSeveralHasAsManyNumbers) {
   EXPECT_FALSE(queue.has_pending());
 }
 
-// An engine that enqueues on the streams of a device; the test ends the operations.
+// The engine enqueues on the streams of a device; the test ends the operations.
 class OperationQueueDeviceTest : public OperationQueueTest {
  protected:
   OperationQueue& start_device(bool can_order = true) {
@@ -211,7 +212,7 @@ TEST_F(OperationQueueDeviceTest, AClosedQueueIsIdleWhenItsEngineHasEndedWhatIsEn
   queue.close();
   EXPECT_FALSE(work.is_completed());
   EXPECT_FALSE(queue.is_idle());
-  bool has_run = false;  // in this thread: those of the queue have ended
+  bool has_run = false;  // set in this thread: those of the queue have ended
   work.on_completed([&](const std::optional<Error>&) { has_run = true; });
   enqueued_[0].complete({});
   EXPECT_TRUE(has_run);
@@ -219,7 +220,7 @@ TEST_F(OperationQueueDeviceTest, AClosedQueueIsIdleWhenItsEngineHasEndedWhatIsEn
   work.wait();
 }
 
-// What cannot be ordered is awaited; the next operation does not wait for it.
+// An operation that cannot be ordered is awaited. The next operation does not wait for it.
 TEST_F(OperationQueueDeviceTest, AWaitForAnEngineWithoutStreamsReturnsWhenTheResultIsThere) {
   OperationQueue& queue = start_device(false);
   const Work first = queue.issue(barrier_operation());
@@ -240,7 +241,7 @@ TEST_F(OperationQueueDeviceTest, AWaitForAnEngineWithoutStreamsReturnsWhenTheRes
   engine->join();
 }
 
-// Threads can be started or not, or do nothing, as the test says.
+// A system whose threads can be started or not, or do nothing, as the test says.
 class ScarceThreads final : public testing::ForwardingSystem {
  public:
   using ForwardingSystem::ForwardingSystem;

@@ -27,7 +27,7 @@ class RunningCallback {
   RunningCallback& operator=(const RunningCallback&) = delete;
 };
 
-// The innermost mark of this thread, as ProgressQueue::OnThread; its type is not visible here.
+// The innermost ProgressQueue::OnThread of this thread, whose type is not visible here.
 thread_local const void* innermost_mark = nullptr;
 
 std::exception_ptr exception_of(const Work::Callback& callback, const std::optional<Error>& error) {
@@ -77,8 +77,8 @@ Error NamedCall::renamed(const Error& error) const {
       .with_details(std::move(details));
 }
 
-// A callback that waits for its own operation, or for one whose callback waits for this one, would
-// wait for itself.
+// A wait in a callback does not wait for callbacks. If it did, a callback that waits for its own
+// operation, or for one whose callback waits for this operation, would wait for itself.
 bool IssuedOperation::is_settled() const {
   if (!is_completed()) return is_ordered_.load(std::memory_order_acquire);
   return have_callbacks_returned() || num_running_callbacks > 0;
@@ -116,7 +116,7 @@ std::optional<Error> IssuedOperation::error() const {
   return named().renamed(status_.error());
 }
 
-// When the queue is closed and idle, the system may be gone, and no wait lasts.
+// When the queue is closed and idle, the system may have been destroyed, and no wait blocks.
 Deadline IssuedOperation::deadline_in(Duration timeout) const {
   if (queue_->is_stopping_ && queue_->is_idle()) return Deadline(TimePoint());
   return queue_->system_.deadline_in(timeout);
@@ -129,8 +129,8 @@ void IssuedOperation::on_completed(Work::Callback callback) {
   callback(error());
 }
 
-// The thread is started here: where it cannot be, the caller gets the error, and not the thread
-// that ends the operation.
+// Starts the thread for callbacks. If it cannot be started, the caller gets the error, and not the
+// thread that ends the operation.
 bool ProgressQueue::register_callback(IssuedOperation& operation, Work::Callback& callback) {
   std::list<IssuedOperation::Call> call;
   std::unique_ptr<os::Thread> ended;
@@ -327,7 +327,7 @@ bool ProgressQueue::run_next_callback() {
     ++num_calling_;
   }
   const OnThread on_thread(*this);
-  const auto operation = next.front().operation;  // keeps this queue
+  const auto operation = next.front().operation;  // keeps this queue alive
   const std::exception_ptr thrown = exception_of(next.front().callback, operation->error());
   next.clear();
   if (thrown) log_thrown(*operation, thrown);
@@ -390,8 +390,8 @@ bool ProgressQueue::try_advance(const IssuedOperation* until) {
   return true;
 }
 
-// If anything is left another thread must take the role; not every waiting caller may, so the
-// queue's own is woken too. After a close() the holder ends what is left.
+// If operations are left, another thread must take the role. Not every waiting caller may take it,
+// so the queue's own thread is woken, too. After close() the holder ends what is left.
 void ProgressQueue::release_role() {
   if (is_stopping_) end_all(closed_error());
   {
@@ -414,11 +414,11 @@ void ProgressQueue::wait_for(const IssuedOperation& operation, std::optional<Dea
   const std::unique_ptr<os::Waiter> waiter = system_.make_waiter();
   const WaiterListing listing(mutex_, waiting_, *waiter);
   while (!operation.is_settled()) {
-    // What runs the callbacks of an operation that has ended needs no help.
+    // The thread that runs the callbacks of an operation that has ended needs no help.
     if (!deadline && !operation.need_not_wait() && try_advance(&operation)) continue;
     if (operation.is_settled()) return;
     if (deadline && deadline->has_passed(system_.now())) {
-      if (operation.error()) return;  // what wait() throws; its callbacks are not awaited then
+      if (operation.error()) return;  // wait() throws it and does not await callbacks
       throw operation.wait_timeout();
     }
     waiter->park(deadline.value_or(system_.deadline_in(kLookAgain)));
@@ -457,8 +457,8 @@ void ProgressQueue::close() {
     thread = thread_.take();
   }
   if (thread != nullptr) thread->join();
-  // Each operation keeps this queue, so none may stay but those that a waiting caller moves: it
-  // ends them when it gives the role back.
+  // Each operation owns a share of this queue, so only those may stay that a waiting caller moves.
+  // The caller ends them when it gives the role back.
   std::vector<Handle> left;
   bool takes_role = false;
   {

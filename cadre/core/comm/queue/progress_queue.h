@@ -1,26 +1,26 @@
-// What the queues of collectives and of messages share: operations are numbered when they are
-// issued, and the thread that holds the progress role moves them until they end or are enqueued on
-// a device.
+// The common part of the queues of collectives and of messages: operations are numbered when they
+// are issued, and the thread that holds the progress role moves them until they end or are enqueued
+// on a device.
 //
 // Threads: all public methods from any thread; two threads of the queue's own (idle_thread.h): one
-// while asynchronous operations are pending, "cadre-callbacks" while callbacks are registered.
+// runs while asynchronous operations are pending, "cadre-callbacks" while callbacks are registered.
 // Blocking: wait() of an operation, until it ends or the deadline of the wait; drain(); close(),
 // until the threads have ended the operation and the callback that they run.
 // No lock is held while operations move, a thread waits, or a callback or the deleter of a
-// keep_alive runs. Lifetime: shared by the operations it issued, which may outlive the group:
-// close() first, then what the derived queue borrows may go. Errors: wait() throws the error of
-// the operation, the same one each time, or what a callback threw; in a forked child it throws.
-// Issuing throws kUnavailable, and has issued nothing, when the thread cannot be started.
+// keep_alive runs. Lifetime: shared by the operations it issued, which may outlive the group;
+// close() comes before the end of what the derived queue borrows. Errors: wait() throws the error
+// of the operation, the same one each time, or what a callback threw; in a forked child it always
+// throws. Issuing throws kUnavailable, and issues nothing, if the thread cannot be started.
 //
 // Progress is a role. A caller that waits takes it when it is free, and returns it when its own
-// operation has ended; what is left then is for the next waiting caller or for the thread. A caller
-// with a deadline of its own does not take the role, since it could not leave an operation
-// half-way.
+// operation has ended. Operations that are left then are moved by the next waiting caller or by the
+// thread. A caller with a deadline of its own does not take the role, since it could not leave an
+// operation half done.
 //
-// Callbacks run in a thread that has no other duty, one after the other: neither the thread that
-// makes progress, nor one of an engine, nor a waiting caller is held up by what a callback waits
-// for, and the operations that it waits for end. Those of an operation that ends after close() run
-// in the thread that ends it.
+// Callbacks run one after the other in a thread that has no other duty. So a callback that waits
+// delays neither the thread that makes progress, nor a thread of an engine, nor a waiting caller,
+// and the operations for which it waits can end. Callbacks of an operation that ends after close()
+// run in the thread that ends it.
 #pragma once
 
 #include <atomic>
@@ -56,22 +56,22 @@ struct NamedCall {
   std::string_view call;
   OpKind kind;
   uint64_t number;     // the first of its numbers
-  size_t num_numbers;  // one after the other
+  size_t num_numbers;  // consecutive numbers
 
-  // Name of the call, or of the kind if they differ in "_async" only.
+  // Returns the name of the call, or of the kind if they differ in "_async" only.
   std::string_view name() const;
-  // "all_reduce #3"; "split (all_gather #3)" where the call has another name than the kind.
+  // Returns "all_reduce #3", or "split (all_gather #3)" if the call has another name than the kind.
   std::string describe() const { return describe(number); }
   std::string describe(uint64_t at) const;
-  // The failure of the group as the caller of this operation sees it: by the name of the call, if
-  // this operation is the one that failed.
+  // Returns the failure of the group as the caller of this operation sees it: with the name of the
+  // call, if this operation is the one that failed.
   Error renamed(const Error& error) const;
 };
 
-// An operation that was issued to a queue, which it keeps: the state behind a Work.
+// An operation that was issued to a queue, and keeps the queue alive: the state behind a Work.
 class IssuedOperation : public Work::State, public std::enable_shared_from_this<IssuedOperation> {
  public:
-  // `call` as in CollectiveOptions.
+  // `call`: see CollectiveOptions.
   IssuedOperation(std::shared_ptr<ProgressQueue> queue, std::shared_ptr<const void> keep_alive,
                   std::string_view call)
       : queue_(std::move(queue)), keep_alive_(std::move(keep_alive)), call_(call) {}
@@ -82,15 +82,16 @@ class IssuedOperation : public Work::State, public std::enable_shared_from_this<
   void on_completed(Work::Callback callback) final;
   Deadline deadline_in(Duration timeout) const final;
 
-  // The first of its numbers.
+  // Returns the first of its numbers.
   uint64_t number() const { return number_; }
-  // How many numbers it has, one after the other.
+  // Returns how many consecutive numbers it has.
   virtual size_t num_numbers() const { return 1; }
-  // Kind of the operation with the first of its numbers.
+  // Returns the kind of the operation with the first of its numbers.
   virtual OpKind first_kind() const = 0;
-  // The owner of the memory it works on; null when it has ended.
+  // Returns the owner of the memory that the operation works on; null once the operation has ended.
   const std::shared_ptr<const void>& keep_alive() const { return keep_alive_; }
-  // For an enqueued operation: orders what the caller enqueues on its streams next behind it.
+  // For an enqueued operation: orders what the caller enqueues next on its streams behind the
+  // operation.
   virtual Status order_streams() const { return {}; }
 
  private:
@@ -105,7 +106,7 @@ class IssuedOperation : public Work::State, public std::enable_shared_from_this<
     Work::Callback callback;
   };
 
-  // It has ended, or order_streams() replaces waiting for its end.
+  // Whether it has ended, or order_streams() replaces the wait for its end.
   bool need_not_wait() const {
     return is_completed() || is_ordered_.load(std::memory_order_acquire);
   }
@@ -121,13 +122,13 @@ class IssuedOperation : public Work::State, public std::enable_shared_from_this<
   const std::shared_ptr<ProgressQueue> queue_;
   std::shared_ptr<const void> keep_alive_;
   const std::string_view call_;
-  uint64_t number_ = 0;  // from 1
+  uint64_t number_ = 0;  // its first number, from 1
   Stage stage_ = Stage::kPosted;
   std::list<Call> callbacks_;
   std::atomic<bool> is_ordered_{false};
   Status status_;  // written before is_completed_, read after it
   std::atomic<size_t> num_callbacks_left_{0};
-  std::exception_ptr thrown_;  // by the first callback that threw; read when none is left
+  std::exception_ptr thrown_;  // what the first callback threw; read when no callback is left
   std::atomic<bool> is_completed_{false};
 };
 
@@ -137,16 +138,16 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   ProgressQueue(const ProgressQueue&) = delete;
   ProgressQueue& operator=(const ProgressQueue&) = delete;
 
-  // Numbers given so far.
+  // Returns how many numbers were given so far.
   uint64_t num_issued() const;
-  // Whether nothing is pending, no callback runs and no thread holds the role.
+  // Whether no operation is pending, no callback runs and no thread holds the role.
   bool is_idle() const;
   // Whether an operation has not ended.
   bool has_pending() const;
-  // Whether the calling thread is one that close() waits for, or that uses what close() gives free:
-  // it runs code of the program from within this queue (a callback, a deleter, an engine).
+  // Whether close() waits for the calling thread, or frees what this thread uses: the thread runs
+  // code of the program from within this queue (a callback, a deleter, an engine).
   bool is_on_this_thread() const;
-  // The same of any queue: what the thread waits for may wait for its end.
+  // Returns the same for any queue. A group for which such a thread waits may wait for the thread.
   static bool is_any_on_this_thread();
   // Whether a thread for which is_on_this_thread() is true waits for the end of another group.
   bool awaits_other() const { return num_awaiting_other_.load(std::memory_order_seq_cst) > 0; }
@@ -158,21 +159,21 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
     AwaitsOther(const AwaitsOther&) = delete;
     AwaitsOther& operator=(const AwaitsOther&) = delete;
   };
-  // New operations throw `reason` from now on.
+  // From now on new operations throw `reason`.
   void refuse(const Error& reason);
-  // Until the queue is idle (true) or the deadline has passed. Does not take the role: what is left
-  // has a thread, a waiting caller or an engine that ends it.
+  // Returns true when the queue is idle, and false when the deadline has passed. Does not take the
+  // role: a thread, a waiting caller or an engine ends the operations that are left.
   bool drain(Deadline deadline);
-  // Joins the threads. What drain() left ends with an error, but for what a waiting caller moves
-  // and what an engine has enqueued: these end later, and need the parts until the queue is idle.
-  // New operations throw from now on.
+  // Joins the threads. Operations that drain() left end with an error, except those that a waiting
+  // caller moves or an engine has enqueued: these end later, and need the parts until the queue is
+  // idle. New operations throw from now on.
   void close();
 
  protected:
   using Handle = std::shared_ptr<IssuedOperation>;
   enum class MovedBy { kCaller, kThread };
 
-  // `log` gets what callbacks throw; null: dropped.
+  // `log` gets the exceptions of callbacks; null: they are not logged.
   ProgressQueue(os::System& system, std::string thread_name,
                 std::shared_ptr<const ForkGuard> fork_guard, std::shared_ptr<LogSink> log)
       : system_(system),
@@ -193,11 +194,11 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
     friend class ProgressQueue;
 
     const ProgressQueue& queue_;
-    const OnThread* const outer_;  // the enclosing one on this thread
+    const OnThread* const outer_;  // the enclosing mark on this thread
   };
 
-  // Gives the role back when the holder is done, also when an exception leaves what it runs, so
-  // that no later call waits for a role that nobody holds.
+  // Gives the role back when the holder is done, also after an exception, so that no later call
+  // waits for a role that no thread holds.
   class HeldRole {
    public:
     // REQUIRES: the calling thread has taken the role.
@@ -211,25 +212,26 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
     const OnThread on_thread_;
   };
 
-  // Numbers the operations in this order. Either all are posted, or it throws. kCaller: the calling
-  // thread waits for them.
+  // Numbers the operations in this order. Posts all of them, or throws and posts none. kCaller: the
+  // calling thread waits for them.
   void post(std::span<const Handle> operations, MovedBy moved_by);
-  // Gives a blocking call its numbers and the role, if no other operation needs them: the first of
-  // the numbers. Such a call ends by end_alone() or enqueue_alone().
+  // If the role is free and no other operation needs it, gives a blocking call its numbers and the
+  // role, and returns the first number; else nullopt. The call ends by end_alone() or
+  // enqueue_alone().
   std::optional<uint64_t> try_begin_alone(size_t num_numbers);
 
-  // REQUIRES of all that follow: the calling thread holds the role.
+  // REQUIRES for all methods below: the calling thread holds the role.
   void end_alone() { has_ended_alone_ = true; }
   void enqueue_alone(IssuedOperation& operation, uint64_t number, const Completion& completion);
   // Whether advance() must return.
   bool is_over(const IssuedOperation* until) const;
-  // The oldest posted operation, which close() leaves to the holder from now on; null if none is.
-  // It stays the oldest until it ends, moves or is enqueued.
+  // Returns the oldest posted operation, which close() leaves to the holder from now on; null if
+  // there is none. It stays the oldest until it ends, moves or is enqueued.
   Handle begin_oldest();
   void start_moving(IssuedOperation& oldest);
   // Ends the operation when the completion does.
   void enqueue(IssuedOperation& oldest, const Completion& completion);
-  // Once for each operation; nothing if it has ended already.
+  // Ends the operation; does nothing if it has ended already.
   void end(IssuedOperation& operation, Status status);
   void end_all(const Error& error);
 
@@ -238,30 +240,35 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
 
   // Moves operations until is_over(until).
   virtual void advance(const IssuedOperation* until) = 0;
-  // Ends what is moving.
+  // Ends the operations that are moving.
   virtual void end_moving(const Error& error) = 0;
   // Called under the lock when an operation was posted or the queue closes: a holder that sleeps in
   // advance() must look at is_over() and begin_oldest() again.
   virtual void wake_holder() = 0;
 
-  // Has `callback` called when the operation ends. False, and nothing is done, if it has ended.
+  // Registers `callback` for the end of the operation. Returns false and does nothing if it has
+  // ended.
   bool register_callback(IssuedOperation& operation, Work::Callback& callback);
-  // False if no callback is due.
+  // Runs a callback that is due. Returns false if there is none.
   bool run_next_callback();
   void run_callback_thread();
-  // In the thread that has ended operations, without a lock and without the role.
+  // Called in the thread that has ended operations, without a lock and without the role.
   void run_callbacks_after_close();
   void end_callback_thread();
   void log_thrown(const IssuedOperation& operation, const std::exception_ptr& thrown) const;
-  void append(std::span<const Handle> operations);  // under the lock
-  void remove_oldest();                             // under the lock
+  // REQUIRES: mutex_ is locked.
+  void append(std::span<const Handle> operations);
+  // REQUIRES: mutex_ is locked.
+  void remove_oldest();
   void wait_for(const IssuedOperation& operation, std::optional<Deadline> deadline);
-  bool needs_progress() const { return !posted_.empty() || num_moving_ > 0; }  // under the lock
-  // False if another thread has the role or it is not needed.
+  // REQUIRES: mutex_ is locked.
+  bool needs_progress() const { return !posted_.empty() || num_moving_ > 0; }
+  // Returns false if another thread has the role or no operation needs it.
   bool try_advance(const IssuedOperation* until);
   void release_role();
   void run_thread();
-  void wake_waiting();  // under the lock
+  // REQUIRES: mutex_ is locked.
+  void wake_waiting();
 
   os::System& system_;
   const std::shared_ptr<const ForkGuard> fork_guard_;  // shared with the group
@@ -274,13 +281,13 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   uint64_t num_issued_ = 0;
   size_t num_pending_ = 0;
   bool is_role_taken_ = false;
-  bool has_ended_alone_ = false;  // the holder's; counted when the role is given back
+  bool has_ended_alone_ = false;  // set by the holder; counted when the role is given back
   std::atomic<bool> is_stopping_ = false;
   std::optional<Error> refusal_;
-  std::list<IssuedOperation::Call> calls_;  // callbacks of what has ended
+  std::list<IssuedOperation::Call> calls_;  // callbacks of operations that have ended
   size_t num_calling_ = 0;
   mutable std::atomic<int> num_awaiting_other_{0};
-  size_t num_registered_ = 0;  // callbacks of what has not ended
+  size_t num_registered_ = 0;  // callbacks of operations that have not ended
   bool is_callback_thread_ending_ = false;
   std::vector<os::Waiter*> waiting_;
   IdleThread thread_;

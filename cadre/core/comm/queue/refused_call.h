@@ -1,4 +1,4 @@
-// The refusal of a call whose arguments cannot be right on any rank, before a group is known.
+// Refuses a call whose arguments cannot be right on any rank, before a group is known.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace cadre {
 
 // Throws kInvalidArgument.
 [[noreturn]] void refuse_call(std::string message);
-// `what` is "this rank", "the peer" or "the rank".
+// Refuses a rank outside the group. `what` is "this rank", "the peer" or "the rank".
 void check_rank(std::string_view call, std::string_view what, Rank rank, int world_size);
 
 }  // namespace cadre

@@ -1,8 +1,8 @@
-// What an operation threw, as the error of that operation: the threads that run operations must not
-// unwind (house rule: across threads errors are values).
+// Turns an exception of an operation into the error of that operation, because the threads that run
+// operations must not unwind.
 //
-// Threads: any. Blocking: never. Errors: none; without memory for a sentence the two words "out of
-// memory", which need none.
+// Threads: any. Blocking: never. Errors: none; a lack of memory becomes the text "out of memory",
+// which needs no allocation.
 #pragma once
 
 #include <exception>

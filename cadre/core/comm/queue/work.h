@@ -2,9 +2,9 @@
 //
 // Threads: any, several at once. Blocking: only wait(). A waiting caller takes over the group's
 // progress role and runs the operation itself when no other thread holds it.
-// Lifetime: a cheap value over shared state; it keeps alive whatever the issuer attached (tensors).
-// Dropping it loses nothing: the operation completes, and its failure is thrown by the group's next
-// call. Errors: wait() throws cadre::Error, the same one each time, or what a callback threw.
+// Lifetime: a cheap value over shared state, which keeps alive what the issuer attached (tensors).
+// An operation whose handle is dropped still completes, and the group's next call throws its
+// failure. Errors: wait() throws cadre::Error, the same one each time, or what a callback threw.
 // Source: c10d::Work; on_completed() is the addCallback() of its future.
 // Guide: docs/guide/reference/groups-and-messages.md.
 #pragma once
@@ -21,27 +21,27 @@
 
 namespace cadre {
 
-// With what an operation is issued, a message as well as a collective.
+// The options with which an operation is issued, a message as well as a collective.
 struct CollectiveOptions {
-  // Default: the group's timeout, from the start of the operation: not from its issue, since other
-  // operations may have to end before.
+  // Default: the group's timeout, counted from the start of the operation and not from its issue,
+  // since other operations may have to end before.
   std::optional<Deadline> deadline;
-  // Released when the operation is done, by the thread that ends it and without a lock held. What
-  // its deleter does may use the group, but must not wait for it. It may destroy the last handle of
-  // the group, which then ends in another thread soon after (Communicator::~Communicator).
+  // Released when the operation is done, by the thread that ends it, without a lock held. The
+  // deleter may use the group, but must not wait for it. It may destroy the last handle of the
+  // group, which then ends in another thread soon after (Communicator::~Communicator).
   std::shared_ptr<const void> keep_alive;
-  // The call that the program made, where the operation is only a part of it or has another name:
-  // "split", "all_gather_into_tensor_async". Errors of the operation name it. Static text.
+  // The call that the program made, if the operation is only a part of it or has another name:
+  // "split", "all_gather_into_tensor_async". Errors of the operation name this call. Static text.
   std::string_view call = {};
 };
 
 class CADRE_EXPORT [[nodiscard]] Work {
  public:
-  // Called with the error of the operation, or with nullopt.
+  // Called with the error of the operation; nullopt if the operation succeeded.
   using Callback = std::function<void(const std::optional<Error>&)>;
 
-  // The state behind a handle, which comm implements. Same rules as Work's methods; wait(nullopt)
-  // is wait().
+  // The state behind a handle, which comm implements. Its methods follow the rules of Work's
+  // methods; wait(nullopt) is wait().
   class CADRE_EXPORT State {
    public:
     virtual ~State() = default;
@@ -49,41 +49,41 @@ class CADRE_EXPORT [[nodiscard]] Work {
     virtual bool is_completed() const = 0;
     virtual std::optional<Error> error() const = 0;
     virtual void on_completed(Callback callback) = 0;
-    // On the clock of the operation's group.
+    // Returns the point in time on the clock of the operation's group.
     virtual Deadline deadline_in(Duration timeout) const = 0;
   };
 
   // A null state is that of a handle that was moved from: every method throws kInvalidArgument.
   explicit Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
-  // Returns when the operation has ended and its callbacks have returned; throws the error of the
-  // operation, or else the exception that left the first of those callbacks. At the deadline of
-  // this wait it throws kTimeout, with the operation and the group in its details: the operation
-  // goes on then, the group stays usable, and the caller may wait again or abort() the group. A
-  // callback that waits awaits only the operation. An operation on a device stream is not awaited
-  // by the host: it returns when what the caller enqueues next on the stream that the operation was
-  // issued with runs after the operation.
+  // Returns when the operation has ended and its callbacks have returned. Throws the error of the
+  // operation, or else the exception of the first callback that threw. At the deadline of this wait
+  // throws kTimeout, with the operation and the group in its details. The operation goes on then,
+  // the group stays usable, and the caller may wait again or abort() the group. In a callback,
+  // wait() awaits only the operation. The host does not await an operation on a device stream:
+  // wait() returns when what the caller enqueues next on the operation's stream runs after the
+  // operation.
   void wait(Deadline deadline) const { state().wait(deadline); }
-  // The same, `timeout` from now.
+  // The same, with a deadline `timeout` from now.
   void wait(Duration timeout) const { wait(state().deadline_in(timeout)); }
-  // Until the operation's own deadline.
+  // The same, with the operation's own deadline.
   void wait() const { state().wait(std::nullopt); }
   // Whether the operation has ended, on its device too.
   bool is_completed() const { return state().is_completed(); }
-  // A point of time `timeout` from now on the clock of the operation's group: for several waits
-  // that share a timeout.
+  // Returns the point in time `timeout` from now on the clock of the operation's group, for several
+  // waits that share a timeout.
   Deadline deadline_in(Duration timeout) const { return state().deadline_in(timeout); }
-  // The operation's error, if it failed; nullopt while it runs or when it is well.
+  // Returns the operation's error, if it failed; nullopt while it runs or if it succeeded.
   std::optional<Error> error() const { return state().error(); }
-  // Calls `callback` once: in this thread, if the operation has ended, else in a thread of the
-  // group that runs callbacks only ("cadre-callbacks"), one after the other in the order in which
-  // their operations end; messages have such a thread beside that of the collectives. It may issue
-  // operations and wait for them; the group makes progress meanwhile, and the next callbacks wait
-  // for its return. It cannot close the group, which throws kInvalidArgument there. If it destroys
-  // the last handle of a group, that ends in another thread soon after. It must not outlive what
-  // it refers to. What it throws is logged and thrown by wait(), and the group stays usable; called
-  // in this thread, it leaves on_completed(). Throws kUnavailable, and will not call `callback`,
-  // when the thread cannot be started.
+  // Calls `callback` once: in this thread if the operation has ended, else in a thread of the group
+  // that only runs callbacks ("cadre-callbacks"), one after the other in the order in which their
+  // operations end. Messages have such a thread of their own. The callback may issue operations and
+  // wait for them; the group makes progress meanwhile, and the next callbacks wait for its return.
+  // It cannot close the group: close() throws kInvalidArgument there. If it destroys the last
+  // handle of a group, the group ends in another thread soon after. The callback must not outlive
+  // what it refers to. An exception of the callback is logged and thrown by wait(), and the group
+  // stays usable; in this thread, the exception leaves on_completed(). Throws kUnavailable, and
+  // will not call `callback`, if the thread cannot be started.
   void on_completed(Callback callback) const { state().on_completed(std::move(callback)); }
 
  private:

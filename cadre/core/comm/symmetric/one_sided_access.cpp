@@ -17,8 +17,8 @@ void OneSidedAccess::add(const std::shared_ptr<Memory>& memory) {
   memory_.push_back(memory);
 }
 
-// Withdraws first, because a lack of memory for the error may be the failure; each piece on its
-// own, so that one which cannot be withdrawn leaves no other within reach.
+// Withdraws the memory first, because the failure may be a lack of memory for the error. Each piece
+// is withdrawn separately, so that one which cannot be withdrawn leaves no other within reach.
 void OneSidedAccess::end(const Error& failure) noexcept {
   std::optional<Error> obstacle;
   {
@@ -37,7 +37,7 @@ void OneSidedAccess::end(const Error& failure) noexcept {
     try {
       failure_ = failure;
     } catch (const std::bad_alloc&) {
-      // check() throws all the same.
+      // check() throws another error then.
     }
   }
   if (obstacle) log_failed(*obstacle);
@@ -51,7 +51,7 @@ void OneSidedAccess::log_failed(const Error& error) const noexcept try {
              "the group, do not use its content: {}",
              error.message()));
 } catch (const std::exception&) {
-  // No memory for the line.
+  // There is no memory for the line.
 }
 
 void OneSidedAccess::check() const {

@@ -1,7 +1,7 @@
-// Whether the symmetric memory of a group may be accessed from outside of operations: by pointers
-// to the pieces of peers, by views and by signals. The first failure of the group ends it.
+// Whether the symmetric memory of a group may be accessed outside of operations: by pointers to the
+// pieces of peers, by views and by signals. The first failure of the group ends this access.
 //
-// Threads: any. Blocking: end(), while pages that peers may write to are copied, and check() and
+// Threads: any. Blocking: end(), while pages to which peers may write are copied, and check() and
 // add() during that. Lifetime: shared by the group, its monitor and its buffers, which outlive
 // both. Errors: check() throws the first failure of the group.
 #pragma once
@@ -25,18 +25,18 @@ class OneSidedAccess {
   class Memory {
    public:
     virtual ~Memory() = default;
-    // After this call nothing that a peer writes shows in it. Called once at most.
+    // After this call nothing that a peer writes shows in the memory. Called at most once.
     virtual Status withdraw(std::string_view reason) = 0;
   };
 
-  // `log` gets what end() cannot withdraw; shared with the group; null: dropped.
+  // `log` gets an error if end() cannot withdraw memory; shared with the group; null: not logged.
   explicit OneSidedAccess(std::shared_ptr<LogSink> log) : log_(std::move(log)) {}
 
-  // Withdrawn at once if the group has failed.
+  // Adds memory. It is withdrawn at once if the group has failed.
   void add(const std::shared_ptr<Memory>& memory);
-  // The group has failed: withdraws all memory before the failure is known to any call, so that the
-  // program, which may use its memory as private memory from then on, never sees a late write.
-  // Later calls do nothing.
+  // Called when the group has failed. Withdraws all memory before any call knows of the failure, so
+  // that the program, which may use its memory as private memory from then on, never sees a late
+  // write. Later calls do nothing.
   void end(const Error& failure) noexcept;
   void check() const;
 
@@ -47,7 +47,7 @@ class OneSidedAccess {
   mutable std::mutex mutex_;
   std::atomic<bool> has_ended_{false};
   std::optional<Error> failure_;
-  std::vector<std::weak_ptr<Memory>> memory_;  // belongs to the buffers
+  std::vector<std::weak_ptr<Memory>> memory_;  // owned by the buffers
 };
 
 }  // namespace cadre

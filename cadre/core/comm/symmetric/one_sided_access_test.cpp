@@ -1,4 +1,4 @@
-// What the failure of a group withdraws when single pieces cannot be withdrawn.
+// What the failure of a group withdraws if single pieces cannot be withdrawn.
 #include "cadre/core/comm/symmetric/one_sided_access.h"
 
 #include <gtest/gtest.h>
@@ -69,7 +69,7 @@ TEST(OneSidedAccess, APieceThatCannotBeWithdrawnLeavesNoOtherWithinReach) {
   EXPECT_EQ(failure_of([&] { access.check(); }), "kTimeout: rank 2 is late");
 }
 
-// The sink is the program's: it may look at the group.
+// The sink belongs to the program, which may look at the group in it.
 TEST(OneSidedAccess, TheLogMayAskForTheFailure) {
   const auto log = std::make_shared<AskingLog>();
   OneSidedAccess access(log);
@@ -107,7 +107,7 @@ TEST(OneSidedAccess, NothingThatAPeerWritesAfterAFailureShowsInLocal) {
     const auto buffer = group->allocate_symmetric(20000);
     const Bytes of_zero = buffer->writable_peer(0);
     if (context.rank == 1) std::ranges::fill(of_zero, std::byte{5});
-    // That of rank 1 may be aborted: rank 0 goes on when both have entered it.
+    // The barrier of rank 1 may be aborted: rank 0 goes on when both ranks have entered it.
     static_cast<void>(failure_of([&] { group->barrier(); }));
     if (context.rank == 0) {
       group->abort("a test");

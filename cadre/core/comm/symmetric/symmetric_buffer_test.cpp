@@ -1,5 +1,5 @@
 // Peers' pieces of symmetric memory: read, written and mapped side by side; signals between ranks;
-// and the errors where no memory is shared.
+// and the errors if no memory is shared.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 using testing::RankContext;
 using testing::require;
 
-constexpr size_t kPieceBytes = 5000;  // not whole pages
+constexpr size_t kPieceBytes = 5000;  // not a multiple of the page size
 constexpr size_t kPaddedBytes = 8192;
 
 void run_symmetric(int world_size, TransportChoice transport,
@@ -157,8 +157,8 @@ TEST(SymmetricBufferTest, AnAbortEndsAWait) {
   });
 }
 
-// After a failed operation a rank revokes its memory: its pages become private, so peers would read
-// stale bytes there, and a signal would permit that.
+// After a failed operation a rank revokes its memory: its pages become private. Peers would read
+// stale bytes there, which a signal would permit.
 TEST(SymmetricBufferTest, MemoryThatWasTakenBackIsRefusedByBothSides) {
   run_with_buffer(3, [](RankContext& context, Communicator& group, SymmetricBuffer& buffer) {
     HostMemory& memory = *CommunicatorParts::impl_of(group).fabric->host_memory();
@@ -186,7 +186,7 @@ TEST(SymmetricBufferTest, MemoryThatWasTakenBackIsRefusedByBothSides) {
   });
 }
 
-// A size that would wrap when it is rounded, as a negative number does.
+// The size wraps when it is rounded up, as a negative number does.
 TEST(SymmetricBufferTest, ASizeThatNoMachineHasIsRefused) {
   for (const auto transport : {TransportChoice::kSharedMemory, TransportChoice::kTcp}) {
     run_symmetric(2, transport, [](RankContext& context, Communicator& group) {

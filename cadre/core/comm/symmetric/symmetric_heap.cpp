@@ -17,8 +17,8 @@ size_t round_to_page(size_t num_bytes) {
   return (num_bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
 }
 
-// Before the data of each piece: counters by (signalling rank, slot), which that rank alone adds
-// to.
+// Returns the size of the signals, which come before the data of each piece: counters by
+// (signalling rank, slot). Only the signalling rank increments its counters.
 size_t signal_bytes(int world_size) {
   return round_to_page(static_cast<size_t>(world_size) * SymmetricBuffer::kNumSignals *
                        sizeof(os::WaitWord));
@@ -28,22 +28,22 @@ struct alignas(kPageBytes) Page {
   std::byte bytes[kPageBytes];
 };
 
-// What a buffer is made of. Pieces begin with the signals, then follows the data.
+// The parts of a buffer. Each piece begins with the signals; the data follows.
 struct BufferParts {
   os::System& system;
   Rank rank = 0;
   size_t num_bytes = 0;
-  std::vector<std::byte*> pieces;      // by rank; null where they are out of reach
+  std::vector<std::byte*> pieces;      // by rank; null if it is out of reach
   Piece piece = {};                    // set if the memory is shared
   std::vector<Page> pages = {};        // set if the memory is private
-  std::shared_ptr<HostMemory> memory;  // as SymmetricHeap::Parts, which says why it is shared
+  std::shared_ptr<HostMemory> memory;  // see SymmetricHeap::Parts
   std::vector<SlotPlace> places = {};  // places of the pieces, if the memory is shared
   std::weak_ptr<SignalWaits> waits;
   std::shared_ptr<const ForkGuard> fork_guard;
   std::shared_ptr<OneSidedAccess> access;
 };
 
-// What the ranks exchange, by an engine that may end it later.
+// The places that the ranks exchange. The engine may end the exchange later.
 struct PlaceExchange {
   std::array<Place, 1> own = {};
   std::vector<Place> places;
@@ -69,18 +69,18 @@ class HeapBuffer final : public SymmetricBuffer, public OneSidedAccess::Memory {
  private:
   size_t num_words() const { return parts_.pieces.size() * kNumSignals; }
   Bytes data_of(Rank rank) const;
-  // That `from` counts and `to` waits for.
+  // The word that rank `from` increments and rank `to` waits for.
   os::WaitWord& word(Rank from, Rank to, uint32_t slot) const;
   void check(std::string_view call, Rank peer) const;
-  // Refuses memory that its rank has taken back: the others see old pages of it, or it sees them.
-  // Also what a peer may have used again that takes this rank for lost.
+  // Refuses memory that its rank has revoked, because ranks may see old pages of it, and memory of
+  // peers that take this rank for lost and may have reused it.
   void check_not_revoked(std::string_view call, Rank rank) const;
-  // Whether it was taken back because the group has failed for this or the other rank.
+  // Whether the memory was withdrawn because the group has failed for this or the other rank.
   bool is_withdrawn(Rank rank) const;
   bool is_in_group(Rank rank) const {
     return rank >= 0 && rank < static_cast<int>(parts_.pieces.size());
   }
-  // Before the program gets a pointer through which it may write to the piece of a peer.
+  // Called before the program gets a pointer through which it may write to the piece of a peer.
   void announce_writer(std::string_view call, Rank rank) const;
   [[noreturn]] void refuse_revoked(std::string_view call, Rank rank) const;
   Bytes map_all(std::string_view call);
@@ -88,12 +88,12 @@ class HeapBuffer final : public SymmetricBuffer, public OneSidedAccess::Memory {
   [[noreturn]] void refuse_reach(std::string_view call) const;
 
   BufferParts parts_;
-  std::vector<std::atomic<uint32_t>> taken_;  // signals that were waited for, by rank and slot
+  std::vector<std::atomic<uint32_t>> taken_;  // signals already taken, by rank and slot
   std::mutex mutex_;
-  std::unique_ptr<os::SharedMemory> view_;  // guarded
+  std::unique_ptr<os::SharedMemory> view_;  // guarded by mutex_
 };
 
-// In a forked child the piece is the parent's, and so are the holds.
+// In a forked child the piece and the holds belong to the parent.
 HeapBuffer::~HeapBuffer() {
   if (parts_.fork_guard->is_in_child()) {
     static_cast<void>(std::make_unique<Piece>(std::move(parts_.piece)).release());
@@ -148,7 +148,8 @@ bool HeapBuffer::is_withdrawn(Rank rank) const {
 void HeapBuffer::announce_writer(std::string_view call, Rank rank) const {
   if (parts_.memory == nullptr || rank == parts_.rank) return;
   const SlotPlace& at = parts_.places[static_cast<size_t>(rank.value)];
-  // It was withdrawn, or this rank was reported as lost, since the check before.
+  // If the announcement fails, the memory was withdrawn, or this rank was reported as lost, since
+  // the check before.
   if (!parts_.memory->announce_writer(at.slot, at.place.piece)) check_not_revoked(call, rank);
 }
 
@@ -219,7 +220,8 @@ Status HeapBuffer::withdraw(std::string_view reason) {
   return parts_.memory->withdraw(data, parts_.num_bytes, reason);
 }
 
-// Adds instead of System::publish, which stores: threads of one rank may signal at once.
+// Increments the word instead of System::publish(), which stores a value: several threads of one
+// rank may signal at once.
 void HeapBuffer::signal(Rank peer, uint32_t slot) {
   check("signal", peer);
   check_not_revoked("signal", parts_.rank);
@@ -232,7 +234,7 @@ void HeapBuffer::signal(Rank peer, uint32_t slot) {
 void HeapBuffer::wait_signal(Rank from, uint32_t slot, Deadline deadline) {
   parts_.fork_guard->check();
   const auto waits = parts_.waits.lock();
-  // A peer that has heard of a failure first has withdrawn its memory: this rank is to throw the
+  // A peer that has heard of a failure first has withdrawn its memory. This rank must throw the
   // failure, too.
   if (waits != nullptr && is_in_group(from) && is_withdrawn(from)) waits->await_failure();
   check("wait_signal", from);
@@ -243,7 +245,7 @@ void HeapBuffer::wait_signal(Rank from, uint32_t slot, Deadline deadline) {
   const size_t index = static_cast<size_t>(from.value) * kNumSignals + slot;
   const uint32_t value = taken_[index].fetch_add(1, std::memory_order_relaxed) + 1;
   waits->wait({word(from, parts_.rank, slot), value, from, slot}, deadline);
-  // The signal says that memory may be read: not if it was taken back since, on either side.
+  // The signal says that memory may be read, unless the memory was revoked since, on either side.
   if (is_withdrawn(from)) waits->await_failure();
   parts_.access->check();
   check_not_revoked("wait_signal", from);

@@ -1,12 +1,12 @@
-// Memory of which every rank of a group holds a piece that the others can use in place.
+// Allocates memory of which every rank of a group has a piece that the others can use in place.
 //
 // Threads: allocate() from the holder of the progress role; buffers from any thread.
 // Blocking: allocate(), until the operation's deadline; wait_signal() of a buffer. Lifetime: a
 // buffer keeps the memory, also after the heap, the engine and the group are gone.
-// Errors: as Backend and HostMemory. After an error of allocate() peers may keep a hold on this
-// rank's piece, whose pages are not used again then.
-// A rank cuts its piece from its own slice, so that its pages lie where it first touches them; the
-// ranks exchange nothing but the places.
+// Errors: those of Backend and HostMemory. After an error of allocate() peers may keep a hold on
+// this rank's piece, whose pages are then not used again.
+// A rank allocates its piece in its own slice, so that the pages lie where the rank first touches
+// them. The ranks exchange only the places.
 #pragma once
 
 #include <functional>
@@ -33,18 +33,18 @@ class SymmetricHeap {
     int world_size = 1;
     Backend* backend = nullptr;                   // null for a world of one
     std::shared_ptr<HostMemory> memory;           // shared with the buffers; null: none is shared
-    std::vector<int> slots;                       // in the memory, by rank
-    std::shared_ptr<SignalWaits> waits;           // shared with the buffers, weakly
+    std::vector<int> slots;                       // each rank's slot in the memory
+    std::shared_ptr<SignalWaits> waits;           // the buffers have weak references to it
     std::shared_ptr<const ForkGuard> fork_guard;  // shared with the group and the buffers
     std::shared_ptr<OneSidedAccess> access;       // shared with the group and the buffers
   };
-  // Waits for what the engine was given, and keeps the memory until the engine has ended it.
+  // Waits until the engine has ended an operation, and keeps the memory alive until then.
   using Await = std::function<Status(const Completion&, std::shared_ptr<const void> memory)>;
 
   explicit SymmetricHeap(Parts parts) : parts_(std::move(parts)) {}
 
-  // Collective: all ranks with the same size, which they compare when they enter the operation.
-  // Where no memory is shared it has the same interface over private memory.
+  // Collective: all ranks call it with the same size, which they compare when they enter the
+  // operation. If no memory is shared, the buffer has the same interface over private memory.
   Result<std::shared_ptr<SymmetricBuffer>> allocate(const OpContext& op, size_t num_bytes,
                                                     const Await& await);
 

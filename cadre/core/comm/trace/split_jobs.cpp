@@ -46,7 +46,7 @@ std::string connection_of(const FlightIdentity& who) {
 
 std::vector<std::vector<FlightRecord>> split_jobs(std::vector<FlightRecord> records) {
   Sets sets(records.size());
-  std::map<std::string, size_t> first_of;  // a process or a connection: the first record with it
+  std::map<std::string, size_t> first_of;  // the first record of each process and connection
   for (size_t i = 0; i < records.size(); ++i) {
     for (const std::string& key :
          {process_of(records[i].identity), connection_of(records[i].identity)}) {

@@ -47,7 +47,7 @@ uint64_t last_number(const FlightRecord& record) {
   return last == nullptr ? 0 : last->number;
 }
 
-// Works out one trace whose records are in place.
+// Computes one trace whose records are in place.
 class Analysis {
  public:
   explicit Analysis(GroupTrace& trace) : trace_(trace) {
@@ -71,11 +71,11 @@ class Analysis {
  private:
   struct HostEnd {
     int64_t at_ns = 0;
-    bool is_now = false;  // else the end of the records
+    bool is_now = false;  // false: the time at which the records end
   };
 
-  // The first collective that some rank began and some rank did not finish. A rank whose ring no
-  // longer holds a number has finished it.
+  // Finds the first collective that some rank began and some rank did not finish. If the ring of a
+  // rank no longer holds a number, the rank has finished that collective.
   void find_stop() {
     uint64_t last_begun = 0;
     for (const FlightRecord& record : trace_.records) {
@@ -158,8 +158,8 @@ class Analysis {
     return text;
   }
 
-  // A rank that was inside too, when others waited for it, owes its part: it was stopped or killed
-  // there. Only where nobody owes more plainly.
+  // A rank that was inside, too, while others waited for it owes its part: it was stopped or killed
+  // there. It is blamed only if no rank owes its part more plainly.
   void blame_waited_for() {
     if (!trace_.stopped_at) return;
     const bool is_plain = std::any_of(
@@ -215,7 +215,7 @@ class Analysis {
     }
   }
 
-  // What the other rank had pending with this one.
+  // Returns what the other rank had pending with this one.
   std::string counterpart(int rank, const FlightEntry& entry) const {
     const FlightRecord* peer = record_of(entry.peer);
     if (peer == nullptr) return format("rank {} left no record", entry.peer);
@@ -241,7 +241,7 @@ int64_t begin_of(const FlightRecord& record) {
 }  // namespace
 
 std::vector<GroupTrace> trace_groups(std::vector<FlightRecord> records) {
-  // Two groups may share all but the connection.
+  // Two groups may have everything but the connection in common.
   using Key = std::tuple<std::string, std::string, uint64_t, uint64_t>;
   std::map<Key, std::map<int, FlightRecord>> groups;
   for (FlightRecord& record : records) {

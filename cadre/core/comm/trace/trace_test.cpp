@@ -24,7 +24,7 @@ Fingerprint call(OpKind kind, uint64_t count = 8) {
   return OpDescriptor{kind, DType::kFloat32, ReduceOp::kSum, 0, count}.fingerprint();
 }
 
-// A rank's record, written as it might have happened.
+// The record of a rank, written as it might have happened.
 class Story {
  public:
   explicit Story(int rank, int world_size = 3) {
@@ -110,7 +110,7 @@ TEST(Trace, NamesTheRankThatWasKilledInside) {
   EXPECT_THAT(trace.standings[1].text, HasSubstr("did not end it"));
 }
 
-// A hang that goes on: the ranks that live have been in it until now, not until the newest event.
+// The hang goes on: the ranks that live have been in it until now, not until the newest event.
 TEST(Trace, TimeGoesOnWhileRanksLive) {
   const GroupTrace trace = trace_of({
       Story(0).done(1, kGather, 0, 10).running(2, kReduce, 20).alive_at(12 * kSecond).record(),
@@ -145,7 +145,7 @@ TEST(Trace, ReportsNothingWhenAllFinished) {
   EXPECT_THAT(text, Not(HasSubstr("#1 ")));
 }
 
-// A rank that ran ahead has lost what its ring no longer holds, and had finished it.
+// A rank that ran ahead has finished the collectives that its ring no longer holds.
 TEST(Trace, WhatTheRingForgotCountsAsFinished) {
   const GroupTrace trace = trace_of({
       Story(0, 2).done(5000, kReduce, 0, 10).running(5001, kReduce, 20).record(),
@@ -202,7 +202,7 @@ TEST(Trace, KeepsGroupsOfOneNameApart) {
   EXPECT_EQ(traces[1].stopped_at, 1U);
 }
 
-// A job of three ranks, and after it one of two in the same folder, whose records have the same
+// The folder has the records of a job of three ranks and of a later job of two, which have the same
 // names.
 TEST(Trace, KeepsJobsApart) {
   const auto record_of = [](int rank, int pid, uint64_t connection, int64_t made_at_s) {
@@ -236,7 +236,7 @@ TEST(Trace, OrdersJobsOfOneSecondByTheirProcesses) {
   EXPECT_EQ(jobs[0][0].identity.rank, 2);
 }
 
-// Records of one round of one group that know no connection, as older ones do.
+// The records of one round of one group have no connection number, as older ones do.
 TEST(Trace, TakesRecordsThatKnowNoConnectionForOneJob) {
   const auto jobs = split_jobs(
       {Story(0).running(1, kReduce, 0).record(), Story(1).running(1, kReduce, 0).record()});

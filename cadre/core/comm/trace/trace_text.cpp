@@ -20,7 +20,7 @@ std::string_view name_of(RankStanding::Kind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-// "0-2, 5"
+// Returns text such as "0-2, 5".
 std::string list_ranks(const std::vector<int>& ranks) {
   std::string text;
   for (size_t i = 0; i < ranks.size();) {

@@ -1,5 +1,5 @@
-// How often connecting a group has failed, counted in the store: part of the keys of the next
-// attempt, which so finds nothing of the failed one.
+// Counts in the store how often connecting a group has failed. The count is part of the keys of the
+// next attempt, so that it finds no keys of the failed one.
 //
 // Threads: one. Blocking: for an answer of the store, until the deadline. Lifetime: borrows the
 // store. Errors: those of the store; kCorruption for a value that is no number.
@@ -16,12 +16,12 @@ namespace cadre {
 
 class AttemptCounter {
  public:
-  // `group_prefix` is that of the group and round in the store.
+  // `group_prefix` is the store prefix of the group and round.
   AttemptCounter(Store& store, const std::string& group_prefix);
 
-  // The number of the attempt that a rank joins now, from 0.
+  // Returns the number of the attempt that a rank joins now, from 0.
   Result<uint64_t> read(Deadline deadline) const;
-  // Attempt `failed` is over: of several ranks that say so one counts. Best effort.
+  // Ends attempt `failed`. If several ranks end it, only one call counts. Best effort.
   void leave(uint64_t failed, Deadline deadline) const;
 
  private:

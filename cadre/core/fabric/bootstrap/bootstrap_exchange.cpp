@@ -12,9 +12,10 @@
 namespace cadre {
 namespace {
 
-// How long a rank waits for one that failed in the attempt before to try again.
+// After this time a rank of a later attempt checks whether the rank that failed in the attempt
+// before has come again.
 constexpr Duration kRetryPatience = std::chrono::seconds(5);
-// A wait that ends without news is made again, with its keys.
+// The most keys of one wait: a wait that ends without news is made again, with all its keys.
 constexpr size_t kKeysPerWait = 64;
 
 Status check_versions(std::span<const wire::RankAddress> rank_addresses) {
@@ -102,7 +103,7 @@ Result<wire::Ticket> BootstrapExchange::await_ticket(Deadline deadline) {
                       ticket->sponsor, context_.membership.rank));
 }
 
-// The values of all keys. In a later attempt it looks once why the one before has failed.
+// Returns the values of all keys. In a later attempt, if they take long, calls check_retry() once.
 Result<std::vector<std::string>> BootstrapExchange::wait_for(std::span<const std::string> keys,
                                                              Deadline deadline) {
   std::vector<std::string> values;
@@ -124,13 +125,14 @@ Result<std::vector<std::string>> BootstrapExchange::wait_for(std::span<const std
   return values;
 }
 
-// What others report may be a timeout, too.
+// Whether this rank's own deadline has passed. An error that other ranks report may be kTimeout,
+// too.
 bool BootstrapExchange::is_own_timeout(const Error& error, Deadline deadline) const {
   return error.code() == ErrorCode::kTimeout && !context_.watch.was_told() &&
          deadline.has_passed(context_.system.now());
 }
 
-// The trouble of the attempt before, if the rank that met it has not come again.
+// Returns the error of the attempt before, unless the rank that reported it has come again.
 Status BootstrapExchange::check_retry() const {
   const Deadline deadline = context_.system.deadline_in(BootstrapWatch::kStoreTime);
   BootstrapWatch earlier(context_.system, context_.membership,
@@ -144,7 +146,8 @@ Status BootstrapExchange::check_retry() const {
   return has_come.ok() && *has_come ? Status() : trouble;
 }
 
-// Names the ranks that did not come; asking costs a moment beyond the deadline.
+// Names the ranks that did not come. The question to the store may take a moment beyond the
+// deadline.
 Error BootstrapExchange::missing_addresses(const Error& error) const {
   const Deadline deadline = context_.system.deadline_in(BootstrapWatch::kStoreTime);
   const auto missing = find_missing_ranks(*context_.membership.store, address_keys(), deadline);
@@ -163,7 +166,8 @@ Error BootstrapExchange::missing_addresses(const Error& error) const {
       .with_culprit(missing->front());
 }
 
-// Rank 0 knows who is missing. Only if it has not come either, or does not say so, this rank looks.
+// Rank 0 knows which ranks are missing. This rank looks for them only if rank 0 has not come
+// either, or does not report them.
 Error BootstrapExchange::missing_ticket(const Error& error) {
   const std::string key = address_key(0);
   const Deadline deadline = context_.system.deadline_in(BootstrapWatch::kStoreTime);

@@ -2,14 +2,15 @@
 // address, rank 0 collects them and gives each rank a ticket, which names its sponsor.
 //
 // Threads: one. Blocking: all but the constructor, until the deadline, and up to a second beyond it
-// to find out why that passed. Lifetime: borrows all of its Context.
-// Errors: kTimeout names the ranks that did not come; kInvalidArgument names both versions when
-// they differ; what the watch reports; those of the store.
-// P ranks that arrive at once make 6 requests each (number of the attempt, address, wait for the
-// ticket, ticket, two erasures), but rank 0 makes 4, and 2 for each 64 ranks to read the addresses:
-// 6 P - 2 + 2 ceil(P / 64). A wait of more than 50 ms asks for trouble (2 more, every 500 ms at
-// last) and is made again. With addresses of C bytes (some 200) and keys of K (some 30) the store
-// receives about (2 C + 10 K) P bytes and sends 2 C P.
+// to find out why it passed. Lifetime: borrows all of its Context.
+// Errors: kTimeout names the ranks that did not come; kInvalidArgument names both versions if they
+// differ; errors that the watch reports; errors of the store.
+// If P ranks arrive at the same time, each makes 6 requests to the store (number of the attempt,
+// address, wait for the ticket, ticket, two erasures). Rank 0 makes 4, and 2 more for each 64 ranks
+// to read the addresses. The sum is 6 P - 2 + 2 ceil(P / 64). A wait of more than 50 ms also asks
+// for failures of other ranks (2 more requests, in the end every 500 ms) and is made again. With
+// addresses of C bytes (about 200) and keys of K bytes (about 30) the store receives about (2 C +
+// 10 K) P bytes and sends 2 C P.
 #pragma once
 
 #include <cstdint>
@@ -37,17 +38,17 @@ class BootstrapExchange {
   };
   explicit BootstrapExchange(Context context);
 
-  // Store prefix of an attempt of the group and round.
+  // Returns the store prefix of an attempt of the group and round.
   static std::string prefix_of(const std::string& group_prefix, uint64_t attempt);
 
   Status publish(const wire::RankAddress& rank_address, Deadline deadline);
-  // Rank 0: the addresses of all ranks, which have one version.
+  // Called on rank 0. Waits for the addresses of all ranks; an error if their versions differ.
   Result<std::vector<wire::RankAddress>> collect(Deadline deadline);
-  // Rank 0: the tickets of ranks 1, 2, ...
+  // Called on rank 0. Publishes the tickets of ranks 1, 2, ...
   Status hand_out(std::span<const wire::Ticket> tickets, Deadline deadline);
-  // The other ranks.
+  // Called on the other ranks. Waits for this rank's ticket.
   Result<wire::Ticket> await_ticket(Deadline deadline);
-  // What this rank alone has still in the store.
+  // Erases this rank's keys from the store.
   Status erase(Deadline deadline);
 
  private:

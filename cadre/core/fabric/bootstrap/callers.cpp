@@ -9,15 +9,14 @@ namespace cadre {
 namespace {
 
 constexpr Duration kHandshakeTime = std::chrono::seconds(1);
-// Out of descriptors, most likely: the connection stays in the queue and would be reported again at
-// once.
+// The pause after a failed accept. Most likely descriptors have run out. The connection stays in
+// the queue and would be reported again at once.
 constexpr Duration kAcceptPause = std::chrono::milliseconds(100);
-// How many connections one listener accepts before the handshakes are looked at again. Where an
-// accepted connection takes the place of another one, fewer, so that those have time for their
-// proof.
+// How many connections one listener accepts before the handshakes are advanced again. The second
+// limit holds if accepted connections replace others, so that those have time for their proof.
 constexpr size_t kMaxAcceptsPerTurn = 64;
 constexpr size_t kMaxReplacementsPerTurn = 8;
-// Descriptors that callers leave to the process once it had none.
+// How many descriptors the callers leave to the rest of the process once descriptors have run out.
 constexpr size_t kRoom = 16;
 
 }  // namespace
@@ -31,7 +30,7 @@ Callers::Callers(os::System& system, const LinkIdentity& identity,
 
 std::vector<Handshake> Callers::advance() {
   std::vector<Handshake> done;
-  // Before others come, who could take the places of those that are about to be done.
+  // Handshakes come first, because new connections could replace some that are about to be done.
   step(done);
   if (may_accept()) {
     failure_.clear();
@@ -70,8 +69,9 @@ void Callers::accept(os::Listener& listener) {
   }
 }
 
-// Descriptors are short, most likely. Callers take each other's from now on, and leave some to the
-// rest of the process, which opens a segment and connections meanwhile.
+// Called if accept fails, most likely because descriptors have run out. Drops some callers, and
+// limits their number: new ones replace others from now on and leave some descriptors to the rest
+// of the process, which opens a segment and connections meanwhile. Returns whether any was dropped.
 bool Callers::make_room() {
   const size_t num_dropped = std::min(kRoom, (callers_.size() + 1) / 2);
   for (size_t i = 0; i < num_dropped; ++i) drop_one();
@@ -79,7 +79,7 @@ bool Callers::make_room() {
   return num_dropped > 0;
 }
 
-// The oldest, of those that have not even said hello if there are any. False if there is none.
+// Drops the oldest caller, if possible one that has not said hello. Returns false if there is none.
 bool Callers::drop_one() {
   auto dropped = std::find_if(callers_.begin(), callers_.end(), [](const Caller& caller) {
     return !caller.handshake.wants_answer();
@@ -117,7 +117,7 @@ void Callers::add_interests(std::vector<os::PollItem>& items) const {
 
 Deadline Callers::next_deadline(Deadline deadline) const {
   if (is_accepting_ && !may_accept()) deadline = deadline.earlier(Deadline(accept_after_));
-  // They came in the order of their deadlines.
+  // The callers are in the order of their deadlines.
   return callers_.empty() ? deadline : deadline.earlier(callers_.front().deadline);
 }
 

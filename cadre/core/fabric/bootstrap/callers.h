@@ -1,12 +1,13 @@
-// The connections that others open to this rank while a group connects, until each has proved that
-// it is a rank's. An error on one ends that connection alone, since any process may have opened it.
+// The connections that other processes open to this rank while a group connects, until each has
+// proved that it is a rank's. An error on one ends that connection only, since any process may have
+// opened it.
 //
 // Threads: one. Blocking: never. Lifetime: borrows the System, the identity and the listeners.
-// Errors: none; an error of accept is kept for the report that no rank came.
-// Strangers cost a bounded number of descriptors and a bounded time of each turn: a connection that
-// has not proved itself within 1 s is dropped, the oldest one sooner where there are too many. Once
-// descriptors are short, fewer are held, so that the rest of the process has some. A rank whose
-// connection was dropped so calls again.
+// Errors: none; an error of accept is kept for the message that no rank came.
+// Strangers cost a bounded number of descriptors and a bounded time of each turn. A connection that
+// has not proved itself within 1 s is dropped, and the oldest one earlier if there are too many.
+// Once descriptors are short, fewer connections are kept, so that the rest of the process has some.
+// A rank whose connection was dropped in this way calls again.
 #pragma once
 
 #include <memory>
@@ -21,23 +22,25 @@ namespace cadre {
 
 class Callers {
  public:
-  // How many connections more than those that are expected may be waiting for their proof.
+  // How many connections more than expected may be waiting for their proof.
   static constexpr size_t kMaxStrangers = 64;
 
   Callers(os::System& system, const LinkIdentity& identity, std::vector<os::Listener*> listeners,
           size_t num_expected);
 
-  // Accepts, goes on with all handshakes as far as the streams allow just now, and returns those
+  // Accepts connections, advances all handshakes as far as the streams allow now, and returns those
   // that are done.
   std::vector<Handshake> advance();
-  // From now on only those are heard that were challenged and are about to prove themselves.
+  // From now on accepts no connection, and keeps only callers that were challenged and are about to
+  // prove themselves.
   void stop_accepting();
   bool is_empty() const { return callers_.empty(); }
 
-  // What to wait for before the next advance(), and until when at most.
+  // What to poll before the next advance(), and until when at most.
   void add_interests(std::vector<os::PollItem>& items) const;
   Deadline next_deadline(Deadline deadline) const;
-  // Why the last attempt to accept failed, to be put behind a message; empty when it did not.
+  // Returns why the last attempt to accept failed, as the end of a message; empty if it did not
+  // fail.
   std::string accept_failure() const;
 
  private:
@@ -55,7 +58,7 @@ class Callers {
   os::System& system_;
   const LinkIdentity& identity_;
   const std::vector<os::Listener*> listeners_;
-  size_t max_callers_;           // fewer once descriptors were short
+  size_t max_callers_;           // lower once descriptors were short
   std::vector<Caller> callers_;  // in the order in which they came
   bool is_accepting_ = true;
   TimePoint accept_after_{};

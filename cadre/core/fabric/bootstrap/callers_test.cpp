@@ -1,4 +1,5 @@
-// Strangers at a rank that connects: what they may cost it, and that its own callers come through.
+// Connections of strangers to a rank that connects: what they may cost, and that ranks still get
+// through.
 #include "cadre/core/fabric/bootstrap/callers.h"
 
 #include <gtest/gtest.h>
@@ -29,8 +30,8 @@ class CountedSocket final : public testing::SilentSocket {
   int& num_open_;
 };
 
-// At which strangers wait at every moment; out of descriptors when `max_open` of them are open, or
-// at once.
+// A listener at which strangers wait at every moment. It is out of descriptors while `max_open` of
+// the connections are open, or while `is_exhausted`.
 class CrowdedListener final : public os::Listener {
  public:
   Result<std::unique_ptr<os::Socket>> try_accept() override {
@@ -115,7 +116,7 @@ TEST(Callers, WithoutDescriptorsAcceptingPauses) {
   });
 }
 
-// A rank may be behind many of them in the queue, and the process needs descriptors meanwhile.
+// A rank may be behind many strangers in the queue, and the process needs descriptors meanwhile.
 TEST(Callers, OutOfDescriptorsStrangersMakeRoomForEachOtherWithoutAPause) {
   in_virtual_time([](os::System& system) {
     CrowdedListener listener;
@@ -131,7 +132,7 @@ TEST(Callers, OutOfDescriptorsStrangersMakeRoomForEachOtherWithoutAPause) {
   });
 }
 
-// A lack that the end of connections does not mend.
+// Here accept keeps failing after connections were closed.
 TEST(Callers, AFailureOfAcceptThatLastsDropsSomeAndPauses) {
   in_virtual_time([](os::System& system) {
     CrowdedListener listener;

@@ -24,10 +24,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A rank that ended may have said why, or its death may be about to be told.
+// How long to look for reports after a peer was lost: it may have reported why it ended, or the
+// report of its death may be about to come.
 constexpr Duration kLossPatience = milliseconds(500);
-// At a deadline that passes for all ranks at once, those go first that know whom they waited for. A
-// rank that waits for others of the tree reports later, the later the more ranks are in between.
+// How long to look for reports after a timeout. If a deadline passes for all ranks at once, ranks
+// that know for which rank they waited report first. A rank that waits for others of the tree
+// reports later, the later the more ranks are in between.
 constexpr Duration kReadyPatience = milliseconds(100);
 constexpr Duration kSponsorPatience = milliseconds(1000);
 constexpr Duration kPatiencePerLevel = milliseconds(50);
@@ -36,13 +38,14 @@ std::string group_prefix_of(const Membership& membership, const FabricOptions& o
   return format("cadre/{}/{}/", membership.round, options.id);
 }
 
-// A connection of an earlier attempt, which may come late, is of another group.
+// The name has the number of the attempt, so a late connection of an earlier attempt is refused as
+// one of another group.
 std::string name_in_proofs(const FabricOptions& options, uint64_t attempt) {
   return attempt == 0 ? options.id : format("{} (attempt {})", options.id, attempt + 1);
 }
 
-// A process that still is in an earlier connection of the same ranks, which may dial a port that
-// this one has been given since, is of another group.
+// A process that is still in an earlier connection of the same ranks may dial a port that this
+// process was given since. It is refused, because its group name has another number.
 LinkIdentity identity_after(LinkIdentity identity, const Layout& layout) {
   identity.group = format("{}#{:016x}", identity.group, layout.rank_address(0).probe);
   return identity;
@@ -63,7 +66,7 @@ int num_cores_of(const Layout& layout, std::span<const int> ranks) {
 
 class FabricBuilder {
  public:
-  // Attempt 0 is the first.
+  // `attempt` counts from 0.
   FabricBuilder(os::System& system, const Membership& membership, const FabricOptions& options,
                 uint64_t attempt, Deadline deadline)
       : system_(system),
@@ -114,7 +117,7 @@ class FabricBuilder {
   std::shared_ptr<const Layout> layout_;
   HostSegment segment_;
   std::optional<Links> links_;
-  Duration timeout_patience_{};  // before a deadline that passes just now is reported
+  Duration timeout_patience_{};  // how long to look for reports after a timeout now
 };
 
 Status FabricBuilder::connect_all() {
@@ -199,7 +202,8 @@ Status FabricBuilder::receive_layout(int sponsor) {
   return {};
 }
 
-// The higher rank of each pair on this host calls. All are connected to the leader already.
+// The higher rank of each pair on this host calls the lower one. All ranks are connected to the
+// leader already.
 Status FabricBuilder::connect_host() {
   std::vector<int> peers;
   for (const int peer : neighbours()) {
@@ -211,8 +215,9 @@ Status FabricBuilder::connect_host() {
   return links_->await(peers, [this](int peer) { return layout_->describe(peer); });
 }
 
-// A rank that has all its connections, and below which all have, tells so upwards; when all have,
-// rank 0 lets all go. By then each rank has read its ticket, so the keys can go as well.
+// A rank reports to its sponsor when it and all ranks that it sponsors are connected. When all
+// ranks are, rank 0 lets them return. By then each rank has read its ticket, so the keys can be
+// erased, too.
 Status FabricBuilder::finish_together() {
   const std::vector<int> sponsored = sponsored_by(*layout_, rank());
   timeout_patience_ = kReadyPatience + kPatiencePerLevel * height_of(*layout_, rank());
@@ -222,8 +227,8 @@ Status FabricBuilder::finish_together() {
     if (!is_ready.ok()) return is_ready.error();
   }
   timeout_patience_ = kSponsorPatience + kPatiencePerLevel * depth_of(*layout_, rank());
-  // This rank has all its connections. The next callers are ranks that have finished, which are to
-  // be answered by whoever takes the listeners over.
+  // This rank has all its connections. Ranks that call from now on have finished, so whoever takes
+  // over the listeners answers them.
   links_->stop_accepting();
   if (rank() != 0) {
     const std::string what = format("waiting until all ranks are connected, which {} tells",
@@ -240,8 +245,8 @@ Status FabricBuilder::finish_together() {
   return rank() == 0 ? exchange_.erase(deadline_) : Status();
 }
 
-// What others report comes first: of a rank that gave up, the end of its connection is all that
-// this rank would know. Reports its own error to all, unless it came from them.
+// Reports of other ranks come first: if a rank gave up, this rank would otherwise know only that
+// the connection has ended. Reports this rank's own error to all, unless it came from them.
 Error FabricBuilder::explain(const Error& error) {
   const bool is_loss = error.code() == ErrorCode::kPeerLost;
   const Duration patience = is_loss                               ? kLossPatience

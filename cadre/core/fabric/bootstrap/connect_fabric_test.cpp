@@ -1,5 +1,5 @@
-// How the ranks of a job find and refuse each other; on threads and processes of one host. Several
-// hosts: tests/sim/connect_fabric_test.cpp.
+// How the ranks of a job find and refuse each other, on threads and processes of one host.
+// tests/sim/connect_fabric_test.cpp has several hosts.
 #include "cadre/core/fabric/bootstrap/connect_fabric.h"
 
 #include <gmock/gmock.h>
@@ -48,7 +48,7 @@ struct FabricVariation {
   std::string token = "token";
   bool may_share = true;
   bool comes = true;
-  // Between the rank and its real system, if it is to be disturbed.
+  // Puts a system in front of the rank's real one to disturb it; null: the rank is not disturbed.
   std::function<std::unique_ptr<os::System>(os::System&)> disturb = {};
 };
 
@@ -58,7 +58,7 @@ class FabricTest : public ::testing::Test {
 
   using Describe = std::string (*)(const std::function<void()>&);
 
-  // Each rank hands back "ok" or the error.
+  // Returns "ok" or the error of each rank.
   std::vector<std::string> connect_all(const std::vector<FabricVariation>& ranks, Duration budget,
                                        const Look& look = {},
                                        Describe describe = testing::failure_of) {
@@ -114,7 +114,8 @@ TEST_F(FabricTest, OneHostSharesMemoryAndLeavesNoKeyBehind) {
   EXPECT_EQ(store_->num_keys(system_->deadline_in(seconds(1))).value_or_throw(), 0);
 }
 
-// The same ranks connect twice: the later handshakes of the one are of another group in the other.
+// The same ranks connect twice. All ranks of a connection have one identity for later handshakes,
+// and the other connection has another one.
 TEST_F(FabricTest, LaterHandshakesAreOfOneConnection) {
   std::array<std::array<std::string, 3>, 2> names;
   for (auto& of_connection : names) {
@@ -173,7 +174,7 @@ TEST_F(FabricTest, AfterAnAttemptThatAllRanksGaveUpTheyConnectAgain) {
   }
 }
 
-// Connections that come before a rank's own, and say nothing or not enough.
+// Connections of strangers that come before a rank's own, and send nothing or too little.
 TEST_F(FabricTest, SilentStrangersDoNotDelayTheRanksOfAHost) {
   std::vector<std::unique_ptr<os::Socket>> strangers;
   const auto result = testing::run_ranks_as_threads(2, [&](RankContext& context) {
@@ -196,8 +197,8 @@ TEST_F(FabricTest, SilentStrangersDoNotDelayTheRanksOfAHost) {
   for (const auto& rank : result.ranks) EXPECT_EQ(rank.output, "ok");
 }
 
-// In processes, whose number of descriptors is limited for each. Rank 0 may have 64; more strangers
-// than that wait silently before rank 1 calls.
+// Ranks are processes, because each process has a limit of descriptors of its own. Rank 0 may have
+// 64; more strangers than that wait silently before rank 1 calls.
 TEST(FabricDescriptors, ConnectionsThatSayNothingDoNotExhaustARanksDescriptors) {
   const testing::TemporaryFolder folder;
   const auto result = testing::run_ranks_as_processes(2, [&](RankContext& context) {
@@ -228,7 +229,7 @@ TEST(FabricDescriptors, ConnectionsThatSayNothingDoNotExhaustARanksDescriptors) 
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A host on which unix sockets lead nowhere, as between containers.
+// A host on which connections to unix sockets fail, as between containers.
 class NoUnixSystem final : public testing::ForwardingSystem {
  public:
   using ForwardingSystem::ForwardingSystem;
@@ -253,7 +254,7 @@ TEST_F(FabricTest, WhereUnixSocketsFailTheRanksOfAHostConnectOverTcpAndShareNoMe
             fabric.obstacle);
         for (int peer = 0; peer < 4; ++peer) {
           if (peer == rank) continue;
-          // The higher rank calls.
+          // The higher rank calls the lower one.
           const bool is_tcp = std::max(peer, rank) == 2;
           const auto kind = fabric.control[static_cast<size_t>(peer)]->local_address().kind;
           testing::require((kind == os::Address::Kind::kTcp) == is_tcp,
@@ -281,7 +282,8 @@ TEST_F(FabricTest, ARankThatMayNotShareMemoryKeepsTheOthersFromIt) {
   }
 }
 
-// Whose segments are no segment of the others: what a rank maps is not what the leader sees.
+// A system that hands out other segments than the leader's: what a rank maps is not what the leader
+// sees.
 class ForeignMemorySystem final : public testing::ForwardingSystem {
  public:
   using ForwardingSystem::ForwardingSystem;
@@ -293,7 +295,7 @@ class ForeignMemorySystem final : public testing::ForwardingSystem {
   }
 
  private:
-  // Hands out another segment than the one that it is given.
+  // Hands out a segment other than the one that it is given.
   class ForeignSocket final : public os::Socket {
    public:
     ForeignSocket(os::System& system, std::unique_ptr<os::Socket> inner)
@@ -302,7 +304,7 @@ class ForeignMemorySystem final : public testing::ForwardingSystem {
     Result<size_t> try_send(ConstBytes data) override { return inner_->try_send(data); }
     Result<size_t> try_recv(Bytes buffer) override { return inner_->try_recv(buffer); }
     Result<bool> try_send_segment(const os::SharedMemory& segment) override {
-      // With the leader's stamp, so that the rank which maps it finds nothing amiss.
+      // The segment has the leader's stamp, so that the rank which maps it finds no error.
       std::ranges::copy(segment.bytes().first(8), foreign_->bytes().data());
       return inner_->try_send_segment(*foreign_);
     }
@@ -371,7 +373,7 @@ TEST_F(FabricTest, AFirstPageForWhichThereIsNoMemoryIsToldToAll) {
   EXPECT_EQ(outputs[2], outputs[1]);
 }
 
-// Accepts and proves connections until it has one of a peer for data.
+// Accepts connections until a peer has opened one for data, after its handshake.
 std::unique_ptr<os::Socket> accept_data(os::System& system, FabricConnections& fabric,
                                         Deadline deadline) {
   Callers callers(system, fabric.identity,

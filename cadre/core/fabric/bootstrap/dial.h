@@ -1,13 +1,13 @@
 // Opens connections to ranks whose addresses are known.
 //
-// Threads: any; each call stands alone. Blocking: until the deadline; one attempt to connect takes
-// kConnectPeerTimeout at most. Lifetime: borrows its arguments for the call.
-// Errors: kPeerLost when no process listens there or no route leads there, kTimeout when no answer
-// came in time: both name both ends, the interface and the errno, and have the peer as culprit;
-// kUnavailable with ErrorDetails::is_own_limit and this rank as culprit when this process can make
-// no socket; kUnavailable or kInvalidArgument when one end refused the other.
-// Between ranks of one host control connections are unix sockets, which carry descriptors; where
-// that fails, and for all else, they are TCP.
+// Threads: any. Blocking: until the deadline; one attempt to connect takes at most
+// kConnectPeerTimeout. Lifetime: borrows its arguments for the call.
+// Errors: kPeerLost if no process listens there or no route leads there, kTimeout if no answer came
+// in time: both name both ends, the interface and the errno, and have the peer as culprit;
+// kUnavailable with ErrorDetails::is_own_limit and this rank as culprit if this process can make no
+// socket; kUnavailable or kInvalidArgument if one end refused the other.
+// Control connections between ranks of one host are unix sockets, which can pass descriptors. If
+// that fails, and in all other cases, connections are TCP.
 #pragma once
 
 #include <memory>
@@ -23,13 +23,13 @@
 
 namespace cadre {
 
-// Before a call that the other end dropped is made again.
+// The pause before a call that the other end dropped is made again.
 inline constexpr Duration kRedialPause = std::chrono::milliseconds(100);
 
-// "rank 3 (node1, pid 812)"
+// Returns text such as "rank 3 (node1, pid 812)".
 std::string describe_rank(const wire::RankAddress& rank_address, int rank);
 
-// One end of a connection to come; borrowed.
+// One end of a connection that is to be opened; borrowed.
 struct End {
   const wire::RankAddress& rank_address;
   int rank = 0;
@@ -38,15 +38,15 @@ struct End {
 struct Route {
   End from;  // this rank
   End to;
-  std::string_view store_host = {};  // as this rank sees it; empty where unknown
+  std::string_view store_host = {};  // the store's host as this rank sees it; empty: unknown
   wire::LinkPurpose purpose = wire::LinkPurpose::kControl;
 };
 
-// The address of TCP at which the other end is reached.
+// Returns the TCP address at which the other end is reached.
 Result<os::Address> tcp_address_of(const Route& route);
-// What a failed attempt to connect means.
+// Returns the error for a failed attempt to connect.
 Error unreachable(const Route& route, const os::Address& address, const Error& error);
-// A connection without its handshake.
+// Opens a connection without its handshake.
 Result<std::unique_ptr<os::Socket>> open_socket(os::System& system, const Route& route,
                                                 Deadline deadline);
 
@@ -55,8 +55,8 @@ struct DialOptions {
   std::string store_host;
 };
 
-// One more connection, proved. A busy peer may drop a connection whose proof takes long: such a
-// call is made again.
+// Opens a connection and performs its handshake. A busy peer may drop a connection whose proof
+// takes long. Then the call is made again.
 Result<std::unique_ptr<os::Socket>> dial(os::System& system, const Layout& layout,
                                          const DialOptions& options, int peer,
                                          wire::LinkPurpose purpose, Deadline deadline);

@@ -137,7 +137,8 @@ Status Handshake::handle_hello(const wire::Hello& hello) {
 }
 
 Status Handshake::handle_challenge(const wire::Challenge& challenge) {
-  // Not before: until the other end has accepted it, a TCP connection belongs to no process there.
+  // The user is not checked earlier: until the other end has accepted a TCP connection, the
+  // connection belongs to no process there.
   CADRE_RETURN_IF_ERROR(check_user());
   answer_nonce_ = challenge.nonce;
   Result<wire::Proof> proof = proof_of("call");

@@ -1,11 +1,11 @@
 // The handshake of one connection between two ranks: the number of the rank that connects, the
 // purpose, and a proof of the job's token by each end, first by the rank that connects. It reads no
-// byte beyond its own messages. Where there is no token, and over unix sockets, the other end's
-// process must belong to this user or to root.
+// byte beyond its own messages. If there is no token, and over unix sockets, the process at the
+// other end must belong to this user or to root.
 //
 // Threads: one owner. Blocking: never; step() is called when the socket is ready.
 // Lifetime: owns its socket until take(). Errors: step() fails for a connection that must not be
-// used; what the other end said about it is in the message.
+// used; the message has what the other end said about it.
 // Format: docs/formats/control-messages.md.
 #pragma once
 
@@ -33,21 +33,21 @@ struct LinkIdentity {
 
 class Handshake {
  public:
-  // The end that connected.
+  // The handshake of the end that connected.
   static Handshake call(os::System& system, std::unique_ptr<os::Socket> socket,
                         const LinkIdentity& identity, Rank to, wire::LinkPurpose purpose);
-  // The end that accepted.
+  // The handshake of the end that accepted.
   static Handshake answer(os::System& system, std::unique_ptr<os::Socket> socket,
                           const LinkIdentity& identity);
 
-  // As far as the stream allows just now.
+  // Advances the handshake as far as the stream allows now.
   Status step();
   bool is_done() const { return state_ == State::kDone && outgoing_.empty(); }
-  // At the end that answered: the caller was challenged and is about to prove itself.
+  // Whether, at the end that answers, the caller was challenged and is about to prove itself.
   bool wants_answer() const { return state_ == State::kWantAnswer; }
   os::PollItem interest() const;
 
-  // The caller's hello; the end that answered has it when is_done().
+  // Returns the caller's hello, which the end that answers has once is_done().
   const wire::Hello& hello() const { return hello_; }
   // REQUIRES: is_done().
   std::unique_ptr<os::Socket> take() { return std::move(socket_); }
@@ -58,7 +58,7 @@ class Handshake {
   Handshake(os::System& system, std::unique_ptr<os::Socket> socket, const LinkIdentity& identity,
             State state);
   Status flush();
-  // One whole message, never more; nullopt when bytes are missing.
+  // Returns one whole message; nullopt if bytes are missing. Reads no byte of the next message.
   Result<std::optional<wire::ControlMessage>> receive();
   Status handle(const wire::ControlMessage& message);
   Status handle_hello(const wire::Hello& hello);
@@ -68,7 +68,8 @@ class Handshake {
   Status check_user();
   void send(const wire::ControlMessage& message);
   Error refuse(std::string reason);
-  // What `end` ("call" or "answer") proves: the token, for this purpose, pair, round and group.
+  // Returns the proof of `end` ("call" or "answer") that it has the token, for this purpose, pair,
+  // round and group.
   Result<wire::Proof> proof_of(std::string_view end) const;
 
   os::System* system_;  // never null; a pointer so that handshakes can be moved in a vector

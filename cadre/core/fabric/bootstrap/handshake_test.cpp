@@ -44,7 +44,7 @@ class HandshakeTest : public ::testing::Test {
     return pair;
   }
 
-  // Steps until it is done or fails.
+  // Steps until the handshake is done or fails.
   Status finish(Handshake& handshake) {
     const Deadline deadline = soon();
     while (true) {
@@ -65,7 +65,7 @@ class HandshakeTest : public ::testing::Test {
     return status;
   }
 
-  // The body of the next frame, without its length; empty when the stream has ended.
+  // Returns the body of the next frame, without its length; empty if the stream has ended.
   std::vector<std::byte> read_frame(os::Socket& socket) {
     std::vector<std::byte> bytes;
     size_t wanted = sizeof(uint32_t);
@@ -111,7 +111,8 @@ TEST_F(HandshakeTest, BothEndsAreDoneAndNotAByteIsLeft) {
   EXPECT_EQ(accepted->try_recv(buffer).value(), 0u);
 }
 
-// Whoever connects could else try tokens against the proof, offline and as often as it likes.
+// Otherwise a process that connects could try tokens against the proof, offline and as often as it
+// likes.
 TEST_F(HandshakeTest, TheEndThatAcceptsShowsNothingOfTheTokenBeforeTheOtherHasProvedIt) {
   Pair pair = connect();
   Status answered;
@@ -124,7 +125,7 @@ TEST_F(HandshakeTest, TheEndThatAcceptsShowsNothingOfTheTokenBeforeTheOtherHasPr
   const auto challenge = read_frame(*pair.caller);
   send(*pair.caller, wire::Answer{});
   const auto reply = read_frame(*pair.caller);
-  // The thread has closed its end, so this read needs not wait for what never comes.
+  // The thread has closed its end, so this read ends at once if nothing else was sent.
   const auto rest = read_frame(*pair.caller);
   other->join();
   EXPECT_FALSE(answered.ok());
@@ -175,8 +176,8 @@ TEST_F(HandshakeTest, AnEarlierHandshakeIsRefusedByName) {
   EXPECT_THAT(answered.error().message(), HasSubstr("one build of Cadre on all ranks"));
 }
 
-// Without a token nothing but its user tells a stranger from a rank; over unix sockets, by which
-// memory is handed out, both are asked for.
+// Without a token only the user distinguishes a rank from a stranger. Unix sockets, over which
+// memory is handed out, require the token and the user.
 TEST_F(HandshakeTest, AnotherUserIsRefusedWithoutATokenAndOnUnixSockets) {
   if (!testing::obstacle_to_other_user().empty()) {
     GTEST_SKIP() << testing::obstacle_to_other_user();

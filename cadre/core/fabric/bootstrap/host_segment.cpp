@@ -77,7 +77,7 @@ class Sharing {
     return {};
   }
 
-  // Looks at all stamps and tells all its verdict.
+  // Checks all stamps and tells all ranks whether they share the segment.
   Status judge() {
     std::string obstacle;
     for (const int follower : followers()) {
@@ -108,7 +108,8 @@ class Sharing {
       return {};
     }
     auto memory = links_.receive_segment(exchange);
-    // One that cannot be mapped here is an obstacle: the stream itself is still good.
+    // If this rank cannot map the segment, the ranks cannot share it, but the stream can still be
+    // used.
     const bool is_lost = !memory.ok() && (memory.error().code() == ErrorCode::kTimeout ||
                                           memory.error().code() == ErrorCode::kPeerLost);
     if (is_lost) return memory.error();

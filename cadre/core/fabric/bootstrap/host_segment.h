@@ -1,12 +1,12 @@
-// One segment of memory for the ranks of a host: its lowest rank, the leader, makes it and hands it
-// to the others over their connections to it.
+// One segment of memory for the ranks of a host. The lowest rank of the host, its leader, makes the
+// segment and hands it to the others over their connections to the leader.
 //
 // Threads: one. Blocking: until the deadline of the Links. Lifetime: the segment lives as long as
-// its mappings. Errors: Results that name the rank that was waited for, and those of the System on
-// the leader; ranks that cannot share memory are no error.
-// Equal boot ids are only a hint (containers): what decides is whether every rank could map the
-// segment and the leader saw what each wrote there. The stamps are in the first page, which is
-// reserved and not zero any more; all other bytes are zero.
+// its mappings. Errors: they name the rank that was waited for; on the leader also those of the
+// System. Ranks that cannot share memory are no error.
+// Equal boot ids are only a hint, because of containers. The ranks share the segment if every rank
+// could map it and the leader saw what each rank wrote there. These stamps are in the first page,
+// which is reserved and no longer zero; all other bytes are zero.
 #pragma once
 
 #include <cstddef>
@@ -26,8 +26,8 @@ inline constexpr size_t kStampBytes = 4096;
 inline constexpr int kMaxRanksOfSegment = static_cast<int>(kStampBytes / sizeof(uint64_t));
 
 struct HostSegment {
-  std::shared_ptr<os::SharedMemory> memory;  // null where the ranks share none
-  std::string obstacle;                      // why not
+  std::shared_ptr<os::SharedMemory> memory;  // null if the ranks share none
+  std::string obstacle;                      // why memory is null
 };
 
 struct HostSegmentOptions {

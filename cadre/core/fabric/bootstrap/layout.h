@@ -1,9 +1,9 @@
-// Which ranks a job has, on which hosts they run and where each listens: the same value on all
-// ranks.
+// The ranks of a job, the hosts on which they run, and the addresses at which they listen: the same
+// value on all ranks.
 //
 // Threads: a plain value. Blocking: never. Errors: none.
 // Hosts are numbered in the order of their lowest ranks. Ranks of one host have equal boot ids in
-// their addresses; whether they can share memory is found out separately.
+// their addresses; whether they can share memory is determined later (host_segment.h).
 #pragma once
 
 #include <string>
@@ -26,9 +26,9 @@ struct Layout {
   const std::vector<int>& ranks_of(int host) const {
     return ranks_of_host[static_cast<size_t>(host)];
   }
-  // The place of a rank among the ranks of its host, from 0.
+  // Returns the index of a rank among the ranks of its host, from 0.
   int slot_of(int rank) const { return slot_of_rank[static_cast<size_t>(rank)]; }
-  // "rank 3 (node1, pid 812)"
+  // Returns text such as "rank 3 (node1, pid 812)".
   std::string describe(int rank) const;
 
   std::vector<wire::RankAddress> rank_addresses;  // by rank

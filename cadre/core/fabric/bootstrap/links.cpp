@@ -66,7 +66,7 @@ Status Links::advance() {
   return greet();
 }
 
-// A busy rank may drop a connection whose proof takes too long (callers.h): such a call is made
+// A busy rank may drop a connection whose proof takes too long (callers.h). Then this rank calls it
 // again.
 Status Links::step(Call& call) {
   if (!call.handshake) return {};
@@ -82,9 +82,9 @@ Status Links::step(Call& call) {
   return {};
 }
 
-// One at a time, so that the others are heard in between. All ranks listened before they published
-// their addresses, so a refused connection means that the rank is gone. False when none is to be
-// made just now.
+// Opens one connection at a time, so that the others advance in between. All ranks listened before
+// they published their addresses, so a refused connection means that the rank is gone. Returns
+// false if none is to be opened now.
 Result<bool> Links::dial_next() {
   const TimePoint now = context_.system.now();
   const auto call = std::ranges::find_if(
@@ -101,7 +101,7 @@ Result<bool> Links::dial_next() {
   return true;
 }
 
-// One that is for nothing here is the caller's error, not this rank's.
+// A connection that no rank of this group needs is an error of the caller, not of this rank.
 void Links::place(Handshake& handshake) {
   const wire::Hello& hello = handshake.hello();
   const int rank = context_.identity.rank;
@@ -156,7 +156,7 @@ Status Links::repeat(const Exchange& exchange, bool is_sending,
                      const std::function<Result<bool>(os::Socket&)>& attempt) {
   while (true) {
     CADRE_RETURN_IF_ERROR(advance());
-    // Looked up anew each time: a rank that calls again replaces it.
+    // The socket is looked up in each iteration: if the rank calls again, another one replaces it.
     os::Socket& socket = *sockets_[static_cast<size_t>(exchange.peer)];
     const Result<bool> is_done = attempt(socket);
     if (!is_done.ok()) {

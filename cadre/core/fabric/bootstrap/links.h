@@ -1,10 +1,10 @@
-// The control connections of a rank while it connects: those that it calls, those that it accepts,
-// and what ranks tell each other over them before the connections are handed on.
+// The control connections of a rank while it connects: those that it opens, those that it accepts,
+// and what ranks send each other over them before the connections are handed on.
 //
 // Threads: one. Blocking: await() and the methods that send or receive, until the deadline.
 // Lifetime: borrows all of its Context; owns the sockets until take().
-// Errors: kTimeout and kPeerLost name the peer; what the watch reports.
-// Every wait also goes on with all other connections, so that no order of ranks can block, and no
+// Errors: kTimeout and kPeerLost name the peer; errors that the watch reports.
+// Every wait also advances all other connections, so that no order of ranks can block, and no
 // stranger can keep a rank from its peers. If a rank proves itself a second time, it has lost its
 // first connection, and the later one counts.
 #pragma once
@@ -39,20 +39,20 @@ class Links {
   };
   Links(Context context, Deadline deadline);
 
-  // From now on this rank calls the peer, until they are connected. REQUIRES: `rank_address`
-  // outlives that.
+  // Makes this rank call the peer until they are connected. REQUIRES: `rank_address` stays valid
+  // until then.
   void call(int peer, const wire::RankAddress& rank_address);
-  // The first bytes on the connection of each of these peers, whenever it is made. Borrowed.
+  // Sets the first bytes that are sent to each of these peers, once it is connected. Borrowed.
   void greet_with(ConstBytes greeting, std::span<const int> peers);
-  // Until there is a connection to each of these peers, and those to be greeted have been.
+  // Waits until there is a connection to each of these peers, and all greetings were sent.
   Status await(std::span<const int> peers, const std::function<std::string(int)>& describe);
 
-  // What is sent or received, for the message of an error.
+  // The peer with which bytes are exchanged, and what for, for the message of an error.
   struct Exchange {
     int peer = 0;
     std::string_view what;  // "waiting for the layout"
   };
-  // All of the bytes. REQUIRES: there is a connection to the peer.
+  // Send and receive all of the bytes. REQUIRES: there is a connection to the peer.
   Status send(const Exchange& exchange, ConstBytes bytes);
   Status receive(const Exchange& exchange, Bytes bytes);
   Status send_byte(const Exchange& exchange, bool value);
@@ -60,14 +60,14 @@ class Links {
   Status send_segment(const Exchange& exchange, const os::SharedMemory& segment);
   Result<std::shared_ptr<os::SharedMemory>> receive_segment(const Exchange& exchange);
 
-  // Who calls from now on is left in the queues of the listeners.
+  // Leaves ranks that call from now on in the queues of the listeners.
   void stop_accepting() { callers_.stop_accepting(); }
 
   bool is_unix(int peer) const;
   std::vector<std::unique_ptr<os::Socket>> take() { return std::move(sockets_); }
 
  private:
-  // A connection that this rank opens; without a handshake while it is to be opened.
+  // A connection that this rank opens. `handshake` is nullopt before the connection is opened.
   struct Call {
     int peer = 0;
     const wire::RankAddress* rank_address = nullptr;
@@ -75,16 +75,16 @@ class Links {
     std::optional<Handshake> handshake{};
   };
 
-  // Goes on with everything as far as the streams allow just now.
+  // Advances all connections as far as the streams allow now.
   Status advance();
   Status step(Call& call);
   Result<bool> dial_next();
   void place(Handshake& handshake);
   Status greet();
   bool has_greeted_all() const;
-  // Until the item or any connection in the making is ready. False at the deadline.
+  // Waits until the item or an unfinished connection is ready. Returns false at the deadline.
   Result<bool> wait(std::optional<os::PollItem> item);
-  // Calls `attempt` with the connection of a peer until it says that it is done.
+  // Calls `attempt` with the connection of a peer until it returns true.
   Status repeat(const Exchange& exchange, bool is_sending,
                 const std::function<Result<bool>(os::Socket&)>& attempt);
 

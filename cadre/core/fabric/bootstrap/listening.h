@@ -18,7 +18,7 @@
 namespace cadre {
 
 struct ListeningOptions {
-  std::string listen_host;  // empty: where the membership says
+  std::string listen_host;  // empty: the addresses of the membership
   std::string version;      // version of this library
 };
 
@@ -30,8 +30,8 @@ struct Listening {
   std::vector<os::Listener*> all() const;
 };
 
-// What every address says of this process; where it listens is not in it yet. Its probe is random
-// and never the zero of fresh memory.
+// Returns the part of a RankAddress that describes this process, without the addresses at which it
+// listens. Its probe is random and never 0, unlike fresh memory.
 wire::RankAddress address_of_this_process(os::System& system);
 
 Result<Listening> start_listening(os::System& system, const Membership& membership,

@@ -5,7 +5,8 @@
 namespace cadre {
 namespace {
 
-// Hosts h + 2^k with k below this number have the leader of host h as their sponsor.
+// The leader of `host` is the sponsor of the leaders of hosts host + 2^k for each k below this
+// number.
 int num_branches(const Layout& layout, int host) {
   return host > 0 ? std::countr_zero(static_cast<unsigned>(host))
                   : std::bit_width(static_cast<unsigned>(layout.num_hosts() - 1));

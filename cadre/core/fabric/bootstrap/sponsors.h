@@ -1,9 +1,9 @@
 // The tree along which the layout of a job is handed out and its connections are reported ready.
 //
 // Threads: plain functions. Blocking: never. Errors: none.
-// The sponsor of a rank is the lowest rank of its host, the host's leader. That of the leader of
-// host h > 0 is the leader of host h - lowbit(h): a binomial tree over hosts with rank 0 at the
-// root, so that P ranks on H hosts get the layout after ceil(log2(H)) + 1 steps.
+// The sponsor of a rank is the lowest rank of its host, the host's leader. The sponsor of the
+// leader of host h > 0 is the leader of host h - lowbit(h): a binomial tree over hosts with rank 0
+// at the root. So P ranks on H hosts get the layout after ceil(log2(H)) + 1 steps.
 #pragma once
 
 #include <vector>
@@ -12,15 +12,16 @@
 
 namespace cadre {
 
-// The lowest rank of the rank's host.
+// Returns the lowest rank of the rank's host.
 int leader_of(const Layout& layout, int rank);
-// -1 for rank 0, which has none.
+// Returns -1 for rank 0, which has no sponsor.
 int sponsor_of(const Layout& layout, int rank);
-// In the order in which the layout goes to them: leaders with the most hosts below them first.
+// Returns the ranks in the order in which they get the layout: leaders with the most hosts below
+// them first.
 std::vector<int> sponsored_by(const Layout& layout, int rank);
-// The number of steps from rank 0.
+// Returns the number of steps from rank 0.
 int depth_of(const Layout& layout, int rank);
-// Upper bound of the height of the tree below the rank: 0 for a rank that sponsors none.
+// Returns an upper bound of the height of the tree below the rank; 0 if it sponsors no rank.
 int height_of(const Layout& layout, int rank);
 
 }  // namespace cadre

@@ -12,7 +12,7 @@
 namespace cadre {
 namespace {
 
-// Ranks on hosts in any order, as a seed says.
+// Distributes the ranks over hosts at random.
 Layout scattered_layout(uint64_t seed, int num_ranks, int num_hosts) {
   Random random(seed);
   std::vector<wire::RankAddress> rank_addresses(static_cast<size_t>(num_ranks));
@@ -64,7 +64,7 @@ TEST(Sponsors, OfOneHostAllHaveItsLowestRank) {
   EXPECT_EQ(height_of(layout, 0), 2);
 }
 
-// 8 hosts of one rank: 0 serves 4, 2 and 1; 4 serves 6 and 5; 6 serves 7; 2 serves 3.
+// There are 8 hosts of one rank: 0 serves 4, 2 and 1; 4 serves 6 and 5; 6 serves 7; 2 serves 3.
 TEST(Sponsors, TheRankWithTheMostBelowItIsServedFirst) {
   std::vector<wire::RankAddress> rank_addresses(8);
   for (size_t i = 0; i < rank_addresses.size(); ++i) rank_addresses[i].boot_id = std::to_string(i);

@@ -25,12 +25,12 @@ using std::chrono::seconds;
 
 constexpr size_t kTokenBytes = 48;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr size_t kCopiesOfTheSanitizer = 1;  // it reads the environment before main
+constexpr size_t kCopiesOfTheSanitizer = 1;  // the sanitizer reads the environment before main
 #else
 constexpr size_t kCopiesOfTheSanitizer = 0;
 #endif
 
-// Computed, so that the search itself does not put the token into memory.
+// The token is computed, so that the search itself does not put it into memory.
 constexpr char token_at(size_t i) {
   return static_cast<char>('a' + (i * 7 + i / 5) % 26);
 }
@@ -57,7 +57,7 @@ struct Found {
 
 // Searches the writable memory of this process.
 Found search_own_memory() {
-  constexpr uint64_t kMaxMappingBytes = uint64_t{64} << 20;  // those of sanitizers are larger
+  constexpr uint64_t kMaxMappingBytes = uint64_t{64} << 20;  // mappings of sanitizers are larger
   const os::Fd memory(::open("/proc/self/mem", O_RDONLY | O_CLOEXEC));
   std::ifstream maps("/proc/self/smaps");
   Found found;
@@ -86,7 +86,7 @@ Found search_own_memory() {
   return found;
 }
 
-// Run by the next test in a process that was started with the job's variables.
+// The next test runs this one in a process that was started with the job's variables.
 TEST(TokenMemory, DISABLED_OfTwoConnectedRanks) {
   const auto system = os::make_native_system();
   const Deadline deadline = system->deadline_in(seconds(20));

@@ -51,10 +51,10 @@ Result<std::vector<std::string>> BootstrapWatch::multi_get(std::span<const std::
                                                            Deadline deadline) {
   while (true) {
     Deadline patience = next_look();
-    // A store that is slow to answer would never answer a call that is given up too soon.
+    // A slow store would never answer a call that is given up too soon.
     if (store_time_ > kStoreTime) patience = system_.deadline_in(store_time_);
     const Status there = membership_.store->wait(keys, deadline.earlier(patience));
-    // The values may be many bytes, so that they get all the time there is.
+    // The values may be many bytes, so this call gets all the time that is left.
     if (there.ok()) return membership_.store->multi_get(keys, deadline);
     const bool is_late = deadline.has_passed(system_.now());
     if (is_late || there.error().code() != ErrorCode::kTimeout) return there.error();
@@ -118,8 +118,8 @@ Status BootstrapWatch::look_for_lost(Deadline deadline) {
                           rank, lost.host, lost.pid))
           .with_culprit(rank);
     };
-    // Until the addresses are known only the group that left the wills knows that it is one of its
-    // own.
+    // A group of all ranks of the job knows the lost rank by its number. Other groups compare
+    // addresses, once they are known.
     if (membership_.world_size == membership_.job_size) return sentence(lost.rank);
     for (size_t rank = 0; rank < rank_addresses_.size(); ++rank) {
       if (rank_addresses_[rank].pid == lost.pid && rank_addresses_[rank].host == lost.host) {
@@ -137,7 +137,7 @@ void BootstrapWatch::report(const Error& error) {
       error.code(), details.culprit.value_or(-1).value,
       details.reporter.value_or(membership_.rank).value, "",
       format("rank {} could not connect: {}", membership_.rank, error.message())});
-  // The first report stays; whether it arrived changes nothing for this rank.
+  // The store keeps the first report. Whether this one arrived changes nothing for this rank.
   (void)membership_.store->compare_set(
       trouble_key_, "", wire::as_text(ConstBytes(frame).subspan(wire::kControlPrefixBytes)),
       system_.deadline_in(kStoreTime));

@@ -1,11 +1,11 @@
 // Detects failures of other ranks while a group connects: a rank that died, and a rank that failed
-// and reported its error through the store. Without it the others would wait until their deadline.
+// and reported its error through the store. Otherwise the ranks would wait until their deadline.
 //
 // Threads: one. Blocking: as each method says. Lifetime: borrows the System and the Membership.
 // Errors: what another rank reported, with its code; kPeerLost for a rank that has died.
-// It asks the store 50 ms after the first wait, then at growing intervals of up to 500 ms, so a
-// group that connects quickly costs the store nothing. A store that does not answer in time is
-// slow, not trouble: it is given more time at each attempt.
+// The watch looks into the store 50 ms after the first wait, then at growing intervals of up to 500
+// ms, so a group that connects quickly costs the store nothing. A store that does not answer in
+// time counts as slow, not as failed, and gets more time at each attempt.
 #pragma once
 
 #include <optional>
@@ -23,37 +23,38 @@ namespace cadre {
 
 class BootstrapWatch {
  public:
-  // What a call of the store may take at first.
+  // How long a call of the store may take at first.
   static constexpr Duration kStoreTime = std::chrono::seconds(1);
 
-  // `prefix` is that of the group and the attempt in the store.
+  // `prefix` is the store prefix of the group and the attempt.
   BootstrapWatch(os::System& system, const Membership& membership, const std::string& prefix);
 
-  // The addresses of all ranks, borrowed, once they are known: they show whether a rank that died
-  // is of this group.
+  // Called once the addresses of all ranks are known. They are borrowed, and show whether a rank
+  // that died is of this group.
   void know(std::span<const wire::RankAddress> rank_addresses) { rank_addresses_ = rank_addresses; }
 
-  // System::poll, with a look now and then. False at the deadline. Both count by time, also in many
-  // calls of which each finds something ready: strangers can see to that.
+  // Like System::poll(), but also looks for failures now and then. Returns false at the deadline.
+  // Looks and deadline depend on the time alone: strangers can make something ready in each of many
+  // calls.
   Result<bool> poll(std::span<os::PollItem> items, Deadline deadline);
-  // Store::multi_get likewise.
+  // Like Store::multi_get(), but also looks for failures.
   Result<std::vector<std::string>> multi_get(std::span<const std::string> keys, Deadline deadline);
 
-  // Tells the others the error that ends this rank's attempt, unless it came from them. Best
-  // effort, for a second at most.
+  // Reports to the other ranks the error that ends this rank's attempt, unless it came from them.
+  // Best effort, for a second at most.
   void report(const Error& error);
-  // What a rank has reported by now.
+  // Returns the error that a rank has reported by now; ok if there is none.
   Status look_for_report(Deadline deadline);
-  // The trouble that others report, or the death of a rank, within this time; ok when there is
-  // none.
+  // Looks for this long for an error that another rank reports, or the death of a rank; ok if there
+  // is none.
   Status await_report(Duration patience);
-  // Whether the trouble came from others, or from the store.
+  // Whether an error was found that came from others or from the store.
   bool was_told() const { return was_told_; }
 
  private:
-  // The trouble there is by now. Blocking: for a few answers of the store.
+  // Looks once for an error. Blocking: for a few answers of the store.
   Status look(Deadline deadline);
-  // The value of a key; nullopt when it is absent, or when the store does not answer in time.
+  // Returns the value of a key; nullopt if it is absent, or if the store does not answer in time.
   Result<std::optional<std::string>> read(const std::string& key, Deadline deadline);
   Status look_for_lost(Deadline deadline);
   Deadline next_look();
@@ -64,8 +65,8 @@ class BootstrapWatch {
   const std::string lost_key_;
   std::span<const wire::RankAddress> rank_addresses_;
   Duration pause_;
-  std::optional<Deadline> look_at_;  // the next look of poll(); none before its first call
-  Duration store_time_;              // for an answer of the store
+  std::optional<Deadline> look_at_;  // the next look of poll(); nullopt before its first call
+  Duration store_time_;              // how long an answer of the store may take
   bool was_told_ = false;
 };
 

@@ -67,7 +67,7 @@ void report_trouble(os::System& system, Store& store) {
       .value_or_throw();
 }
 
-// Polls something that is ready at every moment, for 10 s unless the watch ends it sooner.
+// Polls an item that is always ready, for 10 s unless the watch ends that earlier.
 Result<bool> poll_what_is_ready(os::System& system, BootstrapWatch& watch, Deadline deadline) {
   const auto event = system.make_event();
   event->notify();

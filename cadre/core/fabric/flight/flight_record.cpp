@@ -16,9 +16,10 @@ namespace cadre {
 namespace {
 
 constexpr uint64_t kMagic = 0x3330544c46524443;  // "CDRFLT03"
-// More is no record of ours: a reader must not allocate what a damaged header asks for.
+// A valid record has fewer slots. The limit keeps a reader from allocating what a damaged header
+// asks for.
 constexpr uint32_t kMaxCapacity = 1 << 20;
-constexpr int32_t kMaxWorldSize = 1 << 20;  // as in rendezvous/job_environment.cpp
+constexpr int32_t kMaxWorldSize = 1 << 20;  // the limit of rendezvous/job_environment.cpp
 
 void write_name(wire::ByteWriter& out, std::string_view name) {
   std::array<std::byte, kFlightNameBytes> field{};
@@ -27,7 +28,8 @@ void write_name(wire::ByteWriter& out, std::string_view name) {
   out.raw(field);
 }
 
-// A damaged or hostile file must not command the terminal that shows its names.
+// The name is made printable: a damaged or hostile file must not control the terminal that shows
+// it.
 template <size_t N>
 std::string read_name(wire::ByteReader& in) {
   std::array<char, N> field{};
@@ -40,7 +42,7 @@ Error malformed(const std::string& what) {
                format("this is not a whole flight record of this version: {}", what));
 }
 
-// False for a slot that is empty or was being written.
+// Returns false for a slot that is empty or was being written.
 bool parse_slot(ConstBytes bytes, FlightEntry& entry) {
   wire::ByteReader in(bytes);
   const auto stamp = in.integer<uint64_t>();
@@ -147,7 +149,8 @@ std::string to_json(const FlightRecord& record) {
     operations.push_back(std::move(operation));
   }
   json["operations"] = std::move(operations);
-  // Names come from a file that may be damaged: bytes that are no UTF-8 are replaced, not thrown.
+  // Names come from a file that may be damaged: bytes that are not UTF-8 are replaced and do not
+  // throw.
   return json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

@@ -1,4 +1,4 @@
-// What a rank did last, as read back from a flight recorder's memory or file.
+// The last operations of a rank, as read from a flight recorder's memory or file.
 //
 // Threads: pure functions over values. Blocking: never.
 // Errors: kCorruption with what was wrong; a file is never trusted.
@@ -20,7 +20,7 @@ namespace cadre {
 
 inline constexpr uint32_t kFlightRecordCapacity = 2000;
 
-// Whose record it is.
+// The rank, process and group that wrote a record.
 struct FlightIdentity {
   std::string group;
   std::string host;
@@ -30,7 +30,7 @@ struct FlightIdentity {
   uint64_t round = 0;
   // Start of the process in the kernel's ticks since the host's boot; 0: unknown.
   uint64_t process_start = 0;
-  std::string id = {};  // id of the group, whose name others may share; empty: the name
+  std::string id = {};  // id of the group; several groups may have one name; empty: the name
   uint64_t connection =
       0;                  // the same on all ranks that connected with each other; 0: not connected
   int64_t made_at_s = 0;  // seconds since 1970; 0: not known
@@ -38,7 +38,7 @@ struct FlightIdentity {
   friend bool operator==(const FlightIdentity&, const FlightIdentity&) = default;
 };
 
-// One operation as read back.
+// One operation, as it was read.
 struct FlightEntry {
   uint64_t index = 0;  // counts the operations of the rank from 0
   uint64_t number = 0;
@@ -46,8 +46,8 @@ struct FlightEntry {
   int64_t begin_ns = 0;
   int64_t end_ns = 0;  // 0: it was running
   wire::ActivityState state = wire::ActivityState::kNothingYet;
-  int32_t peer = -1;  // for send and recv; for a failed collective the rank that was waited for
-  std::string phase;  // where it ended
+  int32_t peer = -1;  // peer of a send or recv; in a failed collective the rank waited for
+  std::string phase;  // phase in which it failed
 
   friend bool operator==(const FlightEntry&, const FlightEntry&) = default;
 };
@@ -61,10 +61,10 @@ struct FlightRecord {
 
 // Parses the bytes of a record's file. Entries that were being written are left out.
 CADRE_EXPORT Result<FlightRecord> parse_flight_record(ConstBytes file);
-// An object {group, rank, ..., "operations": [{...}]}.
+// Returns an object {group, rank, ..., "operations": [{...}]}.
 CADRE_EXPORT std::string to_json(const FlightRecord& record);
 
-// The bytes before the first entry, of each entry, and of the texts in them; longer ones are cut.
+// The bytes of the header, of each entry, and of the texts in them; longer texts are cut.
 inline constexpr size_t kFlightHeaderBytes = 256;
 inline constexpr size_t kFlightConnectionAt = 240;
 inline constexpr size_t kFlightEntryBytes = 72;

@@ -1,5 +1,6 @@
-// Fuzzes the reader of flight records: any file is read or refused, behind a header that was
-// written for it any slots are read, and what was read can be told.
+// Fuzzes parse_flight_record() in two ways: with arbitrary bytes as a file, and with arbitrary
+// bytes as the slots behind a valid header, where parsing must succeed. to_json() must accept every
+// record that was parsed.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

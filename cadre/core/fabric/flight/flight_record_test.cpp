@@ -43,7 +43,7 @@ class TempFile {
   testing::TemporaryFolder folder_;
 };
 
-// As `cadre run --flight-records` does.
+// `cadre run --flight-records` sets this variable.
 TEST(FlightRecord, TheFolderOfTheEnvironmentIsCreated) {
   const testing::TemporaryFolder folder;
   const std::string nested = folder.file("flights/of/today");
@@ -88,7 +88,7 @@ TEST(FlightRecord, TheRingKeepsTheLastTwoThousand) {
   constexpr uint64_t kNumOperations = 2 * kFlightRecordCapacity + 17;
   const uint64_t stale = recorder->begin(0, {}, -1, {1});
   for (uint64_t i = 1; i < kNumOperations; ++i) recorder->begin(i, {}, -1, {1});
-  recorder->end(stale, {.now = {2}});  // its slot is another operation's by now
+  recorder->end(stale, {.now = {2}});  // its slot belongs to another operation by now
   const FlightRecord record = recorder->read();
   ASSERT_EQ(record.entries.size(), kFlightRecordCapacity);
   for (size_t i = 0; i < record.entries.size(); ++i) {
@@ -176,7 +176,7 @@ TEST(FlightRecord, AFolderThatIsMissingIsNamed) {
   EXPECT_THAT(recorder.error().message(), ::testing::HasSubstr("/nonexistent/folder/record"));
 }
 
-// A reader makes a list of the ranks: it must not be as long as a damaged header says.
+// A reader makes a list of the ranks, which must not be as long as a damaged header says.
 TEST(FlightRecord, ARankOutsideOfItsWorldIsRefused) {
   const TempFile file;
   const auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();

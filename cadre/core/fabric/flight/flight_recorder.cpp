@@ -14,12 +14,12 @@ constexpr size_t kClosedAt = 28;
 
 }  // namespace
 
-// Atomics, because another thread may read the record while it is written. Little-endian, as every
-// CPU that Cadre runs on.
+// The fields are atomics, because another thread may read the record while it is written. They are
+// little-endian, like every CPU that Cadre runs on.
 struct FlightRecorder::Slot {
   std::atomic<uint64_t> stamp;  // index + 1; 0 while the other fields change
   std::atomic<uint64_t> number;
-  std::atomic<uint64_t> call;  // with `shape`, the Fingerprint
+  std::atomic<uint64_t> call;  // the first half of the Fingerprint; `shape` is the second
   std::atomic<uint64_t> shape;
   std::atomic<int64_t> begin_ns;
   std::atomic<int64_t> end_ns;
@@ -87,7 +87,7 @@ uint64_t FlightRecorder::begin(uint64_t number, const Fingerprint& fingerprint, 
 
 void FlightRecorder::end(uint64_t index, const Ending& ending) {
   Slot& s = slot(index);
-  // The ring has wrapped around since: the slot is another operation's.
+  // The ring has wrapped around since begin(): the slot belongs to another operation.
   if (s.stamp.load(std::memory_order_relaxed) != index + 1) return;
   s.end_ns.store(ending.now.ns, std::memory_order_relaxed);
   if (!ending.well) {

@@ -3,7 +3,7 @@
 // Threads: begin(), end() and read() from any thread.
 // Blocking: create() for the time of the disk; begin() and end() never (a few stores).
 // Lifetime: owns its memory; a file stays when the process ends.
-// Errors: create() as os::MappedFile.
+// Errors: create() fails like os::MappedFile::create().
 // Format: docs/formats/flight-record.md.
 #pragma once
 
@@ -24,9 +24,9 @@ namespace cadre {
 
 class FlightRecorder {
  public:
-  // In a mapped file of the record's size, or in memory.
+  // Records in a mapped file of the record's size; nullopt: in memory.
   FlightRecorder(std::optional<os::MappedFile> file, const FlightIdentity& identity);
-  // In the file `path`, or in memory when it is empty.
+  // Records in the file `path`; empty: in memory.
   static Result<std::unique_ptr<FlightRecorder>> create(const std::string& path,
                                                         const FlightIdentity& identity);
 
@@ -40,11 +40,12 @@ class FlightRecorder {
   };
   void end(uint64_t index, const Ending& ending);
 
-  // Says of which connection of the group the record is: the same number on all its ranks.
+  // Sets the number of the connection to which the record belongs; all ranks of the group have the
+  // same.
   void set_connection(uint64_t connection);
-  // The group was closed: nothing more is recorded.
+  // Marks the record as that of a closed group, which records nothing more.
   void set_closed();
-  // Whether that was said of the record. REQUIRES: the bytes were parsed.
+  // Returns whether the record was marked so. REQUIRES: the bytes were parsed.
   static bool is_closed(ConstBytes file);
   bool has_file() const { return file_.has_value(); }
   FlightRecord read() const;

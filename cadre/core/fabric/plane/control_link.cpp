@@ -30,7 +30,7 @@ bool is_of_status(const wire::Event& event) {
 ControlLink::ControlLink(Setup setup, ControlMeter& meter)
     : setup_(std::move(setup)), meter_(meter) {
   ++meter_.connections;
-  // Sent at once, so that the other end soon knows that this connection is in use.
+  // A heartbeat is sent at once, so that the other end soon knows that this connection is in use.
   if (setup_.is_healed) beat();
 }
 

@@ -22,11 +22,11 @@ struct ControlCounters {
   uint64_t dials = 0;
   uint64_t frames_sent = 0;
   uint64_t bytes_sent = 0;
-  uint64_t heartbeats_sent = 0;  // among the frames
+  uint64_t heartbeats_sent = 0;  // part of frames_sent
   uint64_t sends = 0;            // calls of try_send
   uint64_t frames_received = 0;
   uint64_t bytes_received = 0;
-  uint64_t events = 0;  // new ones
+  uint64_t events = 0;  // number of new events
 };
 
 // The same counters, updated concurrently.
@@ -61,8 +61,8 @@ class ControlLink {
   uint64_t id() const { return setup_.id; }
   int peer() const { return setup_.peer; }
   bool crosses_hosts() const { return setup_.crosses_hosts; }
-  // Nothing was received yet over a healed connection. The peer may have stopped listening before
-  // it was opened, so its end is no evidence of a loss.
+  // Whether nothing was received yet over a healed connection. The peer may have stopped listening
+  // before the connection was opened, so the end of the connection is no evidence of a loss.
   bool is_unheard() const { return setup_.is_healed && !has_heard_; }
 
   // Queues the event for the next flush(), which sends all in one batch. Status questions and
@@ -75,8 +75,8 @@ class ControlLink {
   void beat();
   void flush();
   bool is_flushed() const { return pending_.empty() && !owes_receipt_ && outbox_.empty(); }
-  // Appends the messages that have arrived; an error once the stream has ended, with
-  // ErrorDetails::is_own_limit where this process has closed its end without knowing it.
+  // Appends the messages that have arrived. Returns an error once the stream has ended, with
+  // ErrorDetails::is_own_limit if this process has closed its end without knowing it.
   Status receive(std::vector<wire::ControlMessage>& messages);
 
   os::PollItem interest() const {

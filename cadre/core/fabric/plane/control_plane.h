@@ -6,7 +6,7 @@
 // connection that is missing, because a rank is lost or was never connected, is opened again.
 //
 // Threads: one of its own ("cadre-monitor"), joined by close(), and short-lived ones that open
-// connections; all methods from any thread, but close() from one.
+// connections; all methods from any thread, except that only one thread may call close().
 // Blocking: ask(), dial_data() and close() until their deadlines; close() for 2 s more at most.
 // Lifetime: borrows the System; the layout and the groups' events are shared. Errors: as each
 // method says. All ranks are those of the fabric.
@@ -46,17 +46,17 @@ class ControlPlane {
     std::shared_ptr<const Layout> layout;  // shared with the fabric and its groups
     int rank = 0;
     LinkIdentity identity;
-    // By rank, after the handshake; null where there is no connection yet. May be empty.
+    // Connections by rank, after the handshake; null: there is none yet. May be empty.
     std::vector<std::unique_ptr<os::Socket>> control;
     std::vector<std::unique_ptr<os::Listener>> tcp_listeners;
     std::unique_ptr<os::Listener> unix_listener;  // may be null
-    // By rank; null where a process is not watched. May be empty.
+    // Watched processes by rank; null: not watched. May be empty.
     std::vector<std::unique_ptr<os::Pollable>> processes;
-    // The address at which this rank reaches the store; selects among several addresses of a
-    // address.
+    // The host at which this rank reaches the store. A rank with several addresses is dialed at the
+    // one with this host.
     std::string store_host;
     Duration silence_limit{};
-    std::shared_ptr<LogSink> log;  // shared with the groups; null: dropped
+    std::shared_ptr<LogSink> log;  // shared with the groups; null: messages are dropped
     // Reads the last activities of a rank of this host from the status page; empty if they cannot
     // be read.
     std::function<std::vector<GroupActivity>(int rank)> last_activities;
@@ -66,7 +66,7 @@ class ControlPlane {
   };
 
   ControlPlane(os::System& system, Setup setup);
-  // close() without a wait for receipts.
+  // Closes the plane without a wait for receipts.
   ~ControlPlane();
   ControlPlane(const ControlPlane&) = delete;
   ControlPlane& operator=(const ControlPlane&) = delete;
@@ -74,7 +74,7 @@ class ControlPlane {
   // Starts the delivery of the group's events. Earlier ones (losses, leaves, its failure) are
   // delivered before attach() returns.
   void attach(GroupKey group, std::shared_ptr<GroupEvents> events);
-  // A delivery that is under way may still end; the plane keeps the object until then.
+  // A delivery that has begun may still end; the plane keeps the object until then.
   void detach(GroupKey group);
   bool is_attached(GroupKey group) const;
   // Publishes that this rank left the group in good order after `num_collectives`, of which `last`
@@ -84,14 +84,14 @@ class ControlPlane {
   // process forwards only the first that it receives.
   void tell_failure(GroupFailure failure);
 
-  // Asks the members what they do in the group. Returns when all have answered that are neither
-  // lost nor left, or at the deadline. In the order of `members`, without those that are silent or
-  // lost.
+  // Asks the members what they do in the group. Returns when all members that are neither lost nor
+  // left have answered, or at the deadline. The answers are in the order of `members`, without
+  // those of silent and lost members.
   std::vector<StatusAnswer> ask(GroupKey group, std::span<const int> members, Deadline deadline);
 
   std::vector<int> lost_ranks() const;  // ascending, without this rank
   std::optional<LossReport> loss_of(int rank) const;
-  bool has_left(int rank) const;  // the fabric, in good order
+  bool has_left(int rank) const;  // whether it left the fabric in good order
 
   // Whether no TCP connection to a rank of another host can be opened before the deadline. The
   // kernel of that host accepts the connection, so a stopped process counts as reachable, as does a

@@ -69,7 +69,7 @@ void expect_ended(const sim::SimResult& result, uint64_t seed, const std::vector
   }
 }
 
-// A run in which every rank must end without a failure.
+// Runs the job. Every rank must end without a failure.
 sim::SimResult expect_run(uint64_t seed, const std::vector<int>& shape, std::vector<Fault> faults,
                           const MemberMain& body) {
   sim::SimResult result = run_plan(seed, shape, std::move(faults), body);
@@ -77,7 +77,7 @@ sim::SimResult expect_run(uint64_t seed, const std::vector<int>& shape, std::vec
   return result;
 }
 
-// Each layout with each seed; a share of the seeds that other simulations run.
+// Runs each layout with each of a tenth of the seeds that other simulations run.
 void for_each_run(const std::function<void(uint64_t, const std::vector<int>&, Random&)>& body) {
   for (size_t i = 0; const uint64_t seed : testing::simulator_seeds()) {
     if (i++ % 10 != 0) continue;
@@ -105,7 +105,7 @@ std::vector<int> pick(Random& random, size_t count, int num_ranks) {
   return {picked.begin(), picked.end()};
 }
 
-// Two different ranks; the seed decides whether the lower one comes first.
+// Picks two different ranks; the seed decides whether the lower one comes first.
 std::array<int, 2> pick_pair(Random& random, uint64_t seed, int num_ranks) {
   const std::vector<int> picked = pick(random, 2, num_ranks);
   return {picked[seed % 2], picked[1 - seed % 2]};
@@ -131,7 +131,7 @@ TEST(ControlPlaneSimulator, EachLossIsToldToEachSurvivorOnceAndLeavingIsNone) {
   });
 }
 
-// Also while one rank is killed or stopped.
+// Another rank is killed or stopped at about the same time.
 TEST(ControlPlaneSimulator, TheFailureThatOneTellsReachesAll) {
   for_each_run([](uint64_t seed, const std::vector<int>& shape, Random& random) {
     const auto [victim, teller] = pick_pair(random, seed, size_of(shape));
@@ -159,7 +159,7 @@ TEST(ControlPlaneSimulator, TheFailureThatOneTellsReachesAll) {
   });
 }
 
-// The number of scheduling points of a rank before a time.
+// Returns the number of scheduling points of a rank before a time.
 int64_t points_before(const sim::SimResult& result, int rank, Duration time) {
   const std::string name = format(" rank{}/", rank);
   return std::ranges::count_if(result.history, [&](const std::string& line) {
@@ -305,7 +305,7 @@ TEST(ControlPlaneSimulator, TwoRanksWhoseConnectionIsCutAreLostToAll) {
   });
 }
 
-// They notice by silence or by a dial without an answer.
+// The other ranks notice by silence or by a dial without an answer.
 TEST(ControlPlaneSimulator, AHostThatCannotBeReachedIsLostToTheOthers) {
   for_each_run([](uint64_t seed, const std::vector<int>& shape, Random& random) {
     std::vector<Fault> faults;
@@ -373,7 +373,7 @@ TEST(ControlPlaneSimulator, TwoHostsThatDieLeaveTheOthersConnected) {
   }
 }
 
-// Also while the ranks connect.
+// The rank may be killed while the ranks still connect.
 TEST(ControlPlaneSimulator, AKillAtAnyPointIsToldToAllOthers) {
   int num_in_time = 0;
   int num_runs = 0;

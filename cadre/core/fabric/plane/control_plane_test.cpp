@@ -1,5 +1,5 @@
-// Control planes of ranks that are threads, over loopback and unix sockets; hosts exist in the
-// addresses only.
+// Control planes of ranks that are threads, over loopback and unix sockets. Hosts exist only in the
+// addresses of the ranks.
 #include "cadre/core/fabric/plane/control_plane.h"
 
 #include <gtest/gtest.h>
@@ -90,7 +90,7 @@ TEST(ControlPlane, AQuestionIsAnsweredByAllMembersThatAreAttached) {
         require(answers[i].activity.number == 1000 + i, "what that rank does");
       }
       member.job.meet(member.system, member.job.num_ranks(), "asked");
-      // A group that is not attached anywhere.
+      // No rank is attached to this group.
       require(member.plane.ask(kGroup + 1, all, member.in(milliseconds(200))).empty(), "no answer");
       member.job.meet(member.system, member.job.num_ranks(), "asked again");
     });
@@ -124,7 +124,7 @@ TEST(ControlPlane, ARankThatLeavesInGoodOrderIsNotLost) {
     run_members(shape, [](Member& member) {
       if (member.rank == 0) return;
       member.expect([&] { return member.plane.has_left(0); }, "rank 0 has left");
-      // Long enough for the ends of its connections to be seen.
+      // The pause is long enough for the ends of its connections to be seen.
       member.system.make_waiter()->park(member.in(milliseconds(300)));
       require(member.group->losses().empty(), "nobody is lost");
       member.job.meet(member.system, member.job.num_ranks() - 1, "the end");

@@ -10,13 +10,12 @@
 namespace cadre {
 namespace {
 
-// A system that is opening a connection cannot be told to stop, so it is asked for a slice of time
-// after the other.
+// A running attempt to connect cannot be cancelled, so each attempt takes at most this time.
 constexpr Duration kDialSlice = std::chrono::seconds(1);
-// Before the next try when this process has no thread or descriptor left.
+// The pause before the next try if this process has no thread or descriptor left.
 constexpr Duration kOwnLimitPause = std::chrono::seconds(1);
 
-// Ranks of one host meet at unix addresses, all others over TCP.
+// Ranks of one host are dialed at unix addresses, all others over TCP.
 Result<os::Address> address_of(const DialPlan& plan, int peer) {
   const wire::RankAddress& rank_address = plan.layout.rank_address(peer);
   const int self = plan.identity.rank;
@@ -28,7 +27,7 @@ Result<os::Address> address_of(const DialPlan& plan, int peer) {
                          .store_host = plan.store_host});
 }
 
-// Until the connection is there, is refused or the deadline has passed.
+// Tries until the connection is open or refused, the dial is dropped, or the deadline has passed.
 Result<std::unique_ptr<os::Socket>> connect_in_slices(os::System& system,
                                                       const os::Address& address,
                                                       const std::atomic<bool>& is_dropped,
@@ -105,15 +104,16 @@ void Dialer::retry_later(Call& call, const Error& error) {
 
 std::vector<Dialer::Outcome> Dialer::advance() {
   const TimePoint now = system_.now();
-  // Only time in which this thread looks counts as the other's silence, as in judge_silence().
+  // Only time in which this thread looks counts as silence of the peer, as in
+  // PlaneLoop::judge_silence().
   const Duration since_last = std::min<Duration>(now - advanced_at_, 2 * kStatusInterval);
   advanced_at_ = now;
   std::vector<Outcome> outcomes;
   for (size_t i = 0; i < calls_.size();) {
     Call& call = calls_[i];
     std::optional<Outcome> outcome = step(call, since_last);
-    // A peer that is about to accept would take the end of an unused connection for that of this
-    // rank, so that a handshake is not given up.
+    // A handshake is not given up, because a peer that is about to accept would take the end of the
+    // unused connection for the end of this rank.
     const bool is_given_up = call.is_dropped && call.attempt == nullptr && !call.handshake;
     const bool is_over = outcome || is_given_up;
     const bool is_wanted = outcome && (!call.is_dropped || outcome->ending == Ending::kConnected);
@@ -160,7 +160,7 @@ std::optional<Dialer::Outcome> Dialer::take_connection(Call& call) {
   return std::nullopt;
 }
 
-// A rank that is stopped does not answer, and is not lost for that.
+// A stopped rank of this host does not answer, and is not lost for that.
 std::optional<Dialer::Outcome> Dialer::step_handshake(Call& call, Duration since_last) {
   const Status status = call.handshake->step();
   if (status.ok() && call.handshake->is_done()) {

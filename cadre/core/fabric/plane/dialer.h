@@ -26,7 +26,8 @@ namespace cadre {
 struct DialPlan {
   const Layout& layout;
   const LinkIdentity& identity;
-  // Selects, among several addresses of a address, the one at which this rank reaches the store.
+  // The host at which this rank reaches the store. A rank with several addresses is dialed at the
+  // one with this host.
   std::string store_host;
 };
 
@@ -41,7 +42,7 @@ class Dialer {
   struct Outcome {
     int peer = -1;
     Ending ending = Ending::kRefused;
-    std::unique_ptr<os::Socket> socket;  // set for kConnected
+    std::unique_ptr<os::Socket> socket;  // null unless kConnected
   };
 
   // `wake_up` is notified when an advance() has something to do.

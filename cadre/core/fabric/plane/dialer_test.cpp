@@ -44,7 +44,7 @@ class FewDescriptors final : public testing::ForwardingSystem {
   int num_to_refuse = 1;
 };
 
-// Rank 0 dials rank 1 of the same host; both are in the hands of the test.
+// Rank 0 dials rank 1 of the same host; the test runs both ends.
 class DialerTest : public ::testing::Test {
  protected:
   DialerTest() {
@@ -63,7 +63,7 @@ class DialerTest : public ::testing::Test {
     return !items.empty();
   }
   void pause() { system_->make_waiter()->park(system_->deadline_in(milliseconds(1))); }
-  // Lets both ends go on until the dial is over; how it ended, if that is told.
+  // Advances both ends until the dial is over; returns how it ended, if the dialer reports that.
   std::vector<Dialer::Outcome> finish(Dialer& dialer) {
     std::vector<Dialer::Outcome> outcomes;
     for (const Deadline deadline = soon();
@@ -73,7 +73,7 @@ class DialerTest : public ::testing::Test {
     }
     return outcomes;
   }
-  // A dial through this system.
+  // Expects that a dial through this system connects.
   void expect_connected(os::System& system) {
     Dialer dialer(system, {layout_, identity_[0], ""}, seconds(120), *wake_up_, null_log_sink());
     dialer.dial(1);
@@ -91,7 +91,8 @@ class DialerTest : public ::testing::Test {
   size_t num_accepted_ = 0;
 };
 
-// Rank 1 may accept at any moment; if the connection ended then, it would report rank 0 as lost.
+// Rank 1 may accept at any moment. If the connection ended then, rank 1 would report rank 0 as
+// lost.
 TEST_F(DialerTest, ADialThatIsDroppedInItsHandshakeBecomesAConnection) {
   Dialer dialer(*system_, {layout_, identity_[0], ""}, seconds(120), *wake_up_, null_log_sink());
   dialer.dial(1);
@@ -128,7 +129,7 @@ TEST_F(DialerTest, AThreadThatCannotBeStartedIsTriedAgain) {
   EXPECT_EQ(few.num_refused, 2);
 }
 
-// The peer would be reported as lost.
+// Otherwise the peer would be reported as lost.
 TEST_F(DialerTest, ALackOfDescriptorsIsNoRefusalByThePeer) {
   FewDescriptors few(*system_);
   expect_connected(few);
@@ -137,7 +138,7 @@ TEST_F(DialerTest, ALackOfDescriptorsIsNoRefusalByThePeer) {
 
 TEST_F(DialerTest, ALackOfDescriptorsIsTheFailureOfTheDialingRank) {
   FewDescriptors few(*system_);
-  few.num_to_refuse = 2;  // the unix address and the TCP address
+  few.num_to_refuse = 2;  // one for the unix address, one for the TCP address
   const auto socket =
       dial(few, layout_, {identity_[0], ""}, 1, wire::LinkPurpose::kControl, soon());
   ASSERT_FALSE(socket.ok());

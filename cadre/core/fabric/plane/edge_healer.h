@@ -2,7 +2,8 @@
 // accepts those that peers open, and reports ranks that cannot be reached.
 //
 // Threads: the control plane's. Blocking: stop(), for a second at most. Lifetime: borrows the
-// System, the plan, the event and the log; owns the listeners. Errors: none; verdicts.
+// System, the plan, the event and the log; owns the listeners. Errors: none; advance() reports
+// verdicts.
 // If a connection is missing, the end with the higher rank dials at once, the other one after 1 s.
 // If both succeed, both connections are kept.
 #pragma once
@@ -23,7 +24,7 @@ namespace cadre {
 
 class EdgeHealer {
  public:
-  // How long the end with the lower rank waits for a call of the other end.
+  // How long the end with the lower rank waits until the other end opens the connection.
   static constexpr Duration kCallTime = std::chrono::seconds(1);
   // How long the event may take to arrive that a rank which no longer listens has left.
   static constexpr Duration kLeaveNewsTime = std::chrono::seconds(1);
@@ -32,8 +33,8 @@ class EdgeHealer {
   // Pause after a leave, since the ranks of a job that ends leave together. The topology stays
   // connected without one rank meanwhile.
   static constexpr Duration kLeavePause = std::chrono::seconds(1);
-  // How long a rank that leaves waits, before it connects to new neighbours, for events that those
-  // have left, too.
+  // How long a leaving rank waits before it connects to new neighbours, since events may arrive
+  // meanwhile that say that these neighbours have left, too.
   static constexpr Duration kLeavingPause = std::chrono::milliseconds(50);
 
   // Bounds the number of connections that a leaving rank opens, because ranks that leave together
@@ -54,7 +55,7 @@ class EdgeHealer {
     int rank = -1;
     SignOfLoss sign = SignOfLoss::kUnreachable;
     bool is_of_host =
-        false;  // also holds for all ranks of its host without a connection to this one
+        false;  // also holds for ranks of its host that have no connection to this rank
   };
   struct Findings {
     std::vector<Dialer::Outcome> connections;  // all are kConnected
@@ -62,37 +63,38 @@ class EdgeHealer {
   };
   // The state of the plane that the healer depends on.
   struct View {
-    std::vector<bool> is_present;            // by rank: neither lost nor left
-    std::function<bool(int rank)> has_link;  // to that rank
+    std::vector<bool> is_present;            // by rank: whether it is neither lost nor left
+    std::function<bool(int rank)> has_link;  // whether there is a connection to the rank
     bool may_dial = true;
   };
 
   EdgeHealer(os::System& system, Setup setup);
 
-  // The set of ranks that are present has changed.
+  // Called when the set of ranks that are present has changed.
   void note_loss();
   void note_leave();
-  // A connection to this rank ended before anything was received over it. The rank is reported as
-  // unreachable unless its leave arrives, or a connection is made, within kLeaveNewsTime.
+  // Called when a connection to this rank has ended before anything was received over it. The rank
+  // is reported as unreachable unless its leave arrives, or a connection is made, within
+  // kLeaveNewsTime.
   void suspect(int rank);
 
   // `is_ready`: whether one of the interests is ready.
   Findings advance(const View& view, bool is_ready);
   void add_interests(std::vector<os::PollItem>& items) const;
   Deadline next_deadline(Deadline deadline) const;
-  // This process leaves. Connections that are missing after kLeavingPause are opened while
-  // View::may_dial, kMaxLeavingDials at most. Connections of other ranks are still accepted.
+  // Called when this process leaves. Connections that are missing after kLeavingPause are opened
+  // while View::may_dial, kMaxLeavingDials at most. Connections of other ranks are still accepted.
   void start_leaving();
   // Whether no further connection has to be opened: all neighbours are connected, gone or no longer
   // listening, or kMaxLeavingDials is exhausted. REQUIRES: start_leaving().
   bool is_complete(const View& view) const;
-  // Stops to accept and to open connections.
+  // Stops accepting and opening connections.
   void stop();
 
  private:
   void plan_edges(const View& view);
   void dial_missing(const View& view);
-  // The peer is neither suspected nor dialed at present.
+  // Whether the peer is neither suspected nor dialed at present.
   bool is_open(int peer) const { return !suspects_.contains(peer) && !dialer_.is_dialing(peer); }
   void take_calls(Findings& findings);
   void take_dials(Findings& findings);

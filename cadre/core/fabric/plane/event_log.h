@@ -29,26 +29,26 @@ class EventLog {
 
   EventLog(int num_ranks, int self);
 
-  // True if the event is new. `from` is the rank that sent it, or kOwn. Not recorded are questions
-  // and answers, events of ranks that do not exist, and a loss of a rank that has left if this rank
-  // reports it.
+  // Returns true if the event is new. `from` is the rank that sent it, or kOwn. Does not record
+  // questions and answers, events of ranks that do not exist, and a loss of a rank that has left if
+  // this rank reports it.
   bool add(const wire::Event& event, int from, TimePoint now);
 
   bool is_lost(int rank) const { return ranks_[static_cast<size_t>(rank)].loss.has_value(); }
   bool has_left(int rank) const { return ranks_[static_cast<size_t>(rank)].has_left; }
-  // Neither lost nor left; this rank always is.
+  // Returns for each rank whether it is neither lost nor left; true for this rank.
   std::vector<bool> presence() const;
   const std::optional<LossReport>& loss_of(int rank) const {
     return ranks_[static_cast<size_t>(rank)].loss;
   }
-  // Ascending, without this rank.
+  // Returns the ranks in ascending order, without this rank.
   std::vector<int> lost_ranks() const;
 
-  // All events, for a new connection.
+  // Returns all events, for a new connection.
   std::vector<wire::Event> all(TimePoint now);
-  // The events that one rank sent.
+  // Returns the events that one rank sent.
   std::vector<wire::Event> told_by(int rank, TimePoint now);
-  // The events of a group: losses of any rank, its leaves, its failure.
+  // Returns the events of a group: losses of any rank, leaves of the group, its failure.
   std::vector<wire::Event> of_group(GroupKey group, TimePoint now);
 
  private:
@@ -63,7 +63,7 @@ class EventLog {
     int from = kOwn;
     TimePoint at;
   };
-  // Type of the event, group, rank.
+  // The type of the event, the group and the rank.
   using Identity = std::tuple<size_t, GroupKey, int>;
 
   bool exists(int rank) const { return rank >= 0 && static_cast<size_t>(rank) < ranks_.size(); }
@@ -77,8 +77,8 @@ class EventLog {
   const int self_;
   std::vector<RankState> ranks_;
   std::deque<Entry> entries_;  // events of groups, in the order of arrival
-  // Which of them concern each group, by the number of the entry, so that a new group does not
-  // search the events of all others.
+  // The numbers of the entries that concern each group, so that a new group does not search the
+  // events of all others.
   std::unordered_map<GroupKey, std::deque<uint64_t>> entries_of_;
   uint64_t num_pruned_ = 0;  // the number of the oldest entry
   std::set<Identity> known_;

@@ -31,9 +31,9 @@ class GroupEvents {
   // Also called with loss.rank == this rank, if a peer has reported this rank as lost.
   virtual void on_rank_lost(const LossReport& loss) = 0;
   virtual void on_rank_left_group(const wire::GroupLeave& leave) = 0;
-  // Only for failures that other ranks have published.
+  // Called only for failures that other ranks have published.
   virtual void on_group_failed(const GroupFailure& failure) = 0;
-  // The reply to a status question; nullopt for no reply.
+  // Returns the reply to a status question, or nullopt to send no reply.
   virtual std::optional<wire::Activity> own_activity() = 0;
 };
 

@@ -19,7 +19,7 @@ class LateErrors {
     const std::lock_guard lock(mutex_);
     errors_.push_back(error);
   }
-  // The oldest error that was not taken yet.
+  // Takes the oldest error; nullopt if there is none.
   std::optional<Error> take() {
     const std::lock_guard lock(mutex_);
     if (errors_.empty()) return std::nullopt;
@@ -28,8 +28,8 @@ class LateErrors {
     return error;
   }
 
-  // A group of this process failed. After a failure ranks may leave their other groups at different
-  // points, so a mismatch there is no error of the program.
+  // Called when a group of this process has failed. After a failure ranks may leave their other
+  // groups at different points, so a mismatch there is no error of the program.
   void note_failure() {
     const std::lock_guard lock(mutex_);
     ++num_failures_;

@@ -172,8 +172,8 @@ EdgeHealer::View PlaneLoop::healer_view() const {
   return view;
 }
 
-// True when all peers have acknowledged the leave of this process and all pending bytes are sent,
-// or the deadlines of these steps have passed. Lost ranks are not waited for.
+// Returns true when all peers have acknowledged the leave of this process and all pending bytes are
+// sent, or the deadlines of these steps have passed. Does not wait for lost ranks.
 bool PlaneLoop::has_left() {
   if (!receipts_by_) return false;
   const TimePoint now = context_.system.now();
@@ -325,7 +325,7 @@ void PlaneLoop::report_loss(int rank, SignOfLoss sign) {
   learn(loss, nullptr);
 }
 
-// The peers see the end of the connections and report the loss of this rank.
+// Reports this rank itself as lost. The peers see the end of its connections and do the same.
 void PlaneLoop::report_closed_here() {
   if (!receipts_by_) learn(LossReport{self_, self_, SignOfLoss::kConnectionEnded, {}}, nullptr);
 }

@@ -1,8 +1,10 @@
 // The thread of a control plane: reads all connections, decides whether an ended or silent one
-// means a lost rank, and forwards new events.  Threads: run() is the body of one thread, to which
-// all else here belongs; the constructor and the destructor run while it does not. Blocking: run(),
-// until the plane has left. Lifetime: borrows the System, the state, the event, the meter, the
-// layout and the identity. Errors: none; an error of a connection closes it.
+// means a lost rank, and forwards new events.
+//
+// Threads: run() is the body of one thread, which alone uses all else here; the constructor and the
+// destructor run while it does not. Blocking: run(), until the plane has left. Lifetime: borrows
+// the System, the state, the event, the meter, the layout and the identity. Errors: none; an error
+// of a connection closes it.
 #pragma once
 
 #include <map>
@@ -26,7 +28,7 @@ class PlaneLoop {
   static constexpr Duration kFlushTime = std::chrono::seconds(1);
   // A rank that leaves publishes that over direct connections to at least this many present peers.
   static constexpr size_t kMinLeavePeers = 2;
-  // How long a failure counts as recent, so that some ranks may not have received it yet.
+  // How long a failure counts as recent: some ranks may not have received it yet.
   static constexpr Duration kFailureNewsTime = std::chrono::seconds(2);
 
   struct PlaneContext {
@@ -46,7 +48,7 @@ class PlaneLoop {
   struct End {
     uint64_t link = 0;
     SignOfLoss sign{};
-    bool is_own = false;  // its descriptor was closed in this process, which is no loss of the peer
+    bool is_own = false;  // this process closed the descriptor, so the peer is not lost
   };
 
   void add_link(int peer, std::unique_ptr<os::Socket> socket, bool is_healed);
@@ -68,8 +70,8 @@ class PlaneLoop {
   void handle_event(ControlLink& link, const wire::Event& event);
   void handle_question(ControlLink& link, const wire::StatusQuestion& question);
   void handle_answer(const wire::StatusAnswer& answer);
-  // Records and forwards an event. `by`: the connection over which it arrived, null for one of this
-  // process.
+  // Records and forwards an event. `by`: the connection over which it arrived; null: an event of
+  // this process.
   void learn(const wire::Event& event, const ControlLink* by);
   void spread(const wire::Event& event, Scope scope, uint64_t except_link);
   Scope scope_of(const ControlLink* by) const;
@@ -87,14 +89,15 @@ class PlaneLoop {
   const Layout& layout_;
   const int self_;
   EdgeHealer healer_;
-  std::vector<std::unique_ptr<ControlLink>> links_;  // unique, so that they keep their place
+  // Unique pointers, so that the addresses of the links stay valid.
+  std::vector<std::unique_ptr<ControlLink>> links_;
   uint64_t num_links_ = 0;
-  std::vector<End> ends_;  // found in this iteration
+  std::vector<End> ends_;  // ends of connections found in this iteration
   std::map<int, TimePoint> ended_processes_;
   StatusRoutes routes_;
-  TimePoint heartbeat_at_;  // the last
+  TimePoint heartbeat_at_;  // time of the last heartbeat
   TimePoint silence_judged_at_;
-  std::optional<TimePoint> failure_heard_at_;  // the last failure of a group, or loss
+  std::optional<TimePoint> failure_heard_at_;  // time of the last group failure or loss
   std::optional<Deadline> receipts_by_;        // set when this process leaves
   std::optional<TimePoint> flush_by_;
 };

@@ -15,8 +15,8 @@ PlaneState::PlaneState(os::System& system, Identity identity, os::Event& wake_up
       wake_up_(wake_up),
       log_(identity.num_ranks, identity.rank) {}
 
-// Events that arrive after the registration are delivered by the plane's thread, earlier ones by
-// this thread: each event once.
+// The plane's thread delivers events that arrive after the registration, and this thread the
+// earlier ones: each event once.
 void PlaneState::attach(GroupKey group, std::shared_ptr<GroupEvents> events) {
   const TimePoint now = system_.now();
   std::vector<Event> earlier;

@@ -41,19 +41,19 @@ class PlaneState {
   // Lets the plane's thread leave, wait for receipts until the deadline, and end.
   void leave(Deadline deadline);
 
-  // From here on: only called by the plane's thread.
+  // Only the plane's thread calls the methods from here on.
   struct Orders {
     std::vector<wire::Event> events;  // in the order in which they were posted
     std::optional<Deadline> leave_by;
   };
   Orders take_orders();
-  // True if the event is new; the next deliver() delivers it to its groups.
+  // Returns true if the event is new; the next deliver() delivers it to its groups.
   bool learn(const wire::Event& event, int from);
   void take_answer(const wire::StatusAnswer& answer);
   void deliver();
   // Ends all open questions and every later one.
   void end();
-  // Null when it is not attached.
+  // Returns null if the group is not attached.
   std::shared_ptr<GroupEvents> group(GroupKey key) const;
   bool is_lost(int rank) const;
   std::vector<bool> presence() const;
@@ -71,7 +71,9 @@ class PlaneState {
   };
 
   void call(const Delivery& delivery) const;
-  void queue_deliveries(const wire::Event& event);  // under the lock, as the next
+  // REQUIRES: mutex_ is locked.
+  void queue_deliveries(const wire::Event& event);
+  // REQUIRES: mutex_ is locked.
   bool is_answered(const Question& question, std::span<const int> members) const;
   bool await_answers(uint64_t number, std::span<const int> members, Deadline deadline);
   void wake_observers();

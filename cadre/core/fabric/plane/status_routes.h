@@ -1,7 +1,7 @@
-// By which connection a status question came first, so that its answers can return.
+// Remembers over which connection a status question came first, so that its answers can return.
 //
 // Threads: one. Blocking: never. Errors: none.
-// The last 8 questions of each asking rank are remembered; a rank has fewer under way.
+// The last 8 questions of each asking rank are remembered; a rank has fewer open at a time.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@ class StatusRoutes {
  public:
   static constexpr size_t kPerOrigin = 8;
 
-  // False when the question has come before, or is older than those that are remembered.
+  // Returns false if the question has come before, or is older than the remembered ones.
   bool add(const wire::StatusQuestion& question, uint64_t link) {
     Route& route = routes_[question.origin][question.number % kPerOrigin];
     if (question.number <= route.number) return false;
@@ -25,7 +25,7 @@ class StatusRoutes {
     return true;
   }
 
-  // The connection by which the question came that this answers.
+  // Returns the connection over which the answered question came; nullopt if it is not remembered.
   std::optional<uint64_t> way_back(const wire::StatusAnswer& answer) const {
     const auto found = routes_.find(answer.origin);
     if (found == routes_.end()) return std::nullopt;

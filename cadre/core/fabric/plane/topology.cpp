@@ -5,7 +5,7 @@
 namespace cadre {
 namespace {
 
-// The ranks that are present, of each host that has any.
+// Returns the present ranks of each host that has any.
 std::vector<std::vector<int>> present_hosts(const Layout& layout,
                                             const std::vector<bool>& is_present, int self) {
   std::vector<std::vector<int>> hosts;
@@ -19,7 +19,7 @@ std::vector<std::vector<int>> present_hosts(const Layout& layout,
   return hosts;
 }
 
-// The ends at `theirs` of the edges of exponent `exponent` that end at ours[own_index].
+// Adds the ends in `theirs` of the edges of this exponent that end at ours[own_index].
 void add_edges(std::vector<int>& found, size_t exponent, size_t own_index, size_t num_own,
                const std::vector<int>& theirs) {
   for (const size_t place : {exponent, exponent + 1}) {

@@ -1,12 +1,12 @@
-// Which ranks of a job are connected to which by control connections.
+// The graph of control connections between the ranks of a job.
 //
 // Threads: a pure function. Blocking: never. Errors: none.
-// All ranks of a host are connected to each other. Between hosts the edges form a chordal ring:
-// hosts at distance 2^k in the list of hosts that have a rank present are neighbours, for all
-// 2^k < H, with two edges between different ranks where either host has two. So the graph stays
-// connected without any one rank and, of three hosts or more, without any one host, and news
-// crosses it in about log2(H) / 2 + 2 hops. A host has at most 4 * ceil(log2(H)) edges, which are
-// spread over its ranks. Source: chordal rings after Chord (Stoica et al., SIGCOMM 2001).
+// All ranks of a host are connected to each other. Between hosts the edges form a chordal ring: in
+// the list of hosts that have a rank present, hosts at distance 2^k are neighbours, for all 2^k <
+// H. Two neighbours have two edges between different ranks if either host has two ranks. So the
+// graph stays connected without any one rank and, with three hosts or more, without any one host.
+// An event crosses it in about log2(H) / 2 + 2 hops. A host has at most 4 * ceil(log2(H)) edges,
+// which are spread over its ranks. Source: chordal rings after Chord (Stoica et al., SIGCOMM 2001).
 #pragma once
 
 #include <vector>
@@ -15,8 +15,9 @@
 
 namespace cadre {
 
-// Ascending. `is_present` is by rank: neither lost nor left; a rank that asks for itself counts as
-// present. Symmetric among ranks that are present: each is among the other's neighbours.
+// Returns the neighbours of `rank`, ascending. `is_present` says of each rank whether it is neither
+// lost nor left; `rank` itself counts as present. Symmetric: of two present ranks each is a
+// neighbour of the other, or neither is.
 std::vector<int> neighbours(const Layout& layout, const std::vector<bool>& is_present, int rank);
 
 }  // namespace cadre

@@ -23,7 +23,7 @@ Layout layout_of(const std::vector<int>& ranks_per_host) {
   return Layout(std::move(rank_addresses));
 }
 
-using Graph = std::vector<std::vector<int>>;  // by rank; empty for those that are absent
+using Graph = std::vector<std::vector<int>>;  // neighbours by rank; empty for absent ranks
 
 Graph graph_of(const Layout& layout, const std::vector<bool>& is_present) {
   Graph graph(is_present.size());
@@ -33,7 +33,7 @@ Graph graph_of(const Layout& layout, const std::vector<bool>& is_present) {
   return graph;
 }
 
-// The ranks that are present and not `gone` reach each other.
+// Whether the ranks of `is_there` reach each other.
 bool is_connected(const Graph& graph, std::vector<bool> is_there) {
   const auto first = std::ranges::find(is_there, true);
   if (first == is_there.end()) return true;
@@ -126,7 +126,8 @@ TEST(Topology, OfOneHostAndOfOneRank) {
   const std::vector<bool> three(3, true);
   EXPECT_EQ(neighbours(layout_of({3}), three, 1), (std::vector<int>{0, 2}));
   EXPECT_EQ(neighbours(layout_of({1}), {true}, 0), std::vector<int>{});
-  // Two ranks of the larger host, so that the one rank stays connected without either.
+  // The one rank is connected to two ranks of the larger host, so that it stays connected without
+  // either.
   EXPECT_EQ(neighbours(layout_of({3, 1}), {true, true, true, true}, 3), (std::vector<int>{0, 1}));
 }
 

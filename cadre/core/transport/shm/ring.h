@@ -2,8 +2,8 @@
 //
 // Threads: RingWriter and RingReader each belong to one thread; the two may run in two processes.
 // Blocking: never; the transport waits. Lifetime: the mapping outlives both ends.
-// Errors: kCorruption when the other end's index is impossible; nothing outside the ring is touched
-// then. kPeerLost when the other end has closed (a reader gets what was written before).
+// Errors: kCorruption if the count of the other end is impossible; memory outside the ring is not
+// touched then. kPeerLost if the other end has closed; a reader first gets what was written before.
 // Source: Lamport's single-producer single-consumer queue, with counters that never wrap (2^64
 // bytes).
 #pragma once
@@ -19,9 +19,9 @@ namespace cadre {
 
 inline constexpr size_t kCacheLine = 64;
 
-// The part of a ring that both ends see, followed by its bytes. All zero is the empty ring. Each
-// end writes its own line only, and never believes what it reads: it keeps its own counter to
-// itself and checks the other's.
+// The control part of a ring in shared memory, followed by the ring's bytes. An empty ring is all
+// zeros. Each end writes only its own cache line. It also keeps its own count in private memory and
+// checks the other end's count against that.
 struct RingControl {
   struct alignas(kCacheLine) End {
     std::atomic<uint64_t> count{0};  // bytes written, or read, so far
@@ -34,7 +34,7 @@ static_assert(sizeof(RingControl) == 2 * kCacheLine && std::atomic<uint64_t>::is
 
 class RingWriter {
  public:
-  // `data` is the ring's bytes: a power of two of them.
+  // `data`: the ring's bytes, whose number is a power of two.
   RingWriter(RingControl& control, Bytes data) : control_(control), data_(data) {}
 
   Result<size_t> try_write(ConstBytes source);

@@ -53,7 +53,7 @@ TEST_F(RingTest, ControlHasTheDocumentedBytes) {
   golden[0] = std::byte{0x05};   // the writer: 5 bytes so far
   golden[8] = std::byte{1};      // closed
   golden[64] = std::byte{0x03};  // the reader: 3 bytes so far
-  // As in a new segment, all zeros.
+  // A new segment is all zeros.
   alignas(RingControl) std::array<std::byte, 128> memory{};
   auto& shared = *reinterpret_cast<RingControl*>(memory.data());
   RingWriter writer(shared, data_);

@@ -78,9 +78,9 @@ Channel& ShmTransport::channel(Rank peer) {
   return channels_[static_cast<size_t>(peer.value)].value();
 }
 
-// Adds instead of System::publish, which stores: of two peers that ring at once one would store
-// what the other has stored, and this rank, having read the first ring, would sleep through the
-// second.
+// Increments the word instead of System::publish(), which stores a value: two peers that ring at
+// the same time could store the same value. This rank, which has read the word after the first
+// ring, would then sleep through the second.
 void ShmTransport::ring_doorbell_of(Rank peer) const {
   os::WaitWord& word = page_of(peer).doorbell().word;
   word.value.fetch_add(1, std::memory_order_seq_cst);
@@ -93,7 +93,8 @@ bool ShmTransport::is_any_ready(std::span<const ChannelInterest> interests) {
   });
 }
 
-// The flag first: who reads the word that this rings has the flag too.
+// The flag is set before the word changes, so a thread that sees the changed word also sees the
+// flag.
 void ShmTransport::wake() {
   is_woken_.store(true, std::memory_order_release);
   ring_doorbell_of(setup_.rank);
@@ -107,12 +108,14 @@ bool ShmTransport::take_wake_up() {
 Status ShmTransport::wait(std::span<const ChannelInterest> interests, Deadline deadline) {
   os::WaitWord& word = page_of(setup_.rank).doorbell().word;
   for (int look = 0;; ++look) {
-    // Before the rings are looked at: whatever comes after that look changes the word.
+    // The word is read before the rings, so that every change after the look at the rings changes
+    // the word.
     const uint32_t seen = word.value.load(std::memory_order_acquire);
     const bool is_ready = is_any_ready(interests) || take_wake_up();
     if (interrupt_.is_raised()) return interrupted_error(setup_.rank, interests);
-    // Reading the clock costs as much as the whole look, so only where it matters; a trickle of
-    // bytes must not carry an operation over its deadline.
+    // Reading the clock costs as much as a look, so it is read only when the look was long or found
+    // something. It is read then, too, because a trickle of bytes must not carry an operation over
+    // its deadline.
     const bool is_long = is_ready || look >= spins_;
     if (is_long && deadline.has_passed(system_.now())) return timeout_error(setup_.rank, interests);
     if (is_ready) return {};
@@ -135,7 +138,8 @@ Result<size_t> ShmTransport::ShmChannel::try_send(ConstBytes data) {
   return finish(writer_->try_write(data));
 }
 
-// The peer has mapped the ring once its place is published, or never will if it has left.
+// The peer finds the ring through the place that is published here. A peer that has left has
+// refused the place, and no rank would ever release the ring.
 Status ShmTransport::ShmChannel::make_ring() {
   const int holder = owner_.setup_.slots[static_cast<size_t>(peer_.value)];
   const size_t capacity = owner_.ring_capacity();
@@ -174,7 +178,8 @@ Result<bool> ShmTransport::ShmChannel::find_ring() {
   return true;
 }
 
-// Closed is read first: what was sent before the close has its ring by then.
+// is_closed is read before the search: a peer publishes its ring before it sends and closes, so the
+// search finds the ring of everything that was sent before the close.
 Result<size_t> ShmTransport::ShmChannel::try_recv(Bytes buffer) {
   if (!reader_) {
     const bool is_closed = is_peer_closed();
@@ -207,7 +212,7 @@ bool ShmTransport::ShmChannel::is_peer_closed() const {
   return owner_.page_of(peer_).doorbell().is_closed.load(std::memory_order_acquire) != 0;
 }
 
-// Where something is to be done that fails, too.
+// Also true if the send or receive would fail, so that the caller tries it and gets the error.
 bool ShmTransport::ShmChannel::is_ready(const ChannelInterest& interest) {
   if (interest.want_send && (!writer_ || writer_->is_ready() || is_peer_closed())) return true;
   if (!interest.want_recv) return false;

@@ -1,14 +1,14 @@
-// A Transport through shared memory: a byte ring for each ordered pair of ranks, made by the first
-// send.
+// A Transport through shared memory. Each ordered pair of ranks has a byte ring, which the first
+// send makes.
 //
-// Threads: as every Transport, one thread at a time. Blocking: only wait(): spin, yield, then sleep
-// on this rank's doorbell. Lifetime: shares the memory; the System and the Interrupt outlive it.
-// Destroying it closes its ends of the rings, which the peers see as kPeerLost once they have read
-// what was written.
-// Errors: kPeerLost, kAborted, kTimeout; kCorruption when a peer's index or ring is impossible,
-// from the constructor for a page that is in no slice; kUnavailable from a first send when there is
-// no memory for its ring. The death of a process is not seen here: whoever watches processes raises
-// the Interrupt.
+// Threads: one thread at a time, as for every Transport. Blocking: only wait(), which spins, then
+// yields, then sleeps on this rank's doorbell. Lifetime: shares the memory; the System and the
+// Interrupt outlive the transport. Its destructor closes its ends of the rings. Peers then get
+// kPeerLost once they have read what was written.
+// Errors: kPeerLost, kAborted, kTimeout; kCorruption if a peer's count or ring is impossible (the
+// constructor throws it for a page outside the slices); kUnavailable from the first send to a peer
+// if there is no memory for the ring. The transport does not notice the death of a process: whoever
+// watches processes raises the Interrupt.
 // Format: docs/formats/shared-memory.md.
 #pragma once
 
@@ -29,24 +29,26 @@ namespace cadre {
 struct ShmTransportSetup {
   std::shared_ptr<HostMemory> memory;  // shared with the group's other users
   Rank rank = 0;
-  // More ranks than cores: waiting must give the core away at once.
+  // Whether the host has more ranks than cores; waiting then gives up the core at once.
   bool crowded = false;
-  // Equal on all ranks; rounded up to a power of two of whole pages. 0: default_ring_bytes().
+  // Bytes of each ring, equal on all ranks; rounded up to a power of two, at least a page. 0:
+  // default_ring_bytes().
   size_t ring_bytes = 0;
-  std::vector<int> slots;    // in the memory, by rank
-  std::vector<Place> pages;  // by rank
-  Piece page;                // this rank's, made by cut_page()
+  std::vector<int> slots;    // each rank's slot in the memory
+  std::vector<Place> pages;  // each rank's page
+  Piece page;                // this rank's page, made by cut_page()
 };
 
 class ShmTransport final : public Transport {
  public:
-  // 512 KiB: a message of 1 MB takes half the time that it takes with 64 KiB, where the writer and
-  // the reader of a ring copy alternately instead of at once; one of 4 KB takes a tenth longer. A
-  // rank may make a ring to each peer: for more than 16 ranks the rings of a rank take 8 MiB at
-  // most, unless that is below 64 KiB each. REQUIRES: num_ranks > 0.
+  // Returns 512 KiB, or less for more than 16 ranks: a rank may make a ring to each peer, and the
+  // rings of one rank take at most 8 MiB, unless rings of 64 KiB take more. With rings of 512 KiB a
+  // message of 1 MB takes half the time that it takes with 64 KiB, where writer and reader copy
+  // alternately instead of at the same time; a message of 4 KB takes a tenth longer. REQUIRES:
+  // num_ranks > 0.
   static size_t default_ring_bytes(size_t num_ranks);
 
-  // This rank's page, before the ranks exchange the places of theirs.
+  // Allocates this rank's page. Called before the ranks exchange the places of their pages.
   static Result<Piece> cut_page(HostMemory& memory, std::span<const int> slots);
 
   ShmTransport(os::System& system, os::Interrupt& interrupt, ShmTransportSetup setup);
@@ -61,18 +63,18 @@ class ShmTransport final : public Transport {
   void wake() override;
 
  private:
-  // Each rank sleeps on one word only, whatever rings it waits for: a peer rings it after every
-  // write to, and every read from, a ring of that rank.
+  // Each rank sleeps on one word, whichever rings it waits for: a peer rings the doorbell after
+  // every write to, and every read from, a ring of that rank.
   struct alignas(kCacheLine) Doorbell {
     os::WaitWord word;
     std::atomic<uint32_t> is_closed;  // the rank has left: it makes no ring and reads none
   };
-  // Where the ring to a peer lies. The writer sets the piece last, the reader refuses it at its
-  // end.
+  // The place of the ring to a peer. The writer stores the piece last. The reader stores kRefused
+  // when it closes.
   struct RingPlace {
     static constexpr uint32_t kRefused = UINT32_MAX;
 
-    std::atomic<uint32_t> piece;  // 0: none yet
+    std::atomic<uint32_t> piece;  // 0: no ring yet
     uint32_t padding;
     std::atomic<uint64_t> offset;
   };
@@ -104,12 +106,12 @@ class ShmTransport final : public Transport {
     Result<size_t> finish(Result<size_t> moved) const;
     bool is_peer_closed() const;
     Status make_ring();
-    // Whether the peer's ring is there; it is looked for.
+    // Maps the peer's ring if the peer has made it; returns whether it has.
     Result<bool> find_ring();
 
     ShmTransport& owner_;
     Rank peer_;
-    Piece ring_;  // to the peer, once something was sent
+    Piece ring_;  // ring to the peer; empty before the first send
     std::optional<RingWriter> writer_;
     std::optional<RingReader> reader_;
   };
@@ -124,10 +126,10 @@ class ShmTransport final : public Transport {
   os::Interrupt& interrupt_;
   ShmTransportSetup setup_;
   std::vector<Page> pages_;                          // by rank
-  std::atomic<bool> is_woken_{false};                // until wait() has seen it
-  std::vector<std::optional<ShmChannel>> channels_;  // by rank, none at rank_
-  int spins_ = 0;                                    // looks with a pause in between
-  int yields_ = 0;                                   // then looks with a yield in between
+  std::atomic<bool> is_woken_{false};                // set by wake(), cleared by wait()
+  std::vector<std::optional<ShmChannel>> channels_;  // by rank; nullopt at this rank
+  int spins_ = 0;                                    // number of looks with a CPU pause after each
+  int yields_ = 0;  // number of further looks with a yield after each
 };
 
 }  // namespace cadre

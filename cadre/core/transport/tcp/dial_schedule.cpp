@@ -6,13 +6,13 @@
 namespace cadre {
 namespace {
 
-// The lower rank of two gives the higher one this time to open the connection, because both may
-// begin to wait for each other at the same time. A connection that a peer has opened gets it, too,
-// to show its first frame.
+// The time that the lower rank of two leaves to the higher one to open the connection, because both
+// may begin to wait for each other at the same time. A connection that a peer has opened gets the
+// same time to show its first frame.
 constexpr Duration kPatience = std::chrono::milliseconds(20);
 constexpr Duration kFirstDial = std::chrono::milliseconds(250);
 constexpr int kMaxDoublings = 3;
-// After an attempt that failed.
+// The pauses after an attempt that failed; the second is for optional interests.
 constexpr Duration kRetryPause = std::chrono::milliseconds(20);
 constexpr Duration kOptionalRetryPause = std::chrono::seconds(10);
 

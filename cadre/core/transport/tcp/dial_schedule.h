@@ -1,7 +1,7 @@
-// When a process opens a connection to one peer: which of the two does, how long one attempt may
-// take, and when the next one follows.
+// Decides when a process opens a connection to one peer: which of the two processes does, how long
+// one attempt may take, and when the next one follows.
 //
-// Threads: one at a time; the link guards it. Blocking: never. Errors: none.
+// Threads: one at a time; the link's mutex guards it. Blocking: never. Errors: none.
 // A thread that waits opens the connection itself and looks at nothing else meanwhile, so the first
 // attempts are short, and each that was too short is followed by one of twice the time.
 #pragma once
@@ -23,16 +23,16 @@ struct DialTurn {
 
 class DialSchedule {
  public:
-  // `is_higher`: of the two this process has the higher rank, and opens at once.
+  // `is_higher`: this process has the higher rank of the two, and opens at once.
   explicit DialSchedule(bool is_higher) : is_higher_(is_higher) {}
 
-  // For a wait with this interest while there is no connection to send on. kNow makes the caller
-  // the one that opens it, until end(). `has_connection`: the peer has opened one, which has not
-  // shown its first frame.
+  // Plans for a wait with this interest, while there is no connection to send on. After kNow the
+  // caller opens a connection and calls end(); until then no other caller gets kNow.
+  // `has_connection`: the peer has opened a connection that has not shown its first frame.
   DialTurn plan(const ChannelInterest& interest, bool has_connection, TimePoint now);
-  // A connection that the peer has opened has ended before its first frame. The peer may have given
-  // it up, or it was cut with what the peer had sent. So from now on this process opens one also to
-  // receive: the peer then looks at its own end.
+  // Called when a connection that the peer had opened has ended before its first frame. The peer
+  // may have given it up, or it was cut together with what the peer had sent on it. So from now on
+  // this process opens a connection also to receive, which makes the peer check its own end.
   void note_lost_opening() { has_lost_opening_ = true; }
   enum class Ending : uint8_t { kConnected, kLate, kRefused };
   void end(Ending ending, TimePoint now);
@@ -42,9 +42,9 @@ class DialSchedule {
   bool is_dialing_ = false;
   bool has_lost_opening_ = false;
   int num_late_ = 0;                       // attempts that took too long
-  std::optional<TimePoint> wanted_since_;  // a connection, at first
+  std::optional<TimePoint> wanted_since_;  // when a connection was first wanted
   TimePoint retry_at_{};
-  TimePoint optional_retry_at_{};  // for an interest that is optional
+  TimePoint optional_retry_at_{};  // retry_at_ of optional interests
 };
 
 }  // namespace cadre

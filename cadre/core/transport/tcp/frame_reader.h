@@ -1,7 +1,8 @@
-// The receiving half of a data connection: headers, and payload straight into its stream's memory.
+// The receiving half of a data connection. It reads headers, and payload directly into the memory
+// of its stream.
 //
 // Threads: one at a time. Blocking: never. Lifetime: borrows the socket.
-// Errors: of the socket; kCorruption for a header that is none. The connection is useless then.
+// Errors: those of the socket; kCorruption for an invalid header. The connection is useless then.
 #pragma once
 
 #include <array>
@@ -18,24 +19,25 @@ class FrameReader {
  public:
   explicit FrameReader(os::Socket& socket) : socket_(socket) {}
 
-  // The next header, if it was read in whole. REQUIRES: num_left() == 0.
+  // Returns the next header; nullopt if it has not been read completely. REQUIRES: num_left() == 0.
   Result<std::optional<wire::LinkFrame>> next();
-  // Payload bytes of the current frame that were not taken yet.
+  // Returns how many payload bytes of the current frame have not been taken.
   size_t num_left() const { return num_left_; }
-  // Those of them that were read together with the header; borrowed until the next read.
+  // Takes those that were read together with the header. They stay valid until the next read.
   ConstBytes take_buffered(size_t at_most);
   bool has_buffered() const { return num_left_ > 0 && begin_ < end_; }
 
-  // Reads a header and, so that a short message needs no second system call, payload with it: not
-  // more than the receiver expects, because behind it other frames begin. 0 when nothing is there
-  // just now. REQUIRES: num_left() == 0, and next() has none.
+  // Reads a header, and payload with it, so that a short message needs no second system call. It
+  // reads no more than the receiver expects, because other frames begin behind that. Returns 0 if
+  // nothing has arrived. REQUIRES: num_left() == 0, and next() returns nullopt.
   Result<size_t> read_ahead(size_t num_expected);
-  // Reads payload of the current frame into `target`, and the header behind it if it ends there.
+  // Reads payload of the current frame into `target`, and the next header if `target` reaches the
+  // end of the frame. Returns the payload bytes.
   // REQUIRES: has_buffered() is false, num_left() > 0, target is not empty.
   Result<size_t> read_payload(Bytes target);
 
  private:
-  // As much payload as a short message of the net engine has (Link::kInlineBytes).
+  // Room for the payload of a short message of the net engine (Link::kInlineBytes).
   static constexpr size_t kBytesAhead = 4096 + 64;
 
   os::Socket& socket_;

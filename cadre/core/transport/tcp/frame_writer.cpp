@@ -8,7 +8,7 @@ namespace {
 
 using wire::LinkFrame;
 
-// Frames that one system call sends at most.
+// The most frames that one system call sends.
 constexpr size_t kMaxFrames = 16;
 constexpr size_t kPiecesOfFrame = 3;
 

@@ -1,11 +1,12 @@
-// The sending half of a data connection: frames of many streams, none of them ever left unfinished.
+// The sending half of a data connection. It sends frames of many streams and finishes each frame
+// that it has begun.
 //
 // Threads: one at a time. Blocking: never. Lifetime: borrows the socket.
-// Errors: of the socket; it is useless then.
+// Errors: those of the socket, which is useless then.
 // Payload goes from the caller's memory to the kernel, several frames in one system call. The rest
-// of a frame that the kernel takes only in part is copied and goes ahead of everything else, so
-// that a stream that ends, or just sends nothing more, never stops the others. That rest counts as
-// sent only once the kernel has it: until then its stream offers the same bytes again.
+// of a frame that the kernel takes only in part is copied and sent before everything else. So a
+// stream that ends, or sends no more, never stops the others. That rest counts as sent only once
+// the kernel has taken it; until then its stream offers the same bytes again.
 #pragma once
 
 #include <array>
@@ -23,14 +24,14 @@
 
 namespace cadre {
 
-// What a process's data connections have done so far. Handshakes are not counted.
+// Totals of a process's data connections. Handshakes are not counted.
 struct LinkCounters {
-  uint64_t connections = 0;  // that were added, opened by either end
+  uint64_t connections = 0;  // connections that were added, opened by either end
   uint64_t frames_sent = 0;
   uint64_t bytes_sent = 0;
 };
 
-// The same, while they change.
+// The same counters while threads change them.
 struct LinkMeter {
   std::atomic<uint64_t> connections{0};
   std::atomic<uint64_t> frames_sent{0};
@@ -46,17 +47,17 @@ class FrameWriter {
     size_t num_kept = 0;   // payload bytes behind them that were copied
   };
 
-  // The meter outlives it.
+  // REQUIRES: the meter outlives the writer.
   FrameWriter(os::Socket& socket, LinkMeter& meter) : socket_(socket), meter_(meter) {}
 
-  // A frame without payload. It goes with what is sent next, or with flush().
+  // Queues a frame without payload. The next send() or flush() sends it.
   void queue(const wire::LinkFrame& frame);
-  // As far as the kernel takes bytes just now.
+  // Sends as many queued bytes as the kernel takes now.
   Status flush();
   bool is_flushed() const { return outbox_.empty(); }
-  // The head, then the body, as one payload.
+  // Sends the head, then the body, as one payload.
   Result<Sent> send(StreamId stream, const Channel::Parts& payload);
-  // Payload bytes that send() kept for the stream and the kernel has not taken yet.
+  // Returns how many payload bytes send() kept for the stream and the kernel has not taken yet.
   size_t num_kept(StreamId stream) const;
 
  private:

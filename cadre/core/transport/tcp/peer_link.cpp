@@ -28,8 +28,9 @@ void PeerLink::detach(StreamId id) noexcept {
   if (found != streams_.end()) found->second->spot = nullptr;
 }
 
-// The peer is told where there is a connection: a waiting thread of it must not wait for the end of
-// this process. What it sends until it knows finds the stream closed.
+// Tells the peer if there is a connection, because a thread of the peer that waits for this stream
+// must not wait until this process ends. What the peer sends before it knows finds the stream
+// closed.
 void PeerLink::close(StreamId id) {
   const std::lock_guard lock(mutex_);
   const auto found = streams_.find(id);
@@ -43,8 +44,8 @@ void PeerLink::close(StreamId id) {
   send_frame(LinkFrame::Kind::kClose, id, 0);
 }
 
-// The close, if it was sent, stands behind what the peer sent before. It was not if the peer had no
-// connection to send it on, hence the probe.
+// If the peer has sent its close, the close comes behind everything that the peer sent before. The
+// peer has not sent it if it had no connection to send on; therefore the probe.
 void PeerLink::note_left(StreamId id) {
   const std::lock_guard lock(mutex_);
   const auto found = streams_.find(id);
@@ -62,7 +63,8 @@ void PeerLink::end_if_unconnected(Stream& stream) {
   if (stream.spot) stream.spot->notify();
 }
 
-// From now on, for good. Peers that have left before are asked for their close.
+// Sends on this connection from now on; the choice is final. A probe asks for the close of each
+// stream whose group the peer has left.
 void PeerLink::send_on(std::shared_ptr<Connection> connection) {
   sending_ = std::move(connection);
   for (const auto& [id, stream] : streams_) {
@@ -92,7 +94,7 @@ Result<size_t> PeerLink::try_send(Stream& stream, const Channel::Parts& data) {
   const std::lock_guard lock(mutex_);
   look_for_first_frame();
   if (stream.has_peer_closed || send_error_) {
-    // These may have been all that the peer still needed.
+    // The kernel has taken these bytes, and the peer may have needed no others.
     if (const size_t num_gone = take_gone(stream, data.size()); num_gone > 0) return num_gone;
     return stream.has_peer_closed ? error_of_closed(stream) : *send_error_;
   }
@@ -102,7 +104,8 @@ Result<size_t> PeerLink::try_send(Stream& stream, const Channel::Parts& data) {
   return sent;
 }
 
-// That of an accepted connection makes it usable.
+// Receives on the connections until one of them can be used for sending. A connection that the peer
+// opened can be used once its first frame has arrived.
 void PeerLink::look_for_first_frame() {
   for (size_t i = 0; sending_ == nullptr && i < connections_.size(); ++i) {
     const auto connection = connections_[i];
@@ -112,10 +115,11 @@ void PeerLink::look_for_first_frame() {
   }
 }
 
-// The peer opens one more connection if it has lost what was sent on one: nobody may be waiting for
-// the peer here, and then nobody has noticed the end of that connection.
+// Finds connections that have ended. The peer opens one more connection if it has lost what was
+// sent on another one. If no thread here waits for the peer, none has noticed the end of that
+// connection.
 void PeerLink::look_for_end() {
-  const Connections connections = connections_;  // some may end
+  const Connections connections = connections_;  // a copy: connections that end leave the list
   for (const auto& connection : connections) receive_what_is_there(*connection);
 }
 
@@ -127,8 +131,8 @@ void PeerLink::receive_what_is_there(Connection& connection) {
   }
 }
 
-// At most as many bytes as the caller offers now: it may offer the same bytes again in smaller
-// pieces, and those that it does not offer now are reported by a later call.
+// Returns at most `num_offered`: the caller may offer the same bytes again in smaller pieces, and a
+// later call reports those that it does not offer now.
 size_t PeerLink::take_gone(Stream& stream, size_t num_offered) {
   if (stream.num_promised == 0) return 0;
   const size_t num_gone = stream.num_promised - sending_->writer.num_kept(stream.id);
@@ -188,7 +192,7 @@ PeerLink::Look PeerLink::prepare_wait(Stream& stream, const ChannelInterest& int
     const bool is_head = connection->head.get() == &stream;
     if (interest.want_recv && is_head && connection->reader.has_buffered()) return Look::kReady;
     const bool can_use = interest.want_send && connection == sending_ && can_send(stream);
-    // Bytes of this stream that are not wanted yet are left to the kernel, unless credit may come
+    // Bytes of this stream that are not wanted yet stay in the kernel, unless credit may come
     // behind them.
     const bool is_unwanted = !interest.want_recv && is_head && stream.window > 0;
     polled.push_back({connection, &stream, interest, this});
@@ -213,7 +217,7 @@ bool PeerLink::handle_ready(const Polled& polled, const os::PollItem& item) {
                (connection.writer.is_flushed() || stream.num_promised > 0);
   }
   if (item.can_read && !connection.has_ended) {
-    // The transport's own thread receives its bytes straight into their place.
+    // The waiting thread itself receives its stream's bytes, directly into their destination.
     if (interest.want_recv && connection.head.get() == &stream) return true;
     const auto received = receive_any(connection, interest.want_recv ? &stream : nullptr);
     if (!received.ok()) end(connection, received.error());
@@ -262,8 +266,8 @@ void PeerLink::end_sending(Connection& connection, const Error& error) {
   notify_all();
 }
 
-// The peer's bytes come on the connection that it sends on: only when that one has ended, or all
-// have, nothing more can come. A connection on which nothing ever came was given up by its opener.
+// The peer sends on one connection only. When that one has ended, or all have, nothing more can
+// come. An accepted connection on which nothing ever came was given up by its opener.
 void PeerLink::end(Connection& connection, const Error& error) {
   if (std::exchange(connection.has_ended, true)) return;
   std::erase_if(connections_, [&](const auto& one) { return one.get() == &connection; });
@@ -280,7 +284,7 @@ void PeerLink::end(Connection& connection, const Error& error) {
   const bool is_last = connections_.empty();
   if ((connection.is_peers || is_last || is_corrupt) && !recv_error_) recv_error_ = error;
   if (recv_error_ && !send_error_) send_error_ = error;
-  // The process at the other end sees the end, too.
+  // After the shutdown the process at the other end sees the end, too.
   if (is_corrupt) connection.socket->shutdown();
   notify_all();
 }
@@ -305,7 +309,7 @@ Error PeerLink::error_of_closed(const Stream& stream) const {
 size_t PeerLink::drain() {
   const std::lock_guard lock(mutex_);
   size_t num_unsent = 0;
-  const Connections connections = connections_;  // some may end
+  const Connections connections = connections_;  // a copy: connections that end leave the list
   for (const auto& connection : connections) {
     flush(*connection);
     if (connection->cannot_send) continue;

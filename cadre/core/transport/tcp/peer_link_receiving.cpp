@@ -1,4 +1,4 @@
-// The receiving half of a link: bytes of its connections into streams.
+// The receiving half of a link: moves the bytes of its connections into streams.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -14,7 +14,7 @@ using wire::LinkFrame;
 
 constexpr size_t kCreditBytes = LinkFrame::kWindowBytes / 4;
 // Limit on streams that the peer has opened and this process has not. All members of a group create
-// it together, so no peer gets that far ahead.
+// the group together, so no peer gets that far ahead.
 constexpr size_t kMaxStreams = 64 << 10;
 
 Error violation(int peer, StreamId id, std::string_view what) {
@@ -32,7 +32,7 @@ Result<size_t> PeerLink::try_recv(Stream& stream, Bytes buffer) {
   if (const size_t taken = take_unread(stream, buffer); taken > 0) return taken;
   stream.num_expected = buffer.size();
   for (size_t i = 0; !stream.has_peer_closed && i < connections_.size(); ++i) {
-    const auto connection = connections_[i];  // it may leave the list
+    const auto connection = connections_[i];  // shared: end() removes it from the list
     const auto received = receive_from(*connection, stream, buffer);
     if (!received.ok()) {
       end(*connection, received.error());
@@ -40,7 +40,7 @@ Result<size_t> PeerLink::try_recv(Stream& stream, Bytes buffer) {
       return received;
     }
   }
-  // An end that was found just now may have had bytes before it.
+  // A connection that was just found to have ended may have brought bytes before its end.
   if (const size_t taken = take_unread(stream, buffer); taken > 0) return taken;
   if (stream.has_peer_closed) return error_of_closed(stream);
   if (recv_error_) return *recv_error_;
@@ -56,7 +56,7 @@ size_t PeerLink::take_unread(Stream& stream, Bytes buffer) {
   return size;
 }
 
-// Bytes of other streams that stand before those of this one are put where they belong.
+// Bytes of other streams that come before those of this stream are moved to their streams.
 Result<size_t> PeerLink::receive_from(Connection& connection, Stream& stream, Bytes buffer) {
   while (connection.head.get() != &stream) {
     const auto received = receive_any(connection, &stream);
@@ -85,9 +85,9 @@ Result<size_t> PeerLink::take_head(Connection& connection, Bytes buffer) {
   return num_received;
 }
 
-// One read, whatever stream it is of. 0 when nothing is there just now.
+// Reads once, whichever stream the bytes belong to. Returns 0 if nothing has arrived.
 Result<size_t> PeerLink::receive_any(Connection& connection, const Stream* receiver) {
-  // What was left for its receiver, which has not come.
+  // These bytes were left in the buffer for their receiver, which has not come.
   if (connection.reader.has_buffered()) {
     const size_t num_left = connection.reader.num_left();
     CADRE_RETURN_IF_ERROR(handle_frames(connection, nullptr));
@@ -113,8 +113,9 @@ Result<size_t> PeerLink::receive_any(Connection& connection, const Stream* recei
   return num_received;
 }
 
-// What was read ahead: the rest of a frame, then whole frames, then the beginning of one. Without
-// memory for a stream its payload has no place, and what follows could not be told from it.
+// Handles what was read ahead: the rest of a frame, then whole frames, then the beginning of one.
+// An error if there is no memory for the payload of a stream, because the frames behind it could
+// not be found.
 Status PeerLink::handle_frames(Connection& connection, const Stream* receiver) try {
   while (true) {
     if (connection.head != nullptr) {
@@ -183,7 +184,7 @@ Status PeerLink::handle_data(Connection& connection, const LinkFrame& frame) {
 
 Status PeerLink::handle_credit(const LinkFrame& frame) {
   const auto found = streams_.find({frame.group, frame.purpose});
-  if (found == streams_.end()) return {};  // closed here
+  if (found == streams_.end()) return {};  // the stream was closed here
   Stream& stream = *found->second;
   if (frame.length > LinkFrame::kWindowBytes - stream.window) {
     return violation(peer_, stream.id, "the peer gives credit for bytes that were not sent");

@@ -11,14 +11,14 @@
 namespace cadre {
 namespace {
 
-// One look costs about half a microsecond, waking from sleep 10 to 25: so looking for some 50 us
-// costs at most a few times what it can save. Ranks that share a core let each other run instead of
-// looking again.
+// A look costs about 0.5 us and waking from sleep 10 to 25 us. So about 50 us of looking cost at
+// most a few times what they can save. Ranks that share a core let each other run between looks.
 constexpr int kLooks = 100;
 constexpr int kLooksWhenCrowded = 10;
 
 constexpr Deadline kAtOnce{TimePoint{0}};
-// A peer that does not answer must not keep an operation from those that do.
+// The time to connect for an optional interest: a peer that does not answer must not delay the
+// operation with others.
 constexpr Duration kOptionalDialTime = std::chrono::milliseconds(200);
 
 }  // namespace
@@ -35,8 +35,8 @@ StreamTransport::~StreamTransport() {
   try {
     links_->close(options_.id, options_.members);
   } catch (...) {
-    // Only the simulator throws here, to unwind a rank that it kills; it does so again in the
-    // thread's next call of its System.
+    // Only the simulator throws here, to unwind the thread of a rank that it kills. It throws again
+    // in the thread's next call of its System.
   }
 }
 
@@ -60,7 +60,7 @@ Status StreamTransport::wait(std::span<const ChannelInterest> interests, Deadlin
       auto lease = links_->events_.take();
       if (!lease.ok()) return lease.error();
       sleep.emplace(*this, std::move(lease).value());
-      prepared.reset();  // looked at once more: news before the registration woke nobody
+      prepared.reset();  // prepare again: news before the registration woke no thread
     }
     if (spot_.take_news() || !prepared) {
       prepared = prepare(interests, sleep ? &sleep->lease.event() : nullptr);
@@ -82,8 +82,8 @@ Status StreamTransport::wait(std::span<const ChannelInterest> interests, Deadlin
       }
     }
     if (interrupt_.is_raised()) return interrupted_error(rank(), interests);
-    // Also when something is ready: a trickle of bytes must not carry an operation over its
-    // deadline.
+    // The deadline is checked when something is ready, too: a trickle of bytes must not carry an
+    // operation over its deadline.
     if ((is_ready || sleep) && deadline.has_passed(system.now())) {
       return timeout_error(rank(), interests);
     }
@@ -125,7 +125,7 @@ std::optional<bool> StreamTransport::poll(Deadline deadline) {
   return is_ready;
 }
 
-// What the operation needs comes first.
+// Connections that the operation needs come before those of optional interests.
 Result<bool> StreamTransport::dial_missing(std::span<const ChannelInterest> interests,
                                            Deadline deadline, Deadline& look_at) {
   for (const bool is_optional : {false, true}) {
@@ -153,7 +153,7 @@ Status StreamTransport::dial(const ChannelInterest& interest, Duration patience,
   try {
     socket = links_->dial_(peer, deadline.earlier(Deadline(began + patience)));
   } catch (...) {
-    link.end_dial(nullptr, began);  // or no thread would ever try again
+    link.end_dial(nullptr, began);  // otherwise no thread would ever try again
     throw;
   }
   const bool is_done = socket.ok();
@@ -167,7 +167,7 @@ Status StreamTransport::dial(const ChannelInterest& interest, Duration patience,
     link.end_dial(nullptr, system.now());
     if (!interest.is_optional) return socket.error();
   } else {
-    // The next try of a stream reports it, as of a connection that has ended.
+    // The next send or receive reports this error, as it reports a connection that has ended.
     link.fail(Error(ErrorCode::kPeerLost, socket.error().message()), system.now());
   }
   return {};

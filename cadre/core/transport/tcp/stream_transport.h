@@ -1,6 +1,6 @@
 // The Transport of one group over the TcpLinks of its process.
 //
-// Threads, blocking, errors: as TcpLinks says. Private to tcp/.
+// Threads, blocking and errors are those of tcp_links.h. Private to tcp/.
 // Lifetime: shares the TcpLinks; the Interrupt outlives it.
 #pragma once
 
@@ -55,7 +55,7 @@ class StreamTransport final : public Transport {
     const std::shared_ptr<PeerLink::Stream> stream_;  // shared with the link
   };
 
-  // What a thread that sleeps has registered, so that it is woken.
+  // The registrations that wake a sleeping thread.
   struct Sleep {
     Sleep(StreamTransport& owner, os::EventPool::Lease event)
         : lease(std::move(event)),
@@ -69,12 +69,13 @@ class StreamTransport final : public Transport {
 
   StreamChannel& stream_channel(Rank peer);
   bool take_wake_up();
-  // The best of what the links say of the interests; the items to poll.
+  // Asks the links about the interests. Returns the best of their answers and lists the items to
+  // poll.
   PeerLink::Look prepare(std::span<const ChannelInterest> interests, os::Event* event);
-  // Whether there can be progress now; nothing when nothing has happened until the deadline.
+  // Returns whether there can be progress now; nullopt if nothing happened until the deadline.
   std::optional<bool> poll(Deadline deadline);
-  // Opens at most one connection. Whether it was tried; `look_at` becomes the time to try at, if
-  // that is later.
+  // Opens at most one connection, and returns whether it tried. If an attempt is due later,
+  // `look_at` becomes no later than that.
   Result<bool> dial_missing(std::span<const ChannelInterest> interests, Deadline deadline,
                             Deadline& look_at);
   Status dial(const ChannelInterest& interest, Duration patience, Deadline deadline);
@@ -83,10 +84,10 @@ class StreamTransport final : public Transport {
   const StreamTransportOptions options_;
   os::Interrupt& interrupt_;
   WaitSpot spot_;
-  std::atomic<bool> is_woken_{false};                     // until wait() has seen it
-  std::vector<std::unique_ptr<StreamChannel>> channels_;  // by rank, made when they are needed
-  int num_looks_ = 0;                                     // polls before one sleeps
-  // Kept between waits for their memory: an item for each Polled, then the event.
+  std::atomic<bool> is_woken_{false};                     // set by wake(), cleared by wait()
+  std::vector<std::unique_ptr<StreamChannel>> channels_;  // by rank; null until needed
+  int num_looks_ = 0;                                     // number of polls before wait() sleeps
+  // Kept between waits to keep their memory: one item for each Polled, then the event.
   std::vector<PeerLink::Polled> polled_;
   std::vector<os::PollItem> items_;
 };

@@ -45,7 +45,7 @@ PeerLink* TcpLinks::find(int peer) {
   return links_[static_cast<size_t>(peer)].get();
 }
 
-// All are detached before anything can throw: the transport ends in any case.
+// All streams are detached before anything can throw, because the transport ends in any case.
 void TcpLinks::close(StreamId id, const std::vector<int>& members) {
   for (const int member : members) {
     if (PeerLink* const link = find(member)) link->detach(id);
@@ -60,7 +60,8 @@ void TcpLinks::close(StreamId id, const std::vector<int>& members) {
   }
 }
 
-// The two find each other in either order: the mutex is taken between writing down and looking.
+// note_left() records that the peer has left before it looks for the link. open_stream() opens the
+// stream before it looks for such a record. So in either order one of them tells the stream.
 void TcpLinks::note_left(StreamId id, int peer) {
   PeerLink* link = nullptr;
   {
@@ -90,7 +91,8 @@ std::shared_ptr<PeerLink::Stream> TcpLinks::open_stream(StreamId id, int peer, W
 void TcpLinks::drain(Deadline deadline) {
   const std::unique_ptr<os::Waiter> pause = system_.make_waiter();
   while (true) {
-    size_t num_unsent = 0;  // a peer that takes nothing keeps nothing from the others
+    // Summed over all peers, so that one that takes nothing does not stop the others.
+    size_t num_unsent = 0;
     for (size_t peer = 0; peer < links_.size(); ++peer) {
       if (PeerLink* const link = find(static_cast<int>(peer))) num_unsent += link->drain();
     }

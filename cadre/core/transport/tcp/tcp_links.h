@@ -1,20 +1,20 @@
-// The data connections of one process over TCP: at most a few to each peer, opened on first use,
-// shared by the streams of all its groups.
+// The data connections of one process over TCP: at most a few to each peer, which are opened on
+// first use and shared by the streams of all groups of the process.
 //
 // Threads: all methods from any thread; each Transport belongs to one thread at a time, as always.
-// Blocking: drain(); of a Transport only wait(), which also opens connections. It looks a few times
-// before it sleeps, because waking up costs more than most messages.
+// Blocking: drain() and, in a Transport, wait(), which also opens connections. wait() looks a few
+// times before it sleeps, because waking up takes longer than most messages.
 // Lifetime: shared by its owner and the transports; the System outlives it.
-// Errors: of a Transport: kPeerLost when the connection to a peer has ended, cannot be opened, or
-// the peer has closed its end of the group, with both ranks in the group's numbering and the
-// addresses; kCorruption for a peer that breaks the rules of docs/formats/link-frames.md; kAborted,
-// kTimeout.
+// Errors of a Transport: kPeerLost if the connection to a peer has ended or cannot be opened, or if
+// the peer has closed its end of the group; the message has both ranks, as the group numbers them,
+// and the addresses. kCorruption for a peer that breaks the rules of docs/formats/link-frames.md;
+// kAborted; kTimeout.
 //
-// Opening: a rank that waits to send opens a connection if there is none. If two want one at the
-// same time, the higher rank opens it at once, also to receive, and the lower one only after 20 ms
-// without one, so that one connection is usual. If both have opened one, both are used. After a
-// connection of the peer that ended before its first frame the lower rank, too, opens one to
-// receive.
+// Opening: a rank that waits to send opens a connection if there is none. If two ranks want one at
+// the same time, the higher rank opens it at once, also to receive, and the lower rank only after
+// 20 ms without one. So there usually is one connection; if both have opened one, both are used. If
+// a connection that the peer opened has ended before its first frame, the lower rank also opens one
+// to receive.
 #pragma once
 
 #include <functional>
@@ -39,32 +39,36 @@ namespace cadre {
 struct TcpLinksOptions {
   int rank = 0;  // rank of this process
   int num_ranks = 1;
-  // More ranks than cores on this host: waiting gives the core away instead of looking again.
+  // Whether this host has more ranks than cores; a waiting thread then yields between its looks.
   bool is_crowded = false;
 };
 
 class TcpLinks : public std::enable_shared_from_this<TcpLinks> {
  public:
-  // Opens and proves a connection to a peer; blocking until the deadline. Called without a lock
-  // held, by the thread that waits. kTimeout: it may be tried again; all else is for good.
+  // Opens a connection to a peer and proves the token on it; blocks until the deadline at most. The
+  // thread that waits calls it without a lock held. After kTimeout, kAborted or an error with
+  // is_own_limit another attempt may follow; every other error is final.
   using Dial = std::function<Result<std::unique_ptr<os::Socket>>(int peer, Deadline deadline)>;
 
   TcpLinks(os::System& system, const TcpLinksOptions& options, Dial dial);
 
-  // A connection that the peer has opened (kAccepted) or that this process has (kDialed), proved at
-  // both ends.
+  // Adds a connection that the peer (kAccepted) or this process (kDialed) has opened, after both
+  // ends have proved the token.
   void add(int peer, std::unique_ptr<os::Socket> socket,
            ConnectionEnd end = ConnectionEnd::kAccepted);
-  // The Transport of one group: members[r] is the process rank of group rank r. The members open it
-  // in any order; what comes before is kept. Destroying it closes the stream: peers receive what
-  // was sent, then kPeerLost. The Interrupt outlives it. REQUIRES: the id was never used before.
+  // Opens the Transport of one group: members[r] is the process rank of group rank r. The members
+  // open it in any order; what comes before is kept. Its destructor closes the stream: peers
+  // receive what was sent, then kPeerLost. The Interrupt outlives it. REQUIRES: the id was never
+  // used before.
   std::unique_ptr<Transport> open(StreamId id, std::vector<int> members, Rank rank,
                                   os::Interrupt& interrupt);
-  // The peer (a process rank) has left the group, as the control plane says: its stream ends behind
-  // what it sent. Ignored unless the stream is open here; whoever opens it asks the plane again.
+  // Called when the control plane has reported that the peer (a process rank) has left the group:
+  // its stream ends behind what the peer sent. Ignored unless the stream is open here; whoever
+  // opens it asks the plane again.
   void note_left(StreamId id, int peer);
-  // Until everything that was sent has left this host, or the deadline: closing a connection while
-  // the peer still sends, if only credit, drops what has not left. What comes is dropped.
+  // Waits until everything that was sent has left this host, or until the deadline. Otherwise,
+  // closing a connection while the peer still sends, if only credit, would drop what has not left.
+  // What comes is dropped.
   void drain(Deadline deadline);
 
   LinkCounters counters() const { return meter_.read(); }
@@ -73,9 +77,10 @@ class TcpLinks : public std::enable_shared_from_this<TcpLinks> {
   friend class StreamTransport;
 
   PeerLink& link(int peer);
-  // Null as long as there was no need of one.
+  // Returns null if no link to the peer was needed yet.
   PeerLink* find(int peer);
-  // The stream with this peer, for the transport that opened it; told already if the peer has left.
+  // Opens the stream with this peer for a transport. If the peer has already left the group, the
+  // stream is told.
   std::shared_ptr<PeerLink::Stream> open_stream(StreamId id, int peer, WaitSpot& spot);
   void close(StreamId id, const std::vector<int>& members);
 
@@ -87,7 +92,8 @@ class TcpLinks : public std::enable_shared_from_this<TcpLinks> {
   LinkMeter meter_;
   std::mutex mutex_;
   std::vector<std::unique_ptr<PeerLink>> links_;  // by process rank, made when they are needed
-  // The streams that are open here, and which process ranks have left each; empty while none has.
+  // The streams that are open here. The value says for each process rank whether it has left; it is
+  // empty while none has.
   std::map<StreamId, std::vector<bool>> open_;
 };
 

@@ -33,8 +33,8 @@ std::byte expected_byte(uint64_t group, int from, size_t at) {
                                 0xff);
 }
 
-// A ring in one group: each round sends to the next member and receives from the one before, as
-// much in both as the seed says.
+// A ring in one group: in each round every rank sends to the next member and receives from the one
+// before, the same number of bytes, which depends on the seed.
 class RingTalk {
  public:
   RingTalk(Transport& transport, uint64_t group, uint64_t seed)
@@ -59,7 +59,8 @@ class RingTalk {
     size_t num_received = 0;
     while (num_sent < size || num_received < size) {
       const size_t moved = num_sent + num_received;
-      // Some of the rest: bytes of which a part was kept may be offered again in smaller pieces.
+      // Only a part of the rest is offered: bytes of which a part was kept may be offered again in
+      // smaller pieces.
       const size_t num_offered = std::min(size - num_sent, 1 + pieces_.below(size));
       num_sent += transport_.channel(next)
                       .try_send(ConstBytes(out).subspan(num_sent, num_offered))
@@ -171,7 +172,7 @@ TEST(TcpLinksSeeds, AKilledPeerEndsWaitsAndNobodyGetsAWrongByte) {
       for (const std::string& failure : run.failures[static_cast<size_t>(rank)]) {
         const bool is_loss = failure.starts_with("kPeerLost");
         num_lost += is_loss ? 1 : 0;
-        // A rank that has no connection to the lost one is told by nobody here.
+        // In this test no control plane tells a rank of a lost rank to which it has no connection.
         EXPECT_TRUE(failure.empty() || is_loss || failure.starts_with("kTimeout") ||
                     (rank == victim && failure == "killed"))
             << "seed " << seed << ", rank " << rank << ": " << failure;

@@ -57,7 +57,7 @@ TEST_F(TcpLinksTest, AGroupThatNobodyReadsStopsNoOther) {
     EXPECT_EQ(receive(other.of(1), 0, token.size()), token);
     send_all(other.of(1), 0, token);
     EXPECT_EQ(receive(other.of(0), 1, token.size()), token);
-    // The reading of the other group has made room in the connection, up to the window.
+    // By reading for the other group, rank 1 has made room in the connection, up to the window.
     total += send_until_full(group.of(0), 1);
   }
   EXPECT_EQ(total, LinkFrame::kWindowBytes);
@@ -92,7 +92,7 @@ TEST_F(TcpLinksTest, BothGroupsKeepTheirOrderWithLongStreamsInSeveralThreads) {
 TEST_F(TcpLinksTest, AGroupThatIsClosedInTheMiddleOfAFrameLeavesItWhole) {
   const TransportGroup group(*system_, TransportKind::kTcp, 2);
   const auto sent = pattern(3 << 20, 5);
-  // Groups send until the kernel takes only a part: that of the last one's frame is kept.
+  // Groups send until the kernel takes only a part of a frame. The rest of that frame is kept.
   std::vector<std::unique_ptr<SecondGroup>> groups;
   size_t total = 0;
   while (groups.size() < 10 && (groups.empty() || total == sent.size())) {
@@ -140,7 +140,7 @@ TEST_F(TcpLinksTest, BytesForAGroupThatIsNotOpenYetAreKept) {
   const auto bytes = pattern(300'000, 3);
   const auto sender = system_->spawn("sender", [&] { send_all(*early, 1, bytes); });
   const auto token = pattern(1, 1);
-  // A thread of another group finds them while it waits.
+  // A thread that waits in another group receives the bytes.
   const auto reader = system_->spawn("reader", [&] { receive(group.of(1), 0, 1); });
   sender->join();
   send_all(group.of(0), 1, token);
@@ -165,7 +165,7 @@ TEST_F(TcpLinksTest, BytesForAGroupThatWasClosedAreDroppedAndTheSenderIsTold) {
     }
   }
   EXPECT_EQ(status.error().code(), ErrorCode::kPeerLost);
-  // The connection goes on.
+  // The connection can still be used.
   const auto token = pattern(1000, 1);
   send_all(group.of(0), 1, token);
   EXPECT_EQ(receive(group.of(1), 0, token.size()), token);
@@ -226,8 +226,8 @@ TEST_F(TcpLinksTest, EachGroupHasItsOwnInterruptAndWakeUp) {
   EXPECT_FALSE(deadline.has_passed(system_->now()));
 }
 
-// The lower rank leaves the opening to the higher one, but not for long: this one waits for
-// nothing.
+// The lower rank leaves opening to the higher one, but not for long: here the higher rank does not
+// wait for anything.
 TEST_F(TcpLinksTest, TheLowerRankOpensAConnectionToAPeerThatDoesNotWait) {
   const os::Address any{os::Address::Kind::kTcp, "127.0.0.1", 0};
   std::vector<std::unique_ptr<LinkedProcess>> processes;
@@ -243,7 +243,8 @@ TEST_F(TcpLinksTest, TheLowerRankOpensAConnectionToAPeerThatDoesNotWait) {
   const auto bytes = pattern(5000, 1);
   send_all(*low, 1, bytes);
   EXPECT_EQ(processes[0]->num_dialed(), 1);
-  // Until its acceptor has added the connection, the higher rank would open one to receive.
+  // Until its acceptor has added the connection, the higher rank would open one to receive. So it
+  // first waits with an optional interest, which opens none.
   const ChannelInterest welcome{.peer = 0, .want_recv = true, .is_optional = true};
   ASSERT_TRUE(high->wait(std::span(&welcome, 1), soon()).ok());
   EXPECT_EQ(receive(*high, 0, bytes.size()), bytes);
@@ -252,7 +253,7 @@ TEST_F(TcpLinksTest, TheLowerRankOpensAConnectionToAPeerThatDoesNotWait) {
   EXPECT_EQ(processes[1]->num_dialed(), 0) << "a second connection";
 }
 
-// How a wait for bytes of rank 1 ends.
+// Tests how a wait for bytes of rank 1 ends.
 class LeftPeerTest : public TcpLinksTest {
  protected:
   Status wait_and_receive(Transport& transport, Duration patience) {
@@ -275,7 +276,8 @@ class LeftPeerTest : public TcpLinksTest {
   const std::unique_ptr<Transport> transport_ = links_->open(id_, {0, 1}, 0, interrupt_);
 };
 
-// The peer is not lost, and the stream can be used when a descriptor is free again.
+// If no descriptor is free, the peer is not lost, and the stream can be used when one is free
+// again.
 TEST_F(LeftPeerTest, ADialWithoutADescriptorIsNotTheEndOfTheStream) {
   const auto links = std::make_shared<TcpLinks>(
       *system_, TcpLinksOptions{.rank = 1, .num_ranks = 2}, [](int, Deadline) {
@@ -313,7 +315,8 @@ TEST_F(LeftPeerTest, WhatWasSentBeforeLeavingIsReceived) {
   EXPECT_EQ(code_of(wait_and_receive(other.of(0), std::chrono::seconds(20))), "kPeerLost");
 }
 
-// Other peers wait meanwhile, so the first attempts are short; a slow host gets longer ones.
+// Other peers wait during an attempt, so the first attempts are short. Later ones are longer, for
+// slow hosts.
 TEST_F(TcpLinksTest, AnAttemptToConnectTakesTwiceAsLongAsTheOneBefore) {
   std::vector<Duration> patience;
   os::Interrupt interrupt;
@@ -351,7 +354,7 @@ TEST_F(TcpLinksTest, APeerThatCannotBeReachedIsLostAndOneThatTakesLongIsTriedAga
   EXPECT_EQ(sent.error().code(), ErrorCode::kPeerLost);
   EXPECT_THAT(sent.error().message(), HasSubstr("rank 2, channel to rank 0"));
   EXPECT_EQ(num_dials.exchange(0), 1);
-  // What is only welcome is not worth a connection.
+  // An optional interest to receive opens no connection.
   const ChannelInterest welcome{.peer = 1, .want_recv = true, .is_optional = true};
   EXPECT_FALSE(
       transport->wait(std::span(&welcome, 1), system_->deadline_in(milliseconds(50))).ok());

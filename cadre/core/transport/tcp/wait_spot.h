@@ -1,6 +1,6 @@
-// Where a transport's waiting thread is found by those that have news for it.
+// Wakes the waiting thread of a transport when another thread has news for it.
 //
-// Threads: notify() from any thread, allowed under a mutex; the rest from the waiting thread.
+// Threads: notify() from any thread, also while it holds a mutex; the rest from the waiting thread.
 // Blocking: never. Lifetime: outlives all that may notify it.
 #pragma once
 
@@ -13,7 +13,7 @@ namespace cadre {
 
 class WaitSpot {
  public:
-  // The event is notified with the spot while the stay lives.
+  // While a Stay lives, notify() also notifies its event.
   class Stay {
    public:
     Stay(WaitSpot& spot, os::Event& event) : spot_(spot) { spot_.set_event(&event); }
@@ -30,7 +30,8 @@ class WaitSpot {
     const std::lock_guard lock(mutex_);
     if (event_ != nullptr) event_->notify();
   }
-  // Whether there was a notify() since the last call. What it was for is looked at afterwards.
+  // Returns whether notify() was called since the last call. The caller looks for the news
+  // afterwards.
   bool take_news() {
     return has_news_.load(std::memory_order_acquire) &&
            has_news_.exchange(false, std::memory_order_acq_rel);
