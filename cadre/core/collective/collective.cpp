@@ -24,7 +24,7 @@ struct Rules {
   Extent in = Extent::kNone;
   Extent out = Extent::kNone;
   bool has_root = false;
-  // The buffer that does not have n elements is used on the root only
+  // The buffer that does not have n elements is used on the root only.
   bool is_of_root_only = false;
   bool may_be_in_place = true;
 };

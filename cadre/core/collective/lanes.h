@@ -113,7 +113,7 @@ struct PortableFloat16Lanes {
  private:
   static constexpr int32_t kFloatOne = 1 << 23;         // the lowest bit of a float32's exponent
   static constexpr int32_t kExponentShift = 112 << 23;  // the exponent biases differ by 127 - 15
-  // Exponent of infinities and NaNs, moved to float32
+  // Exponent of infinities and NaNs, moved to float32.
   static constexpr int32_t kSpecial = 31 << 23;
   static constexpr int32_t kLeastNormal = 113 << 23;      // 2^-14
   static constexpr int32_t kBitsOfHalf = 126 << 23;       // 0.5

@@ -49,7 +49,7 @@ class Interrupt {
  private:
   std::atomic<bool> raised_{false};
   mutable std::mutex mutex_;
-  // Registered events; mutable because const methods register
+  // Registered events; mutable because const methods register.
   mutable std::vector<Event*> waiting_;
 };
 

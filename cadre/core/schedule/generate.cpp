@@ -57,7 +57,7 @@ struct Pipeline {
   int num_ranks;
   int stages_per_rank;
   int num_microbatches;
-  // For interleaved schedules: the number of turns into which microbatches are divided
+  // For interleaved schedules: the number of turns into which microbatches are divided.
   int num_rounds;
 };
 

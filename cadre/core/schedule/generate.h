@@ -32,7 +32,7 @@ enum class PipelineScheduleKind {
 struct PipelineScheduleInfo {
   PipelineScheduleKind kind;
   std::string_view name;  // "interleaved-1f1b"
-  // The name for get_schedule_class(); empty: PyTorch has no such schedule
+  // The name for get_schedule_class(); empty: PyTorch has no such schedule.
   std::string_view pytorch_name;
   std::string_view summary;
   StagePlacement placement;

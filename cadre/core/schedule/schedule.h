@@ -29,7 +29,7 @@ struct PipelineSchedule {
 // The assignment of stages to ranks.
 enum class StagePlacement {
   kLoop,  // 0 1 2 0 1 2: the stages go around the ranks
-  // 0 1 2 2 1 0: every second pass goes back, so that the last rank has two neighbouring stages
+  // 0 1 2 2 1 0: every second pass goes back, so that the last rank has two neighbouring stages.
   kV,
 };
 

@@ -89,7 +89,7 @@ struct SimOptions {
   Duration min_latency = std::chrono::microseconds(5);
   Duration max_latency = std::chrono::microseconds(100);
   double delay_probability = 1.0 / 32;  // probability that a packet takes 50 times as long
-  // Probability that two hosts have 1 MB/s and 10 times the latency
+  // Probability that two hosts have 1 MB/s and 10 times the latency.
   double slow_link_probability = 1.0 / 8;
   double short_io_probability = 1.0 / 4;  // probability that a send or receive moves a random part
   double spurious_wake_probability = 1.0 / 16;

@@ -97,7 +97,7 @@ inline constexpr int kNumActivityStates = 4;
 struct Activity {
   ActivityState state = ActivityState::kNothingYet;
   uint64_t number = 0;
-  // The kind tells collectives from send and recv, which are counted separately
+  // The kind tells collectives from send and recv, which are counted separately.
   Fingerprint fingerprint = {};
   int32_t waiting_for = -1;
   int64_t age_ns = 0;  // time since the operation began (if running) or ended
@@ -151,7 +151,7 @@ struct LossReport {
   int32_t rank = -1;
   int32_t reporter = -1;  // the rank that detected the loss
   SignOfLoss sign = SignOfLoss::kConnectionEnded;
-  // The rank's last operations, as far as the reporter could read them
+  // The rank's last operations, as far as the reporter could read them.
   std::vector<GroupActivity> last;
 
   friend bool operator==(const LossReport&, const LossReport&) = default;

@@ -30,7 +30,7 @@ struct SafetensorsEntry {
 };
 
 struct SafetensorsHeader {
-  // Ordered by `begin`; together they cover the data without gaps
+  // Ordered by `begin`; together they cover the data without gaps.
   std::vector<SafetensorsEntry> tensors;
   std::map<std::string, std::string> metadata;
   uint64_t data_offset = 0;  // bytes from the start of the file to the data; set by parsing

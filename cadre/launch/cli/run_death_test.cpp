@@ -25,7 +25,7 @@ bool all_are_up(CadreCommand& command) {
 TEST(RunDeath, KillOfTheCommandLeavesNothing) {
   CadreCommand command(shell_job(2, kStubbornFamily));
   ASSERT_TRUE(all_are_up(command));
-  // Guardian, supervisor, 2 workers and their 2 children
+  // Guardian, supervisor, 2 workers and their 2 children.
   ASSERT_GE(command.marked_processes().size(), 6U);
   command.send(SIGKILL);
   EXPECT_TRUE(command.leaves_nothing());
@@ -51,7 +51,7 @@ TEST(RunDeath, TwoInterruptsKillAtOnce) {
       command.wait_for("SIGINT: asked 2 workers to stop, for at most 30 s; Ctrl-C again "
                        "kills them at once"));
   const auto system = os::make_native_system();
-  // Longer than kSameKeyPress
+  // Longer than kSameKeyPress.
   system->poll({}, system->deadline_in(std::chrono::milliseconds(150)));
   command.send(SIGINT);
   const auto result = command.wait();

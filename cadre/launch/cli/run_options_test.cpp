@@ -211,7 +211,7 @@ TEST(RunOptions, NamesTheVariableThatIsRefusedOrIgnored) {
   EXPECT_THAT(refusal_of({}, variable("PET_NNODES", "2")),
               StartsWith("PET_NNODES=2: this launcher"));
   EXPECT_THAT(refusal_of({}, variable("PET_TEE", "3")), StartsWith("PET_TEE=3: workers' output"));
-  // The flag takes precedence
+  // The flag takes precedence.
   EXPECT_EQ(refusal_of({"--tee=0"}, variable("PET_TEE", "3")), "accepted");
   const auto options = parse({}, variable("PET_ODD", "3"));
   ASSERT_TRUE(options.ok());
@@ -235,7 +235,7 @@ TEST(RunOptionsEndToEnd, AHostIsThisOneWhenItCanBeListenedAt) {
     const auto result = run_cadre({"run", "--master_addr", host, "true"});
     EXPECT_EQ(result.exit_code, 0) << result.error;
   }
-  // An address of TEST-NET-1
+  // An address of TEST-NET-1.
   const auto result = run_cadre({"run", "--master_addr", "192.0.2.1", "true"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.error, StartsWith("cadre run: --master_addr 192.0.2.1: \"192.0.2.1\" is not "

@@ -15,7 +15,7 @@
 
 namespace cadre::launch {
 
-// The most bytes that are read of a worker's file
+// The most bytes that are read of a worker's file.
 inline constexpr size_t kMaxErrorFileBytes = 1 << 20;
 
 struct JobFailure {

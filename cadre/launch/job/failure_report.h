@@ -20,7 +20,7 @@ struct FailureReport {
   std::string host;
   std::string exception;  // from the error file of the worker; may be empty
   std::deque<std::string> last_lines;
-  // Number of the last lines that were just shown and are not repeated
+  // Number of the last lines that were just shown and are not repeated.
   size_t num_lines_just_shown = 0;
   int num_workers = 1;
   std::span<const WorkerExit> exits;  // exits of all workers, the failed one included

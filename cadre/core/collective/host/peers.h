@@ -98,7 +98,7 @@ class Peers {
   const int world_size_;
   const int spin_limit_;
   const int yield_limit_;
-  // Spins of the next wait: grows when spinning succeeds, shrinks when it does not
+  // Spins of the next wait: grows when spinning succeeds, shrinks when it does not.
   int spin_budget_;
   uint32_t sequence_;
   uint32_t step_base_;

@@ -47,7 +47,7 @@ enum class Sharing {
 struct Wanted {
   Sharing sharing;
   Rank root = 0;
-  // Bytes that peers access in each input, by rank; one entry: equal on all
+  // Bytes that peers access in each input, by rank; one entry: equal on all.
   std::vector<size_t> in_bytes;
   size_t out_bytes = 0;  // bytes that peers access in each output
 };

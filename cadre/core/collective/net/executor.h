@@ -61,7 +61,7 @@ class Executor {
   CallHistory history_;
   OperationHeader header_;  // header of the current operation
   std::unique_ptr<std::byte[]> staging_;
-  // Interests of a watching wait, kept to reuse their memory
+  // Interests of a watching wait, kept to reuse their memory.
   std::vector<ChannelInterest> interests_;
 };
 

@@ -113,7 +113,7 @@ class Link {
   std::array<std::byte, OperationHeader::kBytes + kInlineBytes> inbox_;
   size_t inbox_begin_ = 0;
   size_t inbox_end_ = 0;
-  // Header of a message or a refusal, parsed but not yet taken
+  // Header of a message or a refusal, parsed but not yet taken.
   std::optional<OperationHeader> incoming_;
   // The first announcement that contradicts, or that is of a later operation and was not compared
   // yet. It is kept separately, so that it never hides a refusal behind it.

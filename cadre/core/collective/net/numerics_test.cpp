@@ -101,7 +101,7 @@ TEST_P(NumericsTest, BitsFollowTheDocumentedOrderOnAllRanksAndInEveryRun) {
           for (uint64_t i = 0; i < kNumericsCount; ++i) {
             const float sum = GetParam().reference(i, world_size, dtype);
             const float divisor = op == ReduceOp::kAvg ? static_cast<float>(world_size) : 1.0F;
-            // 16-bit floats round here, and only here
+            // 16-bit floats round here, and only here.
             append_element(expected, dtype, sum / divisor);
           }
           for (int run = 0; run < 3; ++run) {
