@@ -55,7 +55,7 @@ struct PipelineAction {
 // Returns the action itself, or the parts of an overlap. Valid as long as `action` is.
 CADRE_EXPORT std::span<const PipelineAction> leaves_of(const PipelineAction& action);
 
-// Numbers from outside are bounded, so that a short text cannot make the parser's users allocate
+// Numbers from outside are bounded, so that a short text cannot lead to a large allocation.
 // much memory.
 inline constexpr int kMaxPipelineStages = 1 << 16;
 inline constexpr int kMaxPipelineMicrobatches = 1 << 20;

@@ -30,7 +30,7 @@ struct PipelineLowering {
   // Adds UNSHARD and RESHARD, so that the parameters of at most so many of a rank's next stages are
   // gathered (one more if an overlap needs it). nullopt: adds none; parameters are whole.
   std::optional<int> max_unsharded_stages = {};
-  // Adds REDUCE_GRAD after the last B or W of each stage.
+  // Whether to add REDUCE_GRAD after the last B or W of each stage.
   bool reduces_gradients = true;
 };
 

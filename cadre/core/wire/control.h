@@ -26,7 +26,7 @@ inline constexpr size_t kControlPrefixBytes = sizeof(uint32_t);  // the length b
 inline constexpr size_t kMaxControlTextBytes = 4 << 10;
 inline constexpr size_t kMaxPhaseBytes = 64;  // limit of Activity::phase
 inline constexpr size_t kMaxElsewhereBytes = 160;
-inline constexpr size_t kMaxLastActivities = 32;  // in the report of a loss
+inline constexpr size_t kMaxLastActivities = 32;  // limit for the report of a loss
 inline constexpr size_t kMaxEventsInBatch = 4096;
 
 // Version of the messages by which two ranks open a connection. A build that did not send it yet

@@ -52,7 +52,7 @@ std::optional<TorchInstallation> torch_below(const fs::path& prefix) {
   return std::nullopt;
 }
 
-// Returns "2.13" of "2.13.0+cpu": libtorch's C++ interface is the same in all versions of it.
+// Returns "2.13" of "2.13.0+cpu": libtorch's C++ interface is the same in all patch versions.
 std::string_view minor_version(std::string_view version) {
   return version.substr(0, version.find('.', version.find('.') + 1));
 }

@@ -43,7 +43,8 @@ namespace cadre {
 struct HostEngineSetup {
   std::shared_ptr<HostMemory> memory;  // shared by the engines and buffers of this rank
   Rank rank = 0;
-  // There are more ranks than cores on this host: waits give the core away instead of spinning.
+  // Whether there are more ranks than cores on this host. Then waits give the core away instead of
+  // spinning.
   bool oversubscribed = false;
   std::vector<int> slots;     // slots in the memory, by rank
   std::vector<Place> blocks;  // blocks by rank

@@ -27,7 +27,7 @@ namespace cadre::host {
 struct PeersOptions {
   Rank rank = 0;
   int world_size = 1;
-  // There are more ranks than cores: a wait must give the core away at once.
+  // Whether there are more ranks than cores. Then a wait gives the core away at once.
   bool oversubscribed = false;
   // The initial value of all counters of the arena: 0 in a new arena.
   uint32_t first_count = 0;

@@ -142,7 +142,7 @@ std::string wrong_results(os::System& system, const std::vector<Call>& calls,
     const int rank = transport.rank();
     EngineRank engine(system, transport, table);
     engine.barrier().value_or_throw();
-    // A rank that does not hear of the mismatch waits until its deadline: this engine has no
+    // A rank that gets no report of the mismatch waits until its deadline: this engine has no
     // monitor here.
     engine.set_patience(milliseconds(100));
     const Call& call = calls[static_cast<size_t>(rank)];
@@ -157,7 +157,7 @@ std::string wrong_results(os::System& system, const std::vector<Call>& calls,
   });
 }
 
-// Rank 0 hears of the mismatch from rank 2 while rank 1 waits for rank 0's second message.
+// Rank 0 notices the mismatch with rank 2 while rank 1 waits for rank 0's second message.
 TEST(NetEngineDisagreementTest, ARefusalIsNeverTakenForPayload) {
   const auto system = os::make_native_system();
   const Call call{.kind = OpKind::kReduceScatter, .count = 1};

@@ -156,7 +156,7 @@ TEST_P(NetEngineFailureTest, ARefusalIsPassedOnUnderItsOwnNumber) {
   EXPECT_EQ(last->number, 1u);
 }
 
-// The peer already waited in the next operation when it heard that this one had failed.
+// The peer already waited in the next operation when it was told that this one had failed.
 TEST_P(NetEngineFailureTest, AnAnnouncementHidesNoRefusal) {
   const TransportGroup group(*system_, GetParam(), 2);
   const OpDescriptor barrier{.kind = OpKind::kBarrier};
