@@ -56,7 +56,6 @@ struct PipelineAction {
 CADRE_EXPORT std::span<const PipelineAction> leaves_of(const PipelineAction& action);
 
 // Numbers from outside are bounded, so that a short text cannot lead to a large allocation.
-// much memory.
 inline constexpr int kMaxPipelineStages = 1 << 16;
 inline constexpr int kMaxPipelineMicrobatches = 1 << 20;
 
