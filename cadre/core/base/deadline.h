@@ -1,9 +1,9 @@
 // Points in time that are handed down, so that nested calls share one budget of waiting.
 //
 // Threads: plain values. Blocking: never. Errors: none.
-// No Deadline is infinite: each is a finite point on its clock. Sums and differences stop
-// at the ends of the range, so `now + Duration::max()` is the last point there is. Clocks live in
-// cadre/core/os (real time) and cadre/core/sim (virtual time); base only carries the values.
+// No Deadline is infinite: each is a finite point on its clock. Sums and differences stop at the
+// ends of the range, so `now + Duration::max()` is at most the last TimePoint. Clocks live in
+// cadre/core/os (real time) and cadre/core/sim (virtual time); base has only the values.
 #pragma once
 
 #include <chrono>
@@ -15,8 +15,8 @@ namespace cadre {
 
 using Duration = std::chrono::nanoseconds;
 
-// Nanoseconds since the epoch of the clock that made it (real: CLOCK_MONOTONIC, so all processes
-// of a host share it; simulated: the start of the simulation).
+// Nanoseconds since the epoch of the clock that made it. The real clock is CLOCK_MONOTONIC, which
+// all processes of a host share; the simulated clock starts with the simulation.
 struct TimePoint {
   int64_t ns = 0;
 
@@ -44,7 +44,7 @@ class Deadline {
 
   constexpr TimePoint at() const { return at_; }
   constexpr bool has_passed(TimePoint now) const { return now >= at_; }
-  // What is left at `now`; zero once it has passed.
+  // Returns the time left at `now`; zero once the deadline has passed.
   constexpr Duration remaining(TimePoint now) const {
     return now >= at_ ? Duration::zero() : at_ - now;
   }

@@ -36,18 +36,18 @@ enum class ErrorCode {
 // The code's name as it appears in messages, for example "kPeerLost".
 CADRE_EXPORT std::string_view to_string(ErrorCode code);
 
-// What a program may want to know of a failed operation without parsing its message. Ranks are
-// those of the group that failed; what is unknown, or does not apply, is empty.
+// What a program may want to know about a failed operation without parsing its message. Ranks are
+// those of the group that failed; a field that is unknown or does not apply is empty.
 struct ErrorDetails {
   std::optional<Rank> culprit = {};  // the rank at fault
-  // The same rank in the group that was connected, of which the others are made; set also where the
-  // culprit is no member of the group that failed.
+  // The culprit's rank in the group that was connected, from which the other groups are made; set
+  // also if the culprit is no member of the group that failed.
   std::optional<Rank> culprit_world_rank = {};
   std::optional<Rank> reporter = {};  // the rank that found the first failure
   // The call of the program that failed on this rank: "all_reduce", "split".
   std::string operation = {};
   std::optional<uint64_t> operation_number = {};  // counted from 1
-  std::string group = {};                         // its name
+  std::string group = {};                         // name of the group
   // No peer is at fault: a limit of this process or machine is exhausted, for example
   // RLIMIT_NOFILE, or the program has closed a descriptor of the library.
   bool is_own_limit = false;
@@ -68,7 +68,7 @@ class CADRE_EXPORT Error : public std::exception {
   Error with_context(std::string_view context) const;
   // The same error with these details.
   Error with_details(ErrorDetails details) const;
-  // The same error with a culprit or reporter, where it does not name another one already.
+  // The same error with a culprit or a reporter, unless it already names one.
   Error with_culprit(Rank culprit) const;
   Error with_reporter(Rank reporter) const;
 
@@ -82,7 +82,7 @@ class CADRE_EXPORT Error : public std::exception {
   ErrorDetails details_;
 };
 
-// Either a T or an Error. Dropping one unread is a compile-time warning.
+// Either a T or an Error. Ignoring a returned Result is a compile-time warning.
 template <typename T>
 class [[nodiscard]] Result {
  public:
@@ -118,8 +118,8 @@ class [[nodiscard]] Result {
 template <>
 class [[nodiscard]] Result<void> {
  public:
-  // Not defaulted: `return {}` would first fill all of the object with zeros, for each Status of an
-  // operation that succeeds.
+  // Not defaulted: `return {}` would then first fill the whole object with zeros, for each Status
+  // of an operation that succeeds.
   Result() {}                                        // NOLINT(modernize-use-equals-default)
   Result(Error error) : error_(std::move(error)) {}  // NOLINT: implicit
 
@@ -138,8 +138,8 @@ using Status = Result<void>;
 
 }  // namespace cadre
 
-// Returns the error of `expression` (a Status or Result) from the enclosing function, if it has
-// one.
+// Returns the error of `expression` (a Status or Result), if it has one, from the enclosing
+// function.
 #define CADRE_RETURN_IF_ERROR(expression)                                                     \
   do {                                                                                        \
     if (auto cadre_status_ = (expression); !cadre_status_.ok()) return cadre_status_.error(); \

@@ -1,5 +1,5 @@
 // What an operation is, packed into 16 bytes: ranks compare it before they exchange data, and
-// records tell it afterwards. collective/op.h packs and reads it.
+// records keep it. collective/op.h packs and reads it.
 //
 // Threads: a plain value. Blocking: never. Errors: none.
 #pragma once

@@ -12,7 +12,7 @@ namespace cadre {
 
 class Fnv1a {
  public:
-  // One byte; a wider number counts as one item, not as its bytes.
+  // Adds one item. A number wider than a byte counts as one item, not as its bytes.
   constexpr void add(uint64_t item) { value_ = (value_ ^ item) * 0x100000001b3; }
   constexpr void add(std::string_view bytes) {
     for (const char byte : bytes) add(static_cast<unsigned char>(byte));

@@ -1,4 +1,4 @@
-// Text formatting for both sides of the torch line, with fmt's syntax: format("rank {} of {}", 1,
+// Text formatting for code with and without torch, with fmt's syntax: format("rank {} of {}", 1,
 // 2).
 //
 // Threads: any. Blocking: never. Errors: a malformed pattern throws Error(kInternal).

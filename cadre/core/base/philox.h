@@ -1,6 +1,6 @@
 // Philox4x32-10, a counter-based random generator: a pure function from a key and a counter to 128
-// random bits. A program that numbers its draws gets each of them without those before it, on any
-// rank and in any order. Never for secrets.
+// random bits. A program that numbers its draws can compute any of them without the earlier ones,
+// on any rank and in any order. Not for secrets.
 //
 // Threads: pure functions. Blocking: never. Errors: none. The same values on every platform.
 // Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.

@@ -5,7 +5,7 @@
 namespace cadre {
 namespace {
 
-// Bytes of the sequence that `first` begins; 0 if it begins none.
+// Returns the number of bytes of the sequence that `first` begins; 0 if it begins none.
 size_t utf8_length(unsigned char first) {
   if (first < 0x80) return 1;
   if (first >= 0xc2 && first < 0xe0) return 2;

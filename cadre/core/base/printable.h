@@ -1,5 +1,5 @@
-// Text from outside (a file's name, a damaged record, a worker's line): whether it is UTF-8, and
-// its form for a terminal.
+// Checks whether text from outside (a file's name, a damaged record, a worker's line) is UTF-8, and
+// converts it for a terminal.
 //
 // Threads: pure functions. Blocking: never. Errors: none.
 #pragma once
@@ -11,11 +11,12 @@
 
 namespace cadre {
 
-// Control characters, with which a text moves the cursor or begins a line of its own, become \xNN;
-// tabs and all other bytes stay.
+// Replaces control characters, with which a text could move the cursor or begin a new line, by
+// \xNN. Tabs and all other bytes stay.
 CADRE_EXPORT std::string printable(std::string_view text);
 
-// JSON can hold no other text. Source: table 3-7 of the Unicode standard.
+// Returns whether the text is valid UTF-8, as JSON requires. Source: table 3-7 of the Unicode
+// standard.
 CADRE_EXPORT bool is_utf8(std::string_view text);
 
 }  // namespace cadre

@@ -1,7 +1,7 @@
-// A log of the program as threads and destructors of the library use it: what the sink throws is
-// dropped with its line, because nobody could catch it there.
+// The program's log sink as threads and destructors of the library use it: an exception of the sink
+// is dropped together with the line, because nobody could catch it there.
 //
-// Threads: any. Blocking: as the sink. Lifetime: borrows or shares the sink. Errors: none.
+// Threads: any. Blocking: same as the sink. Lifetime: borrows or shares the sink. Errors: none.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,7 @@ namespace cadre {
 
 class QuietLog final : public LogSink {
  public:
-  // null: every line is dropped.
+  // If `borrowed` is null, every line is dropped.
   explicit QuietLog(LogSink* borrowed) : sink_(borrowed) {}
   explicit QuietLog(std::shared_ptr<LogSink> shared)
       : sink_(shared.get()), shared_(std::move(shared)) {}
@@ -25,7 +25,7 @@ class QuietLog final : public LogSink {
     try {
       sink_->write(level, component, message);
     } catch (...) {
-      // Dropped, as the header says.
+      // The header says that the line is dropped.
     }
   }
 

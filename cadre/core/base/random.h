@@ -1,4 +1,4 @@
-// A small seeded random source for simulations, jitter and tests; never for secrets.
+// A small seeded random source for simulations, jitter and tests; not for secrets.
 //
 // Threads: one owner at a time. Blocking: never. Same seed, same sequence on every platform.
 // Source: SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).

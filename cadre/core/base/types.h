@@ -63,13 +63,13 @@ constexpr size_t size_of(DType dtype) {
   return 0;
 }
 
-// What each does to each dtype, or why it is refused: collective/reduction_table.h. AVG is the sum
-// divided by the number of ranks; PREMUL_SUM the sum of each rank's input times its own factor.
-// The numbers travel too.
+// collective/reduction_table.h says what each operation does with each dtype, or why it is refused.
+// AVG is the sum divided by the number of ranks; PREMUL_SUM is the sum of each rank's input times
+// that rank's factor. The values are part of the formats on the wire, too.
 enum class ReduceOp : uint8_t { kSum, kAvg, kMin, kMax, kProduct, kBand, kBor, kBxor, kPremulSum };
 inline constexpr int kNumReduceOps = 9;
 
-// Where the buffers of a collective lie. Append new types at the end.
+// The memory that holds the buffers of a collective. Append new types at the end.
 enum class DeviceType : uint8_t { kCpu, kCuda };
 inline constexpr int kNumDeviceTypes = 2;
 
@@ -88,15 +88,15 @@ enum class OpKind : uint8_t {
   kBarrier,
   kSend,
   kRecv,
-  kAllocate,  // symmetric memory
+  kAllocate,  // allocates symmetric memory
   kReduce,
   kGather,
   kScatter,
   kAllToAll,
-  kAllToAllV,      // with parts of any sizes
-  kWaitSignal,     // in symmetric memory
-  kAllGatherV,     // with parts of any sizes
-  kReduceScatterV  // with parts of any sizes
+  kAllToAllV,      // the sizes of the parts may differ
+  kWaitSignal,     // waits for a signal in symmetric memory
+  kAllGatherV,     // the sizes of the parts may differ
+  kReduceScatterV  // the sizes of the parts may differ
 };
 inline constexpr int kNumOpKinds = 16;
 

@@ -1,17 +1,17 @@
 // The interface of every engine that moves and reduces bytes for a group.
 //
-// Threads: one call at a time, from whichever thread holds the group's progress role.
-// Blocking: a blocking engine runs the collectives inside submit(), each until it is done, the
-// call's deadline or the group's Interrupt. A stream-ordered engine only enqueues them.
-// Lifetime: the Collectives, and the OpContext with its OpProgress, are borrowed until submit()
-// returns; their buffers until the Completion is done.
+// Threads: one call at a time, from the thread that holds the group's progress role. Blocking: a
+// blocking engine runs the collectives inside submit(), each until it is done, the call's deadline
+// or the group's Interrupt. A stream-ordered engine only enqueues them. Lifetime: the Collectives,
+// and the OpContext with its OpProgress, are borrowed until submit() returns; their buffers until
+// the Completion is done.
 // Errors: kTimeout and kPeerLost with OpProgress::waiting_for naming the peer; kAborted when the
-// Interrupt was raised; kInvalidArgument when a peer called another operation
-// (OpProgress::set_mismatch) or the parts of an all_to_all_v do not fit (part_mismatch), then on
-// all ranks. After an error the group is unusable; buffers hold anything. Numerics: the order of
+// Interrupt was raised; kInvalidArgument, on all ranks, when a peer called another operation
+// (OpProgress::set_mismatch) or the parts of an all_to_all_v do not fit (part_mismatch). After an
+// error the group is unusable, and the content of the buffers is undefined. Numerics: the order of
 // additions is fixed by (op, dtype, count, world size), never by arrival; all ranks end with
 // identical bits. bfloat16 is accumulated in float32 and rounded once. Source: the operations are
-// c10d's, with one flat buffer a side.
+// those of c10d, with one flat buffer for the input and one for the output.
 #pragma once
 
 #include <array>
@@ -30,43 +30,45 @@
 
 namespace cadre {
 
-// What an engine can do, asked before use: a call that the engine of a group does not support is
-// refused before it is numbered, on every rank alike, so nothing fails half-way. What a reduction
-// means, and which ones no engine may compute, is said by reduction_table.h.
+// What an engine can do. A call that the engine of a group does not support is refused on every
+// rank before it gets a number, so no operation fails half-way. reduction_table.h defines the
+// result of each reduction, and the reductions that no engine may compute.
 struct Capabilities {
-  std::string_view name;       // "host", "net", or that of a plug-in
+  std::string_view name;       // "host", "net", or the name of a plug-in
   bool shares_memory = false;  // reads peers' symmetric buffers in place
-  // The group's Interrupt, and the deadline, end what was submitted. False of a library that cannot
-  // cancel an operation (MPI): its Completion is done only when the library touches the buffers no
-  // more, however late that is. After a failure or the deadline the group ends the waits for it,
-  // keeps its memory and the engine, and says that the process must end.
+  // Whether the group's Interrupt and the deadline end a submitted operation. False for a library
+  // that cannot cancel an operation (MPI): its Completion is done only when the library no longer
+  // touches the buffers, however late that is. After a failure or the deadline the group ends the
+  // waits for such an operation, keeps its memory and the engine, and reports that the process must
+  // end.
   bool is_abortable = true;
-  // submit() only enqueues: the operation begins after what is on Collective::stream and completes
-  // later.
+  // Whether submit() only enqueues: the operation begins after the work on Collective::stream and
+  // completes later.
   bool is_stream_ordered = false;
-  std::string algorithms = {};  // by size, for the log's first line
+  std::string algorithms = {};  // the algorithms by size, for the first line of the log
   EnumSet<OpKind> kinds = {};   // collectives
   EnumSet<DType> dtypes = {};   // element types it can move
-  // Reductions it supports, by dtype. For an engine without PREMUL_SUM the group multiplies the
+  // The supported reductions, by dtype. For an engine without PREMUL_SUM the group multiplies the
   // inputs on the CPU and submits a SUM.
   std::array<EnumSet<ReduceOp>, kNumDTypes> reductions = {};
-  EnumSet<DeviceType> devices = {};  // where the buffers may be
+  EnumSet<DeviceType> devices = {};  // the devices whose memory the buffers may be in
 
-  // `op` counts only for a kind that reduces; a barrier has no buffers.
+  // `op` is ignored unless the kind reduces; a barrier has no buffers.
   bool supports(OpKind kind, DType dtype, ReduceOp op, DeviceType device) const {
     if (!kinds.contains(kind)) return false;
     if (kind == OpKind::kBarrier) return true;
     return dtypes.contains(dtype) && devices.contains(device) &&
            (!reduces(kind) || can_reduce(dtype, op, device));
   }
-  // Whether `op` is computed as the SUM of inputs that the group has multiplied.
+  // Returns whether `op` is computed as the SUM of inputs that the group has multiplied.
   bool needs_multiplied_inputs(DType dtype, ReduceOp op) const {
     return op == ReduceOp::kPremulSum &&
            !reductions[static_cast<size_t>(dtype)].contains(ReduceOp::kPremulSum);
   }
 
  private:
-  // Inputs that another stream still writes cannot be multiplied before submit().
+  // Inputs on a device cannot be multiplied before submit(), because another stream may still write
+  // them.
   bool can_reduce(DType dtype, ReduceOp op, DeviceType device) const {
     if (!needs_multiplied_inputs(dtype, op)) {
       return reductions[static_cast<size_t>(dtype)].contains(op);
@@ -76,13 +78,13 @@ struct Capabilities {
   }
 };
 
-// Capabilities of a CPU engine with every collective and every supported reduction of the table,
-// except PREMUL_SUM, which runs as the SUM of multiplied inputs.
+// Returns the capabilities of a CPU engine with every collective and every supported reduction of
+// the table, except PREMUL_SUM, which runs as the SUM of multiplied inputs.
 CADRE_EXPORT Capabilities full_capabilities(std::string_view name);
 
-// kInvalidArgument with what was called, what the engine has instead and what to do.
+// Returns kInvalidArgument that names the call, what the engine supports instead, and the remedy.
 Error unsupported(const Capabilities& capabilities, const Collective& collective);
-// REQUIRES: validate().
+// REQUIRES: validate() has succeeded.
 inline Status check_supported(const Capabilities& capabilities, const Collective& c) {
   if (capabilities.supports(c.kind, c.dtype, c.reduction.op(), c.device.type)) [[likely]]
     return {};
@@ -94,14 +96,15 @@ class CADRE_EXPORT Backend {
   virtual ~Backend() = default;
 
   virtual Capabilities capabilities() const = 0;
-  // Runs the collectives in order. Ends with the first error: the collectives after it are not run.
-  // REQUIRES: at least one collective, as many fingerprints as collectives, and validate() and
-  // check_supported() of each. kPremulSum comes only to engines whose reductions have it.
+  // Runs the collectives in order. Ends with the first error: later collectives are not run.
+  // REQUIRES: at least one collective, one fingerprint for each collective, and validate() and
+  // check_supported() have succeeded for each. kPremulSum is only passed to engines whose
+  // reductions have it.
   virtual Completion submit(const OpContext& op, std::span<const Collective> collectives) = 0;
 };
 
-// submit() of a blocking engine whose `run` takes one collective and its context. Status: the first
-// error.
+// Implements submit() of a blocking engine whose `run` takes one collective and its context.
+// Returns the first error.
 template <typename Run>
 Status run_in_order(const OpContext& op, std::span<const Collective> collectives, const Run& run) {
   Status status = run(op, collectives.front());

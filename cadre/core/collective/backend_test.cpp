@@ -1,4 +1,4 @@
-// What an engine supports, and the sentence about what it does not.
+// The capabilities of an engine, and the error for what it does not support.
 #include "cadre/core/collective/backend.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,8 @@ TEST(CapabilitiesTest, AFullEngineReducesWhatTheTableSupportsOnTheCpu) {
     for (int op = 0; op < kNumReduceOps; ++op) {
       const auto type = static_cast<DType>(dtype);
       const auto reduction = static_cast<ReduceOp>(op);
-      // Multiplied before the engine, as its SUM, so without the floating-point rule.
+      // The group multiplies the inputs and submits a SUM, so the floating-point rule does not
+      // apply.
       const bool expected = reduction == ReduceOp::kPremulSum || is_supported(type, reduction);
       EXPECT_EQ(can.supports(OpKind::kAllReduce, type, reduction, DeviceType::kCpu), expected)
           << format("{} of {}", reduction, type);
@@ -75,7 +76,7 @@ TEST(CapabilitiesTest, ARefusalSaysWhatIsThereInsteadAndWhatToDo) {
   EXPECT_EQ(refusal_of(can, sum_of(DType::kBfloat16)),
             "all_reduce: backend \"few\" does not move bfloat16, but int32, float32; convert the "
             "elements, or connect the group with another backend");
-  // What is only moved needs no reduction, but the dtype and the device.
+  // A collective that only moves data needs the dtype and the device, but no reduction.
   Collective moved = Collective::broadcast({}, DType::kInt32, 0);
   EXPECT_EQ(refusal_of(can, moved), "");
   moved.device = {DeviceType::kCuda, 0};

@@ -11,7 +11,7 @@
 namespace cadre {
 namespace {
 
-// How long a buffer is, for n elements of a rank.
+// The length of a buffer, where n is the number of elements of a rank.
 enum class Extent : uint8_t {
   kNone,
   kPart,   // n
@@ -24,7 +24,8 @@ struct Rules {
   Extent in = Extent::kNone;
   Extent out = Extent::kNone;
   bool has_root = false;
-  bool is_of_root_only = false;  // the other buffer than the one of n elements
+  // The buffer that does not have n elements is used on the root only.
+  bool is_of_root_only = false;
   bool may_be_in_place = true;
 };
 
@@ -80,12 +81,13 @@ Status check_size(OpKind kind, std::string_view what, size_t actual, size_t expe
 }
 
 bool overlap(ConstBytes a, ConstBytes b) {
-  const std::less<const std::byte*> is_before;  // defined for pointers into different memory
+  const std::less<const std::byte*> is_before;  // defined also for pointers into different memory
   return !a.empty() && !b.empty() && is_before(a.data(), b.data() + b.size()) &&
          is_before(b.data(), a.data() + a.size());
 }
 
-// `part` is the buffer of one rank; `offset`, its place in the other one if that is of all ranks.
+// `part` is the buffer of one rank. `offset` is its position in `other`, if that is a buffer of all
+// ranks.
 Status check_overlap(const Collective& c, ConstBytes part, ConstBytes other, size_t offset) {
   if (!overlap(part, other)) return {};
   if (!rules_of(c.kind).may_be_in_place) {
@@ -118,7 +120,7 @@ Status check_counts(const Collective& c, std::string_view side, ConstBytes buffe
   const uint64_t num_elements = buffer.size() / size_of(c.dtype);
   uint64_t total = 0;
   for (const uint64_t count : counts) {
-    // Checked one by one, so that no sum of huge counts wraps around to the right one.
+    // Checked one by one, so that a sum of huge counts cannot wrap around to the right number.
     if (count > num_elements - total) {
       return refused(format("{}: the counts for the {} add up to more than its {} {}", c.kind, side,
                             num_elements, c.dtype));
@@ -140,8 +142,8 @@ Status check_splits(const Collective& c, int world_size) {
   return check_size(c.kind, "the output", c.out.size(), c.in.size());
 }
 
-// Checks an all_gather_v or reduce_scatter_v. Returns what the ranks compare: the total number of
-// elements, and the counts as the shape.
+// Checks an all_gather_v or reduce_scatter_v. Returns the descriptor that the ranks compare: the
+// total number of elements, and the counts as the shape.
 Result<OpDescriptor> check_uneven_parts(const Collective& c, Rank rank, int world_size) {
   const bool is_gather = rules_of(c.kind).in == Extent::kOwnSplit;
   const ConstBytes whole = is_gather ? ConstBytes(c.out) : c.in;

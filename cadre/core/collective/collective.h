@@ -1,5 +1,5 @@
-// One collective of one rank as a value: what it computes, and on which memory. It is checked once,
-// by validate(), and read by everything between the call and the engine.
+// One collective of one rank as a value: what it computes, and on which memory. validate() checks
+// it once; all code between the call and the engine reads it.
 //
 // Threads: plain values; validate() is pure. Blocking: never. Lifetime: borrows the buffers and the
 // shape; owns the splits.
@@ -22,8 +22,8 @@
 //   all_to_all_v     the sum of splits.input   the sum of splits.output
 //   barrier          none        none
 //
-// In place, where not excluded: `in` and `out` are the same memory, or the shorter one is this
-// rank's slice of the longer one. The two buffers of all_to_all and all_to_all_v never overlap.
+// `in` and `out` may be the same memory, or the shorter buffer may be this rank's slice of the
+// longer one. Exception: the two buffers of all_to_all and all_to_all_v must not overlap.
 // Source: the arguments of c10d::Backend, and of NCCL's calls.
 #pragma once
 
@@ -39,13 +39,13 @@
 
 namespace cadre {
 
-// How the inputs of the ranks become one. Converts from a ReduceOp, as which it is mostly written;
-// the factor of a premul_sum belongs to it, so that neither goes without the other.
+// How the inputs of the ranks are combined. Converts implicitly from a ReduceOp. A premul_sum also
+// contains its factor.
 class CADRE_EXPORT Reduction {
  public:
-  // kPremulSum by itself has no factor, and is refused by validate().
+  // A kPremulSum made in this way has no factor, and is refused by validate().
   constexpr Reduction(ReduceOp op = ReduceOp::kSum) : op_(op) {}  // NOLINT: implicit by design
-  // The sum of each rank's input times its own factor, which may differ from rank to rank.
+  // The sum of each rank's input times that rank's factor. The factors may differ.
   // Source: ncclRedOpCreatePreMulSum.
   static constexpr Reduction premul_sum(double factor) {
     Reduction reduction(ReduceOp::kPremulSum);
@@ -61,9 +61,9 @@ class CADRE_EXPORT Reduction {
   std::optional<double> factor_ = {};
 };
 
-// Elements of each rank's part of the buffers, one count for each rank, 0 allowed: input[r] go to
-// rank r, output[r] come from it. An all_gather_v has the same output counts on all ranks, and no
-// input counts; a reduce_scatter_v the same input counts, and no output counts.
+// The numbers of elements of each rank's part of the buffers, 0 allowed: input[r] elements go to
+// rank r, and output[r] come from rank r. An all_gather_v has the same output counts on all ranks,
+// and no input counts; a reduce_scatter_v the same input counts, and no output counts.
 struct SplitCounts {
   std::vector<uint64_t> input = {};
   std::vector<uint64_t> output = {};
@@ -94,23 +94,24 @@ struct CADRE_EXPORT Collective {
   ConstBytes in = {};
   Bytes out = {};
   SplitCounts splits = {};  // used by all_gather_v, reduce_scatter_v and all_to_all_v
-  Device device = {};       // where `in` and `out` are
-  // Device stream, for stream-ordered engines: the operation runs after the work enqueued on it
-  // before the call. On CUDA a cudaStream_t; null: the device's default stream.
+  Device device = {};       // the device whose memory `in` and `out` are in
+  // The device stream, for stream-ordered engines: the operation runs after the work that was
+  // enqueued on it before the call. With CUDA a cudaStream_t; null: the device's default stream.
   void* stream = nullptr;
-  // The sizes of the tensor that has the n elements, for collectives of which all ranks have n:
-  // ranks with different shapes of as many elements are refused. Without it, one dimension.
+  // The sizes of the tensor that has the n elements, for collectives in which all ranks have n:
+  // ranks with as many elements but different shapes are refused. nullopt: one dimension.
   std::optional<std::span<const int64_t>> shape = {};
 };
 
-// Whether the kind combines the ranks' inputs by a Reduction.
+// Returns whether the kind combines the ranks' inputs by a Reduction.
 constexpr bool reduces(OpKind kind) {
   return kind == OpKind::kAllReduce || kind == OpKind::kReduceScatter ||
          kind == OpKind::kReduceScatterV || kind == OpKind::kReduce;
 }
 
-// What the ranks compare. Empties the buffers that this rank does not use: the output of reduce and
-// gather, and the input of scatter, on ranks other than the root.
+// Returns the descriptor that the ranks compare, or an error. Sets the buffers that this rank does
+// not use to empty: the output of reduce and gather, and the input of scatter, on ranks other than
+// the root.
 CADRE_EXPORT Result<OpDescriptor> validate(Collective& collective, Rank rank, int world_size);
 
 // The parts of a validated all_to_all_v in bytes.

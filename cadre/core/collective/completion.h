@@ -1,10 +1,10 @@
-// The end of a submitted collective, as its engine reports it: at once by engines that run in the
-// calling thread, later by engines that only enqueue on a device stream.
+// The end of a submitted collective, as its engine reports it. Engines that run in the calling
+// thread report it at once, engines that only enqueue on a device stream report it later.
 //
-// Threads: any; complete() once, by whichever thread observes the end. Blocking: never.
-// Lifetime: a cheap value over shared state. Callbacks run exactly once, in the thread that calls
-// complete(), or in the thread that calls on_done() on a Completion that is done; never under a
-// lock. Errors: none of its own; callbacks must not throw.
+// Threads: any; complete() is called once, by the thread that observes the end. Blocking: never.
+// Lifetime: a cheap value over shared state. Callbacks run exactly once, never under a lock: in the
+// thread that calls complete(), or, if the Completion is done, in the thread that calls on_done().
+// Errors: none of its own; callbacks must not throw.
 // Source: the events of c10d's ProcessGroupNCCL::WorkNCCL, whose wait() orders the current stream;
 // std::promise without a blocking wait.
 #pragma once
@@ -24,14 +24,14 @@ class Completion {
  public:
   using Callback = std::function<void(const Status&)>;
 
-  // Done already.
+  // Makes a Completion that is done.
   Completion(Status status) : status_(std::move(status)) {}          // NOLINT: implicit by design
   Completion(Error error) : Completion(Status(std::move(error))) {}  // NOLINT: implicit by design
-  // Makes what is enqueued on a device stream from then on run after the operation, as
-  // cudaStreamWaitEvent does; called from any thread, any number of times.
+  // Makes later work of a device stream wait for the operation, like cudaStreamWaitEvent. Called
+  // from any thread, any number of times.
   using OrderStream = std::function<Status(void* stream)>;
-  // Pending, until complete() is called on this value or on a copy of it. A stream-ordered engine
-  // passes `order_stream`.
+  // Makes a pending Completion, until complete() is called on this value or on a copy of it. A
+  // stream-ordered engine passes `order_stream`.
   static Completion make_pending(OrderStream order_stream = nullptr) {
     return Completion(std::make_shared<Shared>(std::move(order_stream)));
   }
@@ -41,15 +41,16 @@ class Completion {
   }
   // REQUIRES: is_done().
   const Status& status() const { return pending_ == nullptr ? status_ : pending_->status; }
-  // Whether order_stream() replaces waiting for the end: what a stream-ordered engine enqueued, and
-  // everything that is done.
+  // Returns whether order_stream() can replace waiting for the end: true for a stream-ordered
+  // engine, and for every Completion that is done.
   bool is_stream_ordered() const { return is_done() || pending_->order_stream != nullptr; }
-  // Orders what the caller enqueues on `stream` next behind the operation, without waiting for it:
-  // nothing to do when it is done. REQUIRES: is_stream_ordered().
+  // Makes the work that the caller enqueues on `stream` from now on wait for the operation. Returns
+  // at once, and does nothing if the operation is done. REQUIRES: is_stream_ordered().
   Status order_stream(void* stream) const {
     return is_done() ? Status() : pending_->order_stream(stream);
   }
-  // Runs `callback` with the status: now, if it is known, else when complete() is called.
+  // Runs `callback` with the status: now, if the Completion is done, else when complete() is
+  // called.
   void on_done(Callback callback) const {
     if (pending_ != nullptr) {
       std::lock_guard lock(pending_->mutex);
@@ -76,7 +77,7 @@ class Completion {
   struct Shared {
     explicit Shared(OrderStream order) : order_stream(std::move(order)) {}
 
-    const OrderStream order_stream;  // null: of an engine that is not stream-ordered
+    const OrderStream order_stream;  // null: the engine is not stream-ordered
     std::mutex mutex;
     Status status;  // written before is_done, read after it
     std::atomic<bool> is_done{false};

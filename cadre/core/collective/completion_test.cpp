@@ -1,4 +1,5 @@
-// A Completion that is done, and one that is completed later: callbacks run once, without a lock.
+// Completions that are done, and those that are completed later: callbacks run once, without a
+// lock.
 #include "cadre/core/collective/completion.h"
 
 #include <gtest/gtest.h>
@@ -46,7 +47,7 @@ TEST(CompletionTest, ACallbackMayUseTheCompletion) {
   });
   completion.complete({});
   EXPECT_TRUE(is_inner_called);
-  // Also one that runs at once.
+  // The same for a callback that runs at once.
   is_inner_called = false;
   completion.on_done([&](const Status&) {
     completion.on_done([&](const Status& status) { is_inner_called = status.ok(); });

@@ -4,7 +4,8 @@ namespace cadre {
 namespace {
 
 #if defined(__x86_64__)
-// Conversions of float16. clang knows no name for them here, and its kernels do without.
+// Returns whether the CPU converts float16. clang has no name for this feature here, and its
+// kernels do not need it.
 bool has_float16_conversions() {
 #if defined(__clang__)
   return true;

@@ -1,4 +1,4 @@
-// Which vector instructions this CPU has, and the call of a kernel that was compiled for them.
+// Which vector instructions this CPU has, and calls of kernels that are compiled for them.
 //
 // Threads: any. Blocking: never. Errors: none. Narrower sets give the same bits.
 #pragma once
@@ -7,13 +7,13 @@ namespace cadre {
 
 enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
 
-// The widest one that this CPU has.
+// Returns the widest set that this CPU has.
 InstructionSet best_instruction_set();
 
 namespace kernels {
 
-// One function per instruction set. Not target_clones: its ifunc resolvers run before a sanitizer's
-// runtime is ready. Kernel::run is forced inline.
+// One function for each instruction set. target_clones is not used: its ifunc resolvers run before
+// a sanitizer's runtime is ready. Kernel::run is always inlined.
 template <typename Kernel, typename Work>
 void run_baseline(const Work& work) {
   Kernel::template run<InstructionSet::kBaseline>(work);
@@ -25,7 +25,7 @@ template <typename Kernel, typename Work>
   Kernel::template run<InstructionSet::kAvx2>(work);
 }
 
-#if defined(__clang__)  // has no such option; it compiles for the sanitizers only
+#if defined(__clang__)  // has no such option, and is used with sanitizers only
 #define CADRE_FULL_WIDTH ""
 #else
 #define CADRE_FULL_WIDTH ",prefer-vector-width=512"

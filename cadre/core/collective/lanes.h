@@ -1,9 +1,9 @@
-// How the elements of each dtype go between memory and vector registers: what all kernels share.
+// How the elements of each dtype are moved between memory and vector registers, for all kernels.
 //
 // Threads: any. Blocking: never. Private to the kernels of this folder.
-// Everything here is forced inline into a function that carries the target attribute, so the same
-// text becomes SSE2, AVX2 and AVX-512 code. Vectors are GCC's and clang's vector extension: plain
-// operators, no reliance on the auto-vectoriser.
+// All functions here are always inlined into a function that has the target attribute, so the same
+// source becomes SSE2, AVX2 and AVX-512 code. Vectors are the vector extension of GCC and clang,
+// with plain operators, so nothing depends on the auto-vectoriser.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@
 #include "cadre/core/collective/instruction_set.h"
 
 #if defined(__x86_64__) && !defined(__clang__)
-#include <immintrin.h>  // declares the builtins of instruction sets that are not on by default
+#include <immintrin.h>  // declares the builtins of instruction sets that are off by default
 #endif
 
 #define CADRE_KERNEL_INLINE [[gnu::always_inline]] static inline
@@ -26,7 +26,7 @@ inline constexpr size_t kVectorBytes = 64;
 template <typename T>
 using Vector [[gnu::vector_size(kVectorBytes)]] = T;
 
-// Elements that are computed in the type they are stored in.
+// Elements that are computed in the type in which they are stored.
 template <typename T>
 struct Lanes {
   using Accumulator = Vector<T>;
@@ -41,8 +41,8 @@ struct Lanes {
   }
 };
 
-// bfloat16 in memory, float32 in registers. The rounding is written in integers and not with the
-// CPU's own instruction (AVX512-BF16), which flushes denormals: bits must not depend on the CPU.
+// bfloat16 in memory, float32 in registers. The rounding uses integers and not the CPU's own
+// instruction (AVX512-BF16), which flushes denormals: bits must not depend on the CPU.
 struct Bfloat16Lanes {
   using Accumulator = Vector<float>;
   using Words = Vector<uint32_t>;
@@ -67,9 +67,9 @@ struct Bfloat16Lanes {
   }
 };
 
-// float16 in memory, float32 in registers, both ways in integers: for any CPU, and the flags of the
-// CPU (FTZ, DAZ) cannot change a bit. The two floating-point additions have neither denormal
-// operands that matter nor denormal results.
+// float16 in memory, float32 in registers. Both conversions use integers: they run on any CPU, and
+// the flags of the CPU (FTZ, DAZ) cannot change a bit. The two floating-point additions have no
+// denormal result, and no denormal operand that could change one.
 struct PortableFloat16Lanes {
   using Accumulator = Vector<float>;
   using Words = Vector<int32_t>;
@@ -84,7 +84,7 @@ struct PortableFloat16Lanes {
     const Words magnitude = (words & 0x7fff) << 13;
     const Words sign = (words & 0x8000) << 16;
     const Words normal = magnitude + kExponentShift;
-    // A denormal, m * 2^-24, is what 2^-14 * (1 + m * 2^-10) is more than 2^-14.
+    // A denormal is m * 2^-24: the difference of 2^-14 * (1 + m * 2^-10) and 2^-14.
     const Words above = magnitude + (kExponentShift + kFloatOne);
     const Words denormal = reinterpret_cast<Words>(reinterpret_cast<Accumulator>(above) - 0x1p-14F);
     const Words special = normal + kExponentShift;
@@ -97,7 +97,7 @@ struct PortableFloat16Lanes {
     const Words magnitude = bits & 0x7fffffff;
     const Words sign = (bits >> 16) & 0x8000;
     const Words normal = (magnitude - (kExponentShift - 0xfff) + ((magnitude >> 13) & 1)) >> 13;
-    // Next to 0.5 the float32 numbers lie 2^-24 apart, as the denormals of float16: the addition
+    // Near 0.5 the float32 numbers are 2^-24 apart, like the denormals of float16: the addition
     // rounds to one of them.
     const Words denormal =
         reinterpret_cast<Words>(reinterpret_cast<Accumulator>(magnitude) + 0.5F) - kBitsOfHalf;
@@ -111,9 +111,10 @@ struct PortableFloat16Lanes {
   }
 
  private:
-  static constexpr int32_t kFloatOne = 1 << 23;           // one in the exponent of a float32
-  static constexpr int32_t kExponentShift = 112 << 23;    // the biases differ by 127 - 15
-  static constexpr int32_t kSpecial = 31 << 23;           // infinities and NaNs, moved to float32
+  static constexpr int32_t kFloatOne = 1 << 23;         // the lowest bit of a float32's exponent
+  static constexpr int32_t kExponentShift = 112 << 23;  // the exponent biases differ by 127 - 15
+  // Exponent of infinities and NaNs, moved to float32.
+  static constexpr int32_t kSpecial = 31 << 23;
   static constexpr int32_t kLeastNormal = 113 << 23;      // 2^-14
   static constexpr int32_t kBitsOfHalf = 126 << 23;       // 0.5
   static constexpr int32_t kTooLarge = (127 + 16) << 23;  // 2^16
@@ -122,13 +123,13 @@ struct PortableFloat16Lanes {
 
 #if defined(__x86_64__) && !defined(__clang__)
 #define CADRE_CONVERTS_FLOAT16 1
-// The same with the CPU's own conversions, several times faster. They give the same bits: they
-// ignore FTZ and round as told, and DAZ touches only what rounds to zero anyway; a NaN, whose
-// payload they would keep, is replaced first. Builtins and not intrinsics: those are functions of
-// one target, which cannot be inlined into the functions without one that lie between. clang
-// refuses both there.
+// The same with the CPU's own conversions, which are several times faster. They give the same bits:
+// they ignore FTZ and have a fixed rounding, and DAZ affects only values that round to zero anyway.
+// They would keep the payload of a NaN, so NaNs are replaced first. Uses builtins instead of
+// intrinsics: intrinsics are functions of one target, which GCC cannot inline through callers
+// without that target. clang refuses both here.
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wpsabi"  // a builtin returns in a register, whatever the ABI
+#pragma GCC diagnostic ignored "-Wpsabi"  // a builtin returns in a register in every ABI
 template <InstructionSet kSet>
 struct ConvertingFloat16Lanes {
   using Accumulator = Vector<float>;
@@ -169,12 +170,13 @@ struct ConvertingFloat16Lanes {
   using Half16 [[gnu::vector_size(32)]] = int16_t;
   using Float8 [[gnu::vector_size(32)]] = float;
   static constexpr int kNearestEven = 0;
-  static constexpr int kCurrentDirection = 4;  // rounding mode; widening is exact
+  static constexpr int kCurrentDirection = 4;  // the current rounding mode; widening is exact
 };
 #pragma GCC diagnostic pop
 #endif
 
-// What a kernel that names Float16Lanes is compiled with for each instruction set.
+// Stands for the lanes with which a kernel that names Float16Lanes is compiled for each instruction
+// set.
 struct Float16Lanes {};
 
 template <typename L, InstructionSet kSet>
@@ -191,7 +193,7 @@ struct LanesFor<Float16Lanes, kSet> {
 #endif
 };
 
-// One byte each: whatever is not 0 is true, and true is 1.
+// One byte each: every value except 0 is true, and true is stored as 1.
 struct BoolLanes {
   using Accumulator = Vector<uint8_t>;
   static constexpr size_t kNumLanes = kVectorBytes;

@@ -1,7 +1,8 @@
-// The loop over one input, element by element: scaling, dividing, widening and narrowing.
+// A loop over one input, element by element, which scales, divides, widens or narrows.
 //
 // Threads: any. Blocking: never. Private to the kernels of this folder and its engines.
-// As in reduce_kernels.h a tail goes through the same instructions, padded with zeros.
+// A remainder shorter than a vector uses the same instructions, padded with zeros, as in
+// reduce_kernels.h.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +20,7 @@ struct Map {
   double operand;
 };
 
-// Change::apply(vector, operand) is what happens between the load as In and the store as Out.
+// Change::apply(vector, operand) is called between the load as In and the store as Out.
 template <typename In, typename Out, typename Change>
 struct MapLoop {
   static_assert(In::kNumLanes == Out::kNumLanes);

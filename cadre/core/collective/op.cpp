@@ -18,7 +18,7 @@ static_assert(kNumOpKinds - 1 <= static_cast<int>(kFieldMask), "a kind has a fie
 static_assert(kNumDTypes - 1 <= static_cast<int>(kFieldMask), "a dtype has a field of 4 bits");
 static_assert(kNumReduceOps - 1 <= static_cast<int>(kFieldMask), "a ReduceOp has 4 bits");
 
-// A shape of one dimension is all zeros: there is room for the rest of a long count.
+// The shape of one dimension is 0, so its bits can hold the rest of a long count.
 bool is_one_dimension(uint64_t shape) {
   return (shape & kFieldMask) == 0;
 }

@@ -1,10 +1,11 @@
-// What an operation is: its number, its descriptor packed into a fingerprint, its deadline.
+// The properties of an operation: its number, its descriptor packed into a fingerprint, its
+// deadline.
 //
 // Threads: OpDescriptor is a plain value; an OpProgress is written by the thread that runs the
 // operation and read by any. Blocking: never.
-// The fingerprint travels with the first message of each operation. It is the descriptor itself,
-// packed, not a hash (but for shapes too long to be packed): so a mismatch is found at once and
-// both sides can say what the other called.
+// The first message of each operation contains the fingerprint. It is the packed descriptor, not a
+// hash (except for shapes that are too long): so a mismatch is found at once and both sides can
+// name what the other called.
 #pragma once
 
 #include <algorithm>
@@ -31,31 +32,32 @@ struct OpDescriptor {
   uint64_t count = 0;      // elements of one rank's input (reduce_scatter and scatter: of its
                            // output); 0 for all_to_all_v, where counts may differ between ranks
   PackedShape shape = {};  // shape of the tensor with these elements
-  // How many collectives travel in one call with this one, itself included; 0 for a call of its
-  // own, and for kinds that have a root.
+  // The number of collectives in the call that this one is part of; 0 for a call of one collective,
+  // and for kinds that have a root.
   uint16_t num_coalesced = 0;
 
   bool has_root() const;
-  // Its bits: docs/formats/net-messages.md. No two operations of up to 65,536 ranks have the same.
+  // Returns the bits of docs/formats/net-messages.md. In groups of up to 65,536 ranks no two
+  // operations have the same.
   Fingerprint fingerprint() const;
   static OpDescriptor from_fingerprint(const Fingerprint& fingerprint);
-  // "all_reduce(sum, float32 x 1024)", "reduce(sum, float32 x [2, 3], root 0)",
+  // Returns "all_reduce(sum, float32 x 1024)", "reduce(sum, float32 x [2, 3], root 0)",
   // "all_to_all_v(int64)", "barrier()", "all_gather(float32 x 4, one of 3 in a call)".
   std::string to_string() const;
 };
 
-// "all_reduce #1042"
+// Returns "all_reduce #1042".
 std::string describe_operation(uint64_t number, const Fingerprint& fingerprint);
 
-// A copy of an OpProgress in memory that peers map, so that they can read it even when the writer
-// was stopped or killed. A reader may see the halves of two phases; it is only ever shown to
+// A copy of an OpProgress in memory that peers map, so that they can read it even if the writer was
+// stopped or killed. A reader may see the halves of two different phases, so it is only shown to
 // people.
 struct ProgressMirror {
   std::array<std::atomic<uint64_t>, 2> phase{};  // 16 characters, padded with zeros
   std::atomic<int32_t> waiting_for{-1};
 };
 
-// Where an operation stands, for diagnosis. Phases are short nouns: "enter", "reduce", "copy out".
+// The state of an operation, for diagnosis. Phases are short nouns: "enter", "reduce", "copy out".
 class OpProgress {
  public:
   OpProgress() = default;
@@ -69,29 +71,29 @@ class OpProgress {
     phase_.store(static_text, std::memory_order_relaxed);
     if (mirror_ != nullptr) copy_phase(static_text);
   }
-  // Sees each collective of a call begin, but for the first.
+  // Notified when each collective of a call begins, except the first.
   class Observer {
    public:
     virtual void on_next(size_t index) = 0;
 
    protected:
-    ~Observer() = default;  // nobody owns one by this type
+    ~Observer() = default;  // observers are not destroyed through this type
   };
   // REQUIRES: the observer outlives this object.
   void observe_with(Observer* observer) { observer_ = observer; }
 
-  // Which collective of the call is running, from 0: called by a blocking engine when the one
-  // before has succeeded.
+  // Sets which collective of the call is running, from 0. A blocking engine calls it when the
+  // previous collective has succeeded.
   void set_index(size_t index) {
     index_.store(index, std::memory_order_relaxed);
     if (observer_ != nullptr) observer_->on_next(index);
   }
-  // The rank that is waited for just now; -1 for none.
+  // Sets the rank that is waited for at present; -1: none.
   void set_waiting_for(int rank) {
     waiting_for_.store(rank, std::memory_order_relaxed);
     if (mirror_ != nullptr) mirror_->waiting_for.store(rank, std::memory_order_relaxed);
   }
-  // What one rank of an all_to_all_v sends another, which expects something else.
+  // A part of an all_to_all_v of which sender and receiver expect different sizes.
   struct PartMismatch {
     int sender = -1;  // -1: none
     int receiver = -1;
@@ -99,15 +101,15 @@ class OpProgress {
     uint64_t expected_bytes = 0;
   };
 
-  // What a peer called when it called something else: its number and fingerprint.
+  // Notes the number and fingerprint of the different operation that a peer called.
   void set_mismatch(Rank peer, uint64_t number, const Fingerprint& fingerprint) {
     mismatch_peer = peer;
     mismatch_number = number;
     mismatch_fingerprint = fingerprint;
   }
 
-  // What this rank called under the peer's number, when that was another operation than the one
-  // that finds out.
+  // Notes the operation that this rank called under the peer's number, if that is not the running
+  // operation.
   void set_own_call(uint64_t number, const Fingerprint& fingerprint) {
     own_number = number;
     own_fingerprint = fingerprint;
@@ -122,7 +124,7 @@ class OpProgress {
   Fingerprint mismatch_fingerprint;
   uint64_t own_number = 0;  // 0: the running operation
   Fingerprint own_fingerprint;
-  PartMismatch part_mismatch;  // read as those above
+  PartMismatch part_mismatch;  // same rule as for mismatch_peer
 
  private:
   void copy_phase(const char* text) {
@@ -139,17 +141,17 @@ class OpProgress {
   Observer* observer_ = nullptr;
 };
 
-// Handed to a Backend with each call of submit().
+// Passed to a Backend with each call of submit().
 struct OpContext {
-  // Number of the call's first collective; the next ones follow. Counts the group's collectives
-  // from 1; equal on all ranks.
+  // Number of the call's first collective; the others have the following numbers. Collectives of a
+  // group are counted from 1, equally on all ranks.
   uint64_t number;
   std::span<const Fingerprint> fingerprints;  // one for each collective of the call; never empty
   Deadline deadline;                          // deadline of the whole call
   OpProgress& progress;
 
   const Fingerprint& fingerprint() const { return fingerprints.front(); }
-  // The context of the collectives of the call from this one on.
+  // Returns the context for the collectives of the call from `index` on.
   OpContext from(size_t index) const {
     return {number + index, fingerprints.subspan(index), deadline, progress};
   }

@@ -1,9 +1,9 @@
-// The sizes of a tensor in 64 bits, by which ranks that reduce (2, 3) with (3, 2) are found.
+// The sizes of a tensor in 64 bits, with which ranks notice that one reduces (2, 3) with (3, 2).
 //
-// Threads: a plain value. Blocking: never. Errors: none; bits that a peer made up read as some
-// shape.
-// Sizes are packed, not hashed, so that every rank can name the shape of any other. Only those that
-// need more than 60 bits, at 4 bits for each 3 of a size, are told by a digest.
+// Threads: a plain value. Blocking: never. Errors: none; arbitrary bits from a peer are read as
+// some shape.
+// Sizes are packed, not hashed, so that every rank can name the shape of any other. Only sizes that
+// need more than 60 bits, at 4 bits for each 3 bits of a size, are replaced by a digest.
 #pragma once
 
 #include <cstdint>
@@ -16,16 +16,16 @@ namespace cadre {
 
 class CADRE_EXPORT PackedShape {
  public:
-  // One dimension, as of a plain buffer: the number of elements says all.
+  // One dimension, like a plain buffer; its size is the number of elements.
   PackedShape() = default;
   explicit PackedShape(std::span<const int64_t> sizes);
   static PackedShape from_bits(uint64_t bits);
 
-  // Low to high: 4 bits, 0 for one dimension, 15 for a digest, else the dimensions plus 1; then
-  // each size from its low bits on, 3 bits at a time, each below a bit that says whether more of
-  // this size follow.
+  // Low to high: 4 bits, which are 0 for one dimension, 15 for a digest, else the number of
+  // dimensions plus 1. Then each size from its low bits on, 3 bits at a time; a fourth bit above
+  // them says whether more of this size follow.
   uint64_t bits() const { return bits_; }
-  // Behind the dtype of that many elements: "x 6", "x [2, 3]", "x []" of a number without
+  // Returns the text that follows the dtype: "x 6", "x [2, 3]", "x []" for a number without
   // dimensions, "x 6, shape #1f2e3d" for a digest.
   std::string to_string(uint64_t num_elements) const;
 

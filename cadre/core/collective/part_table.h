@@ -1,8 +1,8 @@
-// Who sends how many bytes to whom in an all_to_all_v: a row for each rank, as all ranks see it.
+// The number of bytes that each rank sends to each other in an all_to_all_v: one row for each rank.
 //
 // Threads: one at a time. Blocking: never. Lifetime: a value.
-// Errors: check() gives kInvalidArgument and names the two ranks in OpProgress::part_mismatch; all
-// ranks that hold the same table name the same two.
+// Errors: check() returns kInvalidArgument and names two ranks in OpProgress::part_mismatch; all
+// ranks that have the same table name the same two.
 #pragma once
 
 #include <cstddef>
@@ -19,13 +19,13 @@ namespace cadre {
 
 class PartTable {
  public:
-  // A row: what the rank sends to each, then what it expects from each, in bytes.
+  // A row: the bytes that the rank sends to each rank, then the bytes that it expects from each.
   static size_t row_bytes(int world_size);
 
   explicit PartTable(int world_size);
 
   int world_size() const { return world_size_; }
-  // All rows in rank order, to be exchanged as bytes.
+  // All rows in rank order, which the ranks exchange as bytes.
   Bytes bytes() { return std::as_writable_bytes(std::span(cells_)); }
   Bytes row(Rank rank);
   void set_row(Rank rank, const PartSizes& sizes);
@@ -33,9 +33,9 @@ class PartTable {
   std::span<const uint64_t> sent(Rank rank) const;
   std::span<const uint64_t> received(Rank rank) const;
   uint64_t longest_part() const;
-  uint64_t most_sent() const;  // by one rank in all
+  uint64_t most_sent() const;  // the most bytes that one rank sends, to all ranks together
 
-  // Whether everybody expects what is sent.
+  // Returns an error unless every rank expects what is sent to it.
   Status check(const OpContext& op) const;
 
  private:

@@ -18,7 +18,7 @@ void run(const Fold& fold, InstructionSet set) {
   kernels::run_with<kernels::Kernel<Lanes, Op, Finish>>(set, fold);
 }
 
-// Whole bytes, whatever the width of the integers.
+// Runs bitwise operations on whole bytes, whatever the width of the integers.
 template <typename Op>
 void run_bits(const Fold& fold, size_t element_bytes, InstructionSet set) {
   Fold bytes = fold;
@@ -26,7 +26,8 @@ void run_bits(const Fold& fold, size_t element_bytes, InstructionSet set) {
   run<kernels::Lanes<uint8_t>, Op>(bytes, set);
 }
 
-// Sums and products of integers wrap, which only unsigned types may do; MIN and MAX need the sign.
+// Sums and products of integers wrap, which is defined for unsigned types only; MIN and MAX need
+// the sign.
 template <typename T>
 void run_integer(const Fold& fold, ReduceOp op, InstructionSet set) {
   using Unsigned = kernels::Lanes<std::make_unsigned_t<T>>;
@@ -87,7 +88,7 @@ void run_floating(const Fold& fold, ReduceOp op, InstructionSet set) {
   }
 }
 
-// Pairs that the table refuses never come here.
+// REQUIRES: the table supports the pair.
 void run_any(const Fold& fold, ReduceKind kind, InstructionSet set) {
   switch (kind.dtype) {
     case DType::kUint8:
@@ -113,7 +114,8 @@ void run_any(const Fold& fold, ReduceKind kind, InstructionSet set) {
   }
 }
 
-// Through a block that stays in the first-level cache: one kernel serves both ways to store.
+// Reduces into a block that stays in the first-level cache, so that one kernel serves both kinds of
+// stores.
 void run_streaming(const Fold& fold, ReduceKind kind, InstructionSet set) {
   constexpr size_t kBlockBytes = 4096;
   constexpr size_t kMaxInputs = 64;

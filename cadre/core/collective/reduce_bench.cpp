@@ -1,6 +1,6 @@
-// How fast reduce() sums: bytes read and written in a second, for each dtype, number of inputs and
-// bytes of each input. A memory-bound sum of float16 or bfloat16 should move as many bytes as one
-// of float32.
+// The speed of sums by reduce(): bytes read and written in a second, for each dtype, number of
+// inputs and bytes of each input. A memory-bound sum of float16 or bfloat16 should move as many
+// bytes as one of float32.
 //
 //   reduce_bench [--benchmark_filter=float16]
 #include <benchmark/benchmark.h>
@@ -22,7 +22,7 @@ struct Shape {
 
 void sum(benchmark::State& state, DType dtype, const Shape& shape) {
   const size_t count = shape.num_bytes / size_of(dtype);
-  // A short run of random numbers, repeated: nothing here depends on the values.
+  // A short sequence of random numbers, repeated: the speed does not depend on the values.
   const auto pattern = testing::random_inputs(1, 1024, dtype, 1)[0];
   std::vector<std::vector<std::byte>> inputs(shape.num_inputs,
                                              std::vector<std::byte>(shape.num_bytes));

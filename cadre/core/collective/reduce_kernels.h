@@ -1,8 +1,8 @@
 // The loops behind reduce(), written once over vectors and compiled for each instruction set.
 //
 // Threads: any. Blocking: never. Private to the reductions of this folder.
-// A tail shorter than a vector goes through the same instructions, padded with zeros, so that an
-// element's bits do not depend on its place.
+// A remainder shorter than a vector uses the same instructions, padded with zeros, so that an
+// element's bits do not depend on its position.
 #pragma once
 
 #include <cstddef>
@@ -48,7 +48,7 @@ struct Xor {
   }
 };
 
-// `total != total` is false for integers and folds away.
+// `total != total` is false for integers, and the compiler removes it.
 struct Min {
   template <typename V>
   CADRE_KERNEL_INLINE void apply(V& total, const V& next) {
@@ -63,13 +63,13 @@ struct Max {
   }
 };
 
-// What happens to the folded value before it is stored.
+// What is done with the folded value before it is stored.
 struct AsIs {
   template <typename V>
   CADRE_KERNEL_INLINE void apply(V&, size_t) {}
 };
 
-// Multiplying by the reciprocal of a power of two rounds exactly as the division does, and is
+// A multiplication by the reciprocal of a power of two rounds exactly as the division, and is
 // several times faster.
 struct DivideByNumInputs {
   template <typename V>

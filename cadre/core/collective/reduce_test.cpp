@@ -1,4 +1,4 @@
-// The kernels against a formula that works one element at a time.
+// Compares the kernels with a formula that works one element at a time.
 #include "cadre/core/collective/reduce.h"
 
 #include <gtest/gtest.h>
@@ -116,7 +116,7 @@ TEST(ReduceTest, BuffersNeedNoAlignment) {
   }
 }
 
-// All pairs of the given 16-bit numbers, for every operation and instruction set.
+// Tests all pairs of the given 16-bit numbers, for every operation and instruction set.
 void expect_formula_for_pairs(const std::vector<uint16_t>& specials, DType dtype) {
   Inputs inputs(2, std::vector<std::byte>(specials.size() * specials.size() * 2));
   for (size_t i = 0; i < specials.size(); ++i) {
@@ -141,7 +141,8 @@ void expect_formula_for_pairs(const std::vector<uint16_t>& specials, DType dtype
   }
 }
 
-// Ties both ways, the largest finite values, infinities, denormals, zeros and NaNs.
+// The numbers include ties in both directions, the largest finite values, infinities, denormals,
+// zeros and NaNs.
 TEST(ReduceTest, SpecialValuesOfBfloat16EqualTheFormula) {
   expect_formula_for_pairs({0x0000, 0x8000, 0x0001, 0x8001, 0x007f, 0x0080, 0x3f80, 0x3b80, 0x3c00,
                             0x3f81, 0x7f7f, 0xff7f, 0x7f80, 0xff80, 0x7fc0, 0x7f81, 0xffff, 0x4049},
@@ -155,7 +156,7 @@ TEST(ReduceTest, SpecialValuesOfFloat16EqualTheFormula) {
                            DType::kFloat16);
 }
 
-// Every float16 there is, beside every twentieth or so.
+// Tests every float16, each with five others.
 TEST(ReduceTest, EveryFloat16EqualsTheFormula) {
   std::vector<std::byte> all(0x10000 * 2);
   for (size_t i = 0; i < 0x10000; ++i) write_element(all, i, static_cast<uint16_t>(i));

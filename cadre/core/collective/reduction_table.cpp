@@ -7,7 +7,7 @@
 namespace cadre {
 namespace {
 
-// In the order of ReduceOp.
+// The rules in the order of ReduceOp.
 using Rules = std::array<ReductionRule, kNumReduceOps>;
 
 constexpr std::string_view kNoBitsOfFloats =
@@ -99,7 +99,7 @@ constexpr Sets supported_sets() {
   return sets;
 }
 
-// The rules as sets, which every call of a reduction is compared with.
+// The rules as sets, with which every call of a reduction is compared.
 constexpr Sets kSupported = supported_sets();
 
 }  // namespace
@@ -115,7 +115,8 @@ ReductionRule reduction_rule(DType dtype, ReduceOp op) {
 
 namespace {
 
-// Not in check_reduction(), which every reduction calls and which then needs no stack frame.
+// A separate function, so that check_reduction(), which every reduction calls, needs no stack
+// frame.
 [[gnu::noinline]] Status refusal_of(DType dtype, ReduceOp op) {
   return Error(ErrorCode::kInvalidArgument,
                format("{} of {} is refused: {}", op, dtype, reduction_rule(dtype, op).meaning));

@@ -1,5 +1,5 @@
-// What each reduction means for each dtype, or why it is refused: the one table that engines,
-// kernels, checks, tests and docs/guide/reference/reductions.md go by.
+// The result of each reduction for each dtype, or why it is refused. Engines, kernels, checks,
+// tests and docs/guide/reference/reductions.md all use this table.
 //
 // Threads: pure functions. Blocking: never. Lifetime: texts are static. Errors: check_reduction.
 // Source: c10d's operations; where its backends differ (bool, NaN, integers) the table decides.
@@ -20,15 +20,16 @@ struct ReductionRule {
   std::string_view meaning;
 };
 
-// Also for values of the enumerations that do not exist: they are refused.
+// Values that the enumerations do not have are refused.
 CADRE_EXPORT ReductionRule reduction_rule(DType dtype, ReduceOp op);
 
-// The operations of its rules that are supported; none for a dtype that does not exist.
+// Returns the operations that are supported for the dtype; an empty set for a dtype that does not
+// exist.
 CADRE_EXPORT EnumSet<ReduceOp> supported_reductions(DType dtype);
 CADRE_EXPORT bool is_supported(DType dtype, ReduceOp op);
 
-// kInvalidArgument for a refused pair: "avg of int32 is refused: " and the rule's meaning. The same
-// sentence wherever it is refused.
+// Returns kInvalidArgument for a refused pair: "avg of int32 is refused: " and the rule's meaning.
+// All callers give the same sentence.
 CADRE_EXPORT Status check_reduction(DType dtype, ReduceOp op);
 
 }  // namespace cadre

@@ -1,4 +1,4 @@
-// The table against a matrix written by hand, and the page of the guide against the table.
+// Compares the table with a matrix written by hand, and the page of the guide with the table.
 #include "cadre/core/collective/reduction_table.h"
 
 #include <gtest/gtest.h>
@@ -62,7 +62,7 @@ TEST(ReductionTableTest, ValuesThatDoNotExistAreRefused) {
   EXPECT_FALSE(check_reduction(DType::kFloat32, static_cast<ReduceOp>(kNumReduceOps)).ok());
 }
 
-// The part of the page between its markers, as the table gives it.
+// Returns the part of the page between its markers, made from the table.
 std::string rendered_table() {
   std::string text;
   for (const Class& group : kClasses) {

@@ -1,7 +1,7 @@
 // The free parts of a rank's slice: whole pages, neighbours joined.
 //
-// Threads: one at a time. Blocking: never. Lifetime: a plain value. Errors: none; no part that is
-// long enough is an empty optional.
+// Threads: one at a time. Blocking: never. Lifetime: a plain value. Errors: none; take() returns
+// nullopt if no part is long enough.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,8 @@ class CADRE_EXPORT FreeRanges {
  public:
   explicit FreeRanges(size_t num_bytes);
 
-  // The first part that is long enough, so that low pages are used again and high ones stay unused.
+  // Takes the first part that is long enough, so that low pages are reused and high ones stay
+  // unused.
   std::optional<size_t> take(size_t num_bytes);
   // REQUIRES: the range was taken.
   void give(const ByteRange& range);
@@ -26,7 +27,7 @@ class CADRE_EXPORT FreeRanges {
   size_t longest() const;
 
  private:
-  std::map<size_t, size_t> sizes_;  // by begin
+  std::map<size_t, size_t> sizes_;  // sizes of the free parts by their begin
   size_t num_bytes_;
 };
 

@@ -27,7 +27,7 @@ size_t slices_begin(const HostMemoryLayout& layout) {
   return table_begin(layout) + static_cast<size_t>(layout.num_slots) * kTableBytes;
 }
 
-// Keeps a fixed text if there is no memory for the reason.
+// Stores the reason; if memory is too short, stores a fixed text.
 void keep_reason(std::string& kept, std::string_view reason) {
   try {
     kept = reason;
@@ -38,8 +38,8 @@ void keep_reason(std::string& kept, std::string_view reason) {
 
 }  // namespace
 
-// Zero bytes describe a piece without holders. No piece has number 0: is_revoked in that header of
-// a slot means that a peer no longer counts the holds of this slot.
+// The header of a piece. Zero bytes mean a piece without holders. No piece has number 0: in header
+// 0 of a slot, is_revoked means that a peer no longer counts the holds of this slot.
 struct HostMemory::Header {
   // Bits of `access`.
   static constexpr uint64_t kHasWriters = 1;   // set by peers
@@ -155,7 +155,7 @@ Result<Piece> HostMemory::allocate(const PieceOptions& options) {
   if (const Status status = prepare(*made, committed); !status.ok()) {
     const Status released =
         os::release_pages(*segment_, slice_begin(slot_) + made->offset, committed);
-    // Pages that cannot be given back may hold anything, so these addresses are not used again.
+    // Pages that could not be given back may have any content, so these addresses are not reused.
     if (released.ok()) put_back(made->offset);
     return status.error().with_context(
         format("host memory: a piece of {} bytes for slot {}", options.num_bytes, slot_));
@@ -175,7 +175,7 @@ Result<Piece> HostMemory::allocate(const PieceOptions& options) {
                Place{.piece = made->id, .offset = made->offset});
 }
 
-// Takes a number and addresses for a piece.
+// Takes a number and an offset for a piece.
 Result<HostMemory::Cut> HostMemory::cut(size_t size) {
   const std::lock_guard lock(mutex_);
   if (free_ids_.empty() && last_id_ + 1 == kMaxPieces) {
@@ -203,8 +203,8 @@ Result<HostMemory::Cut> HostMemory::cut(size_t size) {
   return Cut{id, *offset};
 }
 
-// The page of its header is committed with each piece: that is idempotent, and needs no memory of
-// which are.
+// The page of the header is committed with each piece: that is idempotent, and needs no list of the
+// committed pages.
 Status HostMemory::prepare(const Cut& cut, size_t committed_bytes) {
   const std::byte* const begin = segment_->bytes().data();
   const auto at =
@@ -213,7 +213,7 @@ Status HostMemory::prepare(const Cut& cut, size_t committed_bytes) {
   return os::reserve_pages(*segment_, slice_begin(slot_) + cut.offset, committed_bytes);
 }
 
-// Without memory for the table of free parts the addresses are not used again.
+// If there is no memory for the table of free parts, the addresses are not reused.
 void HostMemory::put_back(size_t offset) noexcept {
   const std::lock_guard lock(mutex_);
   const auto found = records_.find(offset);
@@ -226,7 +226,7 @@ void HostMemory::put_back(size_t offset) noexcept {
   }
 }
 
-// What cannot be reclaimed for lack of memory is left to the next call.
+// If memory is too short to reclaim pieces, the next call does it.
 void HostMemory::destroy(size_t offset) noexcept {
   {
     const std::lock_guard lock(mutex_);
@@ -255,7 +255,7 @@ bool HostMemory::may_be_written(uint32_t piece) const {
   });
 }
 
-// Destroyed pieces that nobody holds.
+// Returns the ranges of destroyed pieces that no peer holds.
 std::vector<ByteRange> HostMemory::take_released() {
   std::vector<ByteRange> released;
   const std::lock_guard lock(mutex_);
@@ -339,10 +339,9 @@ Result<std::unique_ptr<os::SharedMemory>> HostMemory::map_side_by_side(
   return pages->map_ranges(begins, round_to_pages(std::max<size_t>(num_bytes, 1)));
 }
 
-// The mark is stored before the pages change, sequentially consistent (see Peers::mark_left()): a
-// peer that does not load it at the end of its operation has written before the change. The
-// essential steps allocate nothing, because a lack of memory may be the reason why this rank
-// leaves.
+// The mark is stored before the pages change, sequentially consistent (see Peers::mark_left()): if
+// a peer does not see the mark at the end of its operation, its writes came before the change. The
+// essential steps allocate nothing, because this rank may leave for lack of memory.
 Status HostMemory::revoke(const Place& place, size_t num_bytes, std::string_view reason) {
   const std::lock_guard only_one(revocation_mutex_);
   Record* record = nullptr;
@@ -364,8 +363,8 @@ HostMemory::Record* HostMemory::record_of(const Place& place) {
   return record.id == place.piece && record.is_alive ? &record : nullptr;
 }
 
-// Pages between the range and those that are private already become private, too, so that the
-// private ones stay one run.
+// Also makes the pages between the range and the private ones private, so that the private pages
+// stay one contiguous range.
 Status HostMemory::make_private(Record& record, const ByteRange& range) {
   const size_t begin = range.begin / kPageBytes * kPageBytes;
   const size_t end = round_to_pages(range.begin + range.size);
@@ -387,10 +386,10 @@ Status HostMemory::make_private(Record& record, const ByteRange& range) {
   return {};
 }
 
-// Each side sets its bit and then looks at the other's, sequentially consistent: of a peer that
-// announces itself while the owner withdraws the piece at least one of the two knows. The same
-// holds of a peer that announces itself while others report it as lost: either the owner sees the
-// bit and does not use the piece again, or the peer sees the report.
+// Each side sets its bit and then reads the other's, sequentially consistent: if a peer announces
+// itself while the owner withdraws the piece, at least one of the two notices. The same holds if
+// others report the announcing peer as lost: either the owner sees the bit and does not reuse the
+// piece, or the peer sees the report.
 bool HostMemory::announce_writer(int slot, uint32_t piece) {
   const uint64_t before =
       header(slot, piece).access.fetch_or(Header::kHasWriters, std::memory_order_seq_cst);
@@ -435,15 +434,15 @@ bool HostMemory::is_revoked(int slot, uint32_t piece) const {
 }
 
 void HostMemory::release_hold(int slot, uint32_t piece) {
-  if (piece >= kMaxPieces) return;  // no such piece: the number came from outside
+  if (piece >= kMaxPieces) return;  // an invalid number from a peer
   const auto bit = static_cast<size_t>(slot_);
   header(slot, piece)
       .holders[bit / 64]
       .fetch_and(~(uint64_t{1} << bit % 64), std::memory_order_release);
 }
 
-// The mark is stored before any page changes, as in revoke(). If there is no memory for it, the
-// holds keep counting.
+// The mark is stored before any page changes, as in revoke(). If there is no memory for the mark,
+// the holds keep counting.
 void HostMemory::forget_holder(int slot) {
   const auto* const begin = segment_->bytes().data();
   Header& mark = header(slot, 0);
@@ -458,7 +457,7 @@ void HostMemory::forget_holder(int slot) {
   reclaim();
 }
 
-// The page of header 0 is committed with this rank's first piece, so this load is valid.
+// The page of header 0 is committed with this rank's first piece, so this read is valid.
 bool HostMemory::has_lost_holds() const {
   return is_revoked(slot_, 0);
 }

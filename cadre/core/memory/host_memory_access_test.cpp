@@ -1,5 +1,5 @@
-// Access of peers by pointers that a program keeps: announced, withdrawn, and never to memory that
-// is used again.
+// Access of peers through pointers that a program keeps: it is announced and withdrawn, and never
+// reaches memory that is reused.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -50,7 +50,7 @@ TEST_F(HostMemoryAccessTest, WhatIsWithdrawnCannotBeAnnouncedAndOnlyWhatPeersWri
   EXPECT_EQ(mine_->find(unwritten.bytes()).value_or_throw(), unwritten.place());
 }
 
-// A rank that was reported as lost may be alive, and its program may have kept the pointer.
+// A rank that was reported as lost may be alive, and its program may still have the pointer.
 TEST_F(HostMemoryAccessTest, MemoryOfALostWriterIsNotUsedAgain) {
   Piece written = cut();
   Piece read = cut();
@@ -64,7 +64,7 @@ TEST_F(HostMemoryAccessTest, MemoryOfALostWriterIsNotUsedAgain) {
       << "the piece without writers";
 }
 
-// The owner may have used the piece again by the time a lost rank announces itself.
+// The owner may have reused the piece by the time a lost rank announces itself.
 TEST_F(HostMemoryAccessTest, AWriterThatWasReportedLostIsRefused) {
   Piece written = cut();
   written = Piece();

@@ -1,5 +1,5 @@
-// Fuzzes what is done with places that peers send: resolved inside the slice of their slot, or not
-// at all.
+// Fuzzes resolve() with places from peers: a place is resolved inside the slice of its slot, or
+// refused.
 #include <cstdlib>
 #include <cstring>
 

@@ -148,7 +148,7 @@ TEST_F(HostMemoryTest, ARevokedPieceIsRefusedWithItsFirstReasonAndNeverUsedAgain
   EXPECT_EQ(next.place(), (Place{.piece = 3, .offset = 3 * kPage}));
 }
 
-// In another process, which writes late.
+// The peer is another process, which writes after the revocation.
 TEST_F(HostMemoryTest, WhatPeersWriteAfterTheRevocationDoesNotShow) {
   Piece piece = mine_->allocate({.num_bytes = 2 * kPage}).value_or_throw();
   const auto result = testing::run_ranks_as_processes(2, [&](testing::RankContext& context) {
@@ -170,8 +170,8 @@ TEST_F(HostMemoryTest, WhatPeersWriteAfterTheRevocationDoesNotShow) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Two groups that fail at once both take the piece back, and the program may have written in
-// between.
+// Two groups that fail at the same time both revoke the piece, and the program may write between
+// the two revocations.
 TEST_F(HostMemoryTest, ASecondRevocationKeepsWhatWasWrittenSinceTheFirst) {
   Piece piece = mine_->allocate({.num_bytes = 4 * kPage}).value_or_throw();
   const auto result = testing::run_ranks_as_processes(2, [&](testing::RankContext& context) {
@@ -263,7 +263,8 @@ TEST_F(HostMemoryTest, WithoutMemoryNothingIsCut) {
 
 TEST(HostMemoryLayoutTest, FollowsFromTheSizeOfTheSegment) {
   const size_t bytes = HostMemory::segment_bytes(kThreeSlots);
-  // The front's page, a table of 65,536 headers of 128 bytes for each slot, then the slices.
+  // The segment has the front's page, a table of 65,536 headers of 128 bytes for each slot, and the
+  // slices.
   EXPECT_EQ(bytes, kPage + 3 * (65536 * 128 + 64 * kPage));
   EXPECT_EQ(HostMemory::layout_of(bytes + kPage, {.num_slots = 3, .front_bytes = 100}),
             kThreeSlots);
@@ -282,7 +283,7 @@ TEST(HostMemoryLayoutTest, ASliceIsAsLargeAsTheMachineWithinTheLimit) {
             size_t{1} << 20);
 }
 
-// A segment beyond the limit would end the process by SIGXFSZ.
+// A segment beyond the limit on file sizes would end the process with SIGXFSZ.
 TEST(HostMemoryLayoutTest, ASegmentWithItsFrontIsWithinTheLimit) {
   os::HostInfo host;
   host.memory_bytes = 1 << 30;

@@ -1,6 +1,7 @@
-// Where bytes lie in the memory that the ranks of a host share, as peers can resolve it.
+// The position of bytes in the memory that the ranks of a host share, in a form that peers can
+// resolve.
 //
-// Threads: plain values. Blocking: never. Lifetime: a place names a piece, it does not keep it.
+// Threads: plain values. Blocking: never. Lifetime: a place refers to a piece but does not keep it.
 // Errors: none; a place that came from a peer is checked where it is resolved.
 #pragma once
 
@@ -9,17 +10,17 @@
 
 namespace cadre {
 
-// A run of bytes.
+// A contiguous range of bytes.
 struct ByteRange {
   size_t begin = 0;
   size_t size = 0;
 };
 
-// Travels as bytes. Piece 0 is no place.
+// Sent as bytes. Piece number 0 means that there is no place.
 struct Place {
   uint32_t piece = 0;    // number of the owner's piece
-  uint32_t padding = 0;  // named, because places travel as bytes
-  uint64_t offset = 0;   // in the owner's slice
+  uint32_t padding = 0;  // explicit, because places are sent as bytes
+  uint64_t offset = 0;   // offset in the owner's slice
 
   explicit operator bool() const { return piece != 0; }
   friend bool operator==(const Place&, const Place&) = default;

@@ -7,24 +7,28 @@
 
 namespace cadre {
 
-// Every collective, send and recv without a deadline of its own; from its start, not its issue.
+// The limit of each collective, send and recv without a deadline of its own. It counts from the
+// operation's start, not from its issue.
 inline constexpr Duration kDefaultOperationTimeout = std::chrono::seconds(60);
-// Rendezvous and the connection of all ranks of a job: init_process_group, connect, rejoin.
+// The limit of the rendezvous and of the connection of all ranks: init_process_group, connect,
+// rejoin.
 inline constexpr Duration kDefaultConnectTimeout = std::chrono::seconds(120);
-// One connection between two ranks, within the above or the first operation that needs it: two that
-// cannot talk say so, and do not wait for packets that a firewall drops.
+// The limit of one connection between two ranks, within kDefaultConnectTimeout or within the first
+// operation that needs the connection. Two ranks that cannot reach each other thus report it,
+// instead of waiting for packets that a firewall drops.
 inline constexpr Duration kConnectPeerTimeout = std::chrono::seconds(5);
-// Communicator::close(): draining what is pending, then leaving in good order.
+// The limit of Communicator::close(), which first waits for pending operations and then leaves the
+// group.
 inline constexpr Duration kDefaultCloseTimeout = std::chrono::seconds(10);
-// A control connection to another host that carried nothing for so long carries a heartbeat.
+// A control connection to another host on which nothing was sent for so long carries a heartbeat.
 inline constexpr Duration kStatusInterval = std::chrono::milliseconds(250);
-// A remote peer that sends nothing for so long is taken for lost, although its connection is open:
-// its host has vanished. Longer than an operation's timeout, because a process that is stopped, or
-// gets no processor, is silent too and may go on.
+// A remote peer that sends nothing for so long counts as lost although its connection is open,
+// because its host has vanished. The limit is longer than an operation's timeout: a process that is
+// stopped, or gets no processor, is silent too and may continue.
 inline constexpr Duration kDefaultSilenceLimit = std::chrono::seconds(120);
 
-// Saving and loading a sharded snapshot: each point at which ranks wait until the slowest of them
-// has written, or has checked, its files.
+// The limit for saving and loading a sharded snapshot. It applies to each point at which ranks wait
+// until the slowest of them has written, or has checked, its files.
 inline constexpr Duration kDefaultSnapshotTimeout = std::chrono::seconds(600);
 
 }  // namespace cadre

@@ -1,9 +1,10 @@
-// A flag that ends every wait of a group: raised by whoever finds a failure, read by every wait.
+// A flag that ends every wait of a group. A thread that finds a failure raises it, and every wait
+// reads it.
 //
 // Threads: all methods from any thread. Blocking: never.
 // Lifetime: outlives the transports, engines and registrations that were given it.
-// It has no event of its own, so that an idle group owns no descriptor: a thread that waits
-// registers the event that it polls, for as long as it waits.
+// It has no event of its own, so that an idle group needs no descriptor: a waiting thread registers
+// the event that it polls while it waits.
 #pragma once
 
 #include <algorithm>
@@ -17,8 +18,8 @@ namespace cadre::os {
 
 class Interrupt {
  public:
-  // The event is notified by raise() while the registration lives. One that waits registers first
-  // and then looks at is_raised(): so it sees the flag, or the event is notified.
+  // raise() notifies the event while the registration lives. A waiting thread registers first and
+  // then checks is_raised(): so either it sees the flag, or the event is notified.
   class Registration {
    public:
     Registration(const Interrupt& interrupt, Event& event) : interrupt_(interrupt), event_(event) {
@@ -48,7 +49,8 @@ class Interrupt {
  private:
   std::atomic<bool> raised_{false};
   mutable std::mutex mutex_;
-  mutable std::vector<Event*> waiting_;  // registered events; registering changes no answer
+  // Registered events; mutable because const methods register.
+  mutable std::vector<Event*> waiting_;
 };
 
 }  // namespace cadre::os

@@ -1,8 +1,8 @@
-// What a System of real processes can do and the simulator cannot: see the end of another process.
-// Ask for it with a dynamic_cast of the System.
+// What a System of real processes can do and the simulator cannot: notice the end of another
+// process. Use a dynamic_cast of the System to get it.
 //
 // Threads: all methods from any thread. Blocking: never. Lifetime: the System's.
-// Errors: none; a process that cannot be watched is null.
+// Errors: none; watch_process() returns null for a process that cannot be watched.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@ class ProcessWatcher {
  public:
   virtual ~ProcessWatcher() = default;
 
-  // In which the pids of this process count; 0: unknown.
+  // Returns the namespace in which the pids of this process count; 0: unknown.
   virtual uint64_t pid_namespace() = 0;
-  // Readable once the process has ended, reaped or not. Null where there is none in this process's
-  // namespace, and where the system does not allow it (no pidfd_open, or no descriptor left): the
-  // caller then relies on the end of a connection.
+  // Returns an object that is readable once the process has ended, reaped or not. Returns null if
+  // this process's namespace has no such process, or the system does not allow it (no pidfd_open,
+  // or no descriptor left): the caller then relies on the end of a connection.
   virtual std::unique_ptr<Pollable> watch_process(int pid) = 0;
 };
 

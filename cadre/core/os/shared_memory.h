@@ -1,9 +1,9 @@
-// A segment of memory that several processes map: a memfd, so nothing in /dev/shm to leak.
+// A segment of memory that several processes map: a memfd, so no file can stay behind in /dev/shm.
 //
 // Threads: the mapping may be used by any thread; the object has one owner. Blocking: never.
-// Lifetime: unmapped by the destructor; the memory goes with its last mapping and descriptor.
-// All ranks that are threads of one System share one mapping of a segment, else ThreadSanitizer
-// would see unrelated addresses and prove nothing.
+// Lifetime: unmapped by the destructor; the memory is freed with its last mapping and descriptor.
+// All ranks that are threads of one System share one mapping of a segment; otherwise
+// ThreadSanitizer would see unrelated addresses and find no races.
 #pragma once
 
 #include <cstddef>

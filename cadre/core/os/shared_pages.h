@@ -18,22 +18,23 @@ class SharedPages {
  public:
   virtual ~SharedPages() = default;
 
-  // Allocates the pages of bytes [begin, begin + num_bytes) now. Without that a page is allocated
-  // by the first access, which ends the process by SIGBUS when there is no memory for it.
+  // Allocates the pages of bytes [begin, begin + num_bytes) now. Otherwise a page is allocated by
+  // its first access, which ends the process with SIGBUS if there is no memory for it.
   virtual Status reserve(size_t begin, size_t num_bytes) = 0;
 
-  // Takes the pages of bytes [begin, begin + num_bytes) out of the reach of other processes: this
-  // process gets copies of them at the same addresses. Other processes keep the old pages, and what
-  // they write there after the call does not show here, nor there what this process writes.
+  // Makes the pages of bytes [begin, begin + num_bytes) private: this process gets copies of them
+  // at the same addresses. Other processes keep the old pages. Later writes of either side are not
+  // visible to the other.
   virtual Status make_private(size_t begin, size_t num_bytes) = 0;
 
-  // Gives the pages of bytes [begin, begin + num_bytes) back to the system. They are zero for all
-  // processes afterwards, must be reserved again before use, and are shared again if this process
+  // Gives the pages of bytes [begin, begin + num_bytes) back to the system. Afterwards they are
+  // zero for all processes, must be reserved again before use, and are shared again if this process
   // had made them private. REQUIRES: whole pages.
   virtual Status release(size_t begin, size_t num_bytes) = 0;
 
-  // One mapping that shows the ranges of `num_bytes` bytes from each of `begins` side by side. It
-  // keeps the memory, but shows no page that this process has made private. REQUIRES: whole pages.
+  // Makes one mapping that shows the ranges of `num_bytes` bytes from each of `begins` side by
+  // side. It keeps the memory, but shows no page that this process has made private. REQUIRES:
+  // whole pages.
   virtual Result<std::unique_ptr<SharedMemory>> map_ranges(std::span<const size_t> begins,
                                                            size_t num_bytes) = 0;
 };

@@ -38,7 +38,8 @@ Result<Address> parse_tcp(std::string_view text, std::string_view rest) {
   return address;
 }
 
-// Moves one part after the other; what has moved counts before an error, which comes again.
+// Moves the parts one after the other. An error after the first bytes is not returned: the call
+// returns the number of bytes moved, and the next call reports the error.
 template <typename Part, typename Move>
 Result<size_t> move_parts(std::span<const Part> parts, Move move) {
   size_t total = 0;

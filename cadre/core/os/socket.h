@@ -1,4 +1,4 @@
-// Byte streams and what can be polled: the only way in which ranks talk over a network.
+// Byte streams and other objects to poll: the only way in which ranks communicate over a network.
 //
 // Threads: a Pollable belongs to one thread at a time, except Event::notify (any thread).
 // Blocking: nothing here blocks; waiting is System::poll.
@@ -20,8 +20,8 @@
 
 namespace cadre::os {
 
-// Where a listener is reached: "tcp:127.0.0.1:29500" or "unix:@name" (an abstract name, gone with
-// its last socket).
+// The address at which a listener is reached: "tcp:127.0.0.1:29500" or "unix:@name" (an abstract
+// name, which vanishes with its last socket).
 struct CADRE_EXPORT Address {
   enum class Kind : uint8_t { kTcp, kUnix };
 
@@ -41,7 +41,7 @@ class Pollable {
   Pollable(const Pollable&) = delete;
   Pollable& operator=(const Pollable&) = delete;
 
-  // The kernel's number for it, for the native System only; -1 where there is no kernel.
+  // The kernel's descriptor, in the native System only; -1 if there is none.
   virtual int poll_handle() const { return -1; }
 };
 
@@ -55,45 +55,47 @@ inline constexpr Duration kMaxPeerSilence = std::chrono::seconds(30);
 // One connected stream. Ordered bytes, full duplex.
 class CADRE_EXPORT Socket : public Pollable {
  public:
-  // Bytes taken, at most data.size(); 0 when the stream is full just now.
+  // Returns the number of bytes taken, at most data.size(); 0 while the stream is full.
   virtual Result<size_t> try_send(ConstBytes data) = 0;
-  // Bytes received; 0 when none is there just now. The peer's orderly end is kPeerLost too.
+  // Returns the number of bytes received; 0 while there are none. The peer's orderly end is
+  // kPeerLost, too.
   virtual Result<size_t> try_recv(Bytes buffer) = 0;
-  // The same from, and into, several pieces of memory one after the other, at most kMaxParts of
-  // them: in one system call where the stream is the kernel's.
+  // The same for several pieces of memory one after the other, at most kMaxParts. Streams of the
+  // kernel need one system call for all of them.
   static constexpr size_t kMaxParts = 64;
   virtual Result<size_t> try_send_parts(std::span<const ConstBytes> parts);
   virtual Result<size_t> try_recv_parts(std::span<const Bytes> parts);
-  // Bytes taken by try_send that have not left this host. They are lost when the socket is closed
-  // while the other end still sends. 0 where it cannot be told.
+  // Returns the number of bytes that try_send took and that have not left this host; 0 if that is
+  // unknown. They are lost if the socket is closed while the other end still sends.
   virtual size_t num_unsent() const { return 0; }
 
   // Passes a segment to a process of the same host, with one byte of the stream. Unix sockets only;
-  // false when the stream is full just now.
+  // returns false while the stream is full.
   virtual Result<bool> try_send_segment(const SharedMemory& segment) = 0;
-  // The next segment; null when none is there just now. Must match the peer's try_send_segment.
+  // Returns the next segment; null while there is none. Each call matches one try_send_segment of
+  // the peer.
   virtual Result<std::unique_ptr<SharedMemory>> try_recv_segment() = 0;
 
-  // Ends both directions at once and wakes a poll on it; the object stays valid.
+  // Ends both directions at once and wakes a poll of this socket; the object stays valid.
   virtual void shutdown() = 0;
-  // TCP: the numeric address of this or the other end; unix: its name.
+  // TCP: the numeric address of this end, or of the other; unix: its name.
   virtual Address local_address() const = 0;
   virtual Address peer_address() const = 0;
 
-  // TCP: the stream is lost also when sent bytes are not acknowledged, or not taken by the peer,
-  // for `limit` (at least 3 s). For streams whose peers always read: one that computes for long
-  // with a full buffer would be lost, too.
+  // TCP: the stream is also lost if sent bytes are not acknowledged, or not taken by the peer, for
+  // `limit` (at least 3 s). Use it only if the peer always reads: a peer that computes for a long
+  // time with a full buffer would be lost, too.
   virtual void limit_silence(Duration /*limit*/) {}
-  // For a connection within this host: an error unless the process at the other end belongs to this
-  // process's user or to root, also where the kernel cannot tell.
+  // Checks a connection within this host: an error unless the process at the other end belongs to
+  // this process's user or to root, and also if the kernel does not know the user.
   virtual Status check_peer_user() const = 0;
 };
 
 class Listener : public Pollable {
  public:
-  // The next connection; null when none waits.
+  // Returns the next connection; null if none is pending.
   virtual Result<std::unique_ptr<Socket>> try_accept() = 0;
-  // With the port that was chosen.
+  // Returns the address with the port that was chosen.
   virtual Address address() const = 0;
 };
 
@@ -104,12 +106,13 @@ class Event : public Pollable {
   virtual void clear() = 0;
 };
 
-// An item that wants nothing is passed over.
+// An item that wants neither reading nor writing is not polled.
 struct PollItem {
   Pollable* target = nullptr;
   bool want_read = false;
   bool want_write = false;
-  // Set by poll(); an ended or broken stream is both, so that the next call reports the error.
+  // Set by poll(); both are true for an ended or broken stream, so that the next call reports the
+  // error.
   bool can_read = false;
   bool can_write = false;
 };

@@ -1,15 +1,15 @@
-// The seam to the outside world: the clock, threads, waiting, sockets and shared memory.
+// The interface to the outside world: the clock, threads, waiting, sockets and shared memory.
 //
-// Everything that waits or talks below the torch line goes through a System, so that the same
-// transports, engines and Communicator run on threads, on processes (make_native_system()) and in
-// the simulator (cadre/core/sim), where each wait hands the baton to another thread.
+// All code without torch that waits or communicates uses a System, so that the same transports,
+// engines and Communicator run on threads, on processes (make_native_system()) and in the simulator
+// (cadre/core/sim), where each wait hands the baton (the right to run) to another thread.
 //
 // Threads: all methods may be called from any thread.
 // Blocking: only poll, wait_while, Waiter::park and Thread::join, each until its Deadline at most.
 // Lifetime: a System outlives everything made by it.
 // Rule: never call a blocking method, publish or yield while holding a mutex. In the simulator one
-// thread runs at a time and these calls may hand the baton to another; if that one wants the mutex,
-// the world stops.
+// thread runs at a time, and these calls may hand the baton to another; if that thread locks the
+// mutex, the simulation deadlocks.
 #pragma once
 
 #include <functional>
@@ -37,20 +37,21 @@ class Thread {
 class Waiter {
  public:
   virtual ~Waiter() = default;
-  // True when unparked, false at the deadline.
+  // Returns true when unparked, false at the deadline.
   virtual bool park(Deadline deadline) = 0;
   virtual void unpark() = 0;
 };
 
-// Who this process is, for messages and for finding out who shares memory.
+// This process, for messages and for finding the processes that can share memory.
 struct HostInfo {
   std::string name;  // "node0"
   // Equal for all processes of one running kernel in one network namespace: only these can reach
-  // each other by unix sockets. Containers with networks of their own are different hosts.
+  // each other through unix sockets. Containers with network namespaces of their own count as
+  // different hosts.
   std::string boot_id;
   int pid = 0;
   int num_cores = 1;  // cores this process may run on
-  // Those cores: bit i % 8 of byte i / 8 for core i, without zero bytes at the end.
+  // The bits of those cores: bit i % 8 of byte i / 8 for core i, without zero bytes at the end.
   std::string core_mask;
   uint64_t memory_bytes = 0;       // physical memory of the machine
   uint64_t max_segment_bytes = 0;  // limit of a shared segment, most of whose pages are never used
@@ -69,35 +70,38 @@ class CADRE_EXPORT System {
   virtual std::unique_ptr<Thread> spawn(std::string name, std::function<void()> body) = 0;
   virtual std::unique_ptr<Waiter> make_waiter() = 0;
 
-  // Iterations a caller may spin on a WaitWord, and then yield, before it sleeps in wait_while:
-  // many when each waiting thread has a core, few when threads outnumber cores, 0 in the simulator.
+  // The number of times a caller may spin on a WaitWord, and then yield, before it sleeps in
+  // wait_while: large when each waiting thread has a core, small when threads outnumber cores, 0 in
+  // the simulator.
   virtual int spin_limit() = 0;
   // Lets another thread of this core run: sched_yield; a scheduling point in the simulator.
   virtual void yield() = 0;
-  // Sleeps while word.value == old. May return early for no reason, and does so at the latest after
-  // kMaxNap, so that callers look at their abort flag; false only when the deadline has passed.
+  // Sleeps while word.value == old. May return early without a reason, and returns at the latest
+  // after kMaxNap, so that callers check their abort flag. Returns false only when the deadline has
+  // passed.
   virtual bool wait_while(WaitWord& word, uint32_t old, Deadline deadline) = 0;
   // Stores `value` with release order and wakes all sleepers of the word, in every process.
   virtual void publish(WaitWord& word, uint32_t value) = 0;
-  // Wakes all sleepers without a change, for example after an abort flag was set.
+  // Wakes all sleepers without a change of the value, for example after an abort flag was set.
   virtual void wake(WaitWord& word) = 0;
 
-  // Until at least one item is ready; false when the deadline passed with none ready.
+  // Waits until at least one item is ready; returns false when the deadline passed with none ready.
   virtual bool poll(std::span<PollItem> items, Deadline deadline) = 0;
   virtual Result<std::unique_ptr<Listener>> listen(const Address& address) = 0;
-  // Blocks until connected, refused (kUnavailable) or the deadline (kTimeout). kUnavailable with
-  // ErrorDetails::is_own_limit when this process can make no socket.
+  // Blocks until connected, refused (kUnavailable) or the deadline (kTimeout). The error is
+  // kUnavailable with ErrorDetails::is_own_limit if this process can make no socket.
   virtual Result<std::unique_ptr<Socket>> connect(const Address& address, Deadline deadline) = 0;
   virtual std::unique_ptr<Event> make_event() = 0;
   virtual Result<std::unique_ptr<SharedMemory>> create_segment(size_t num_bytes) = 0;
 
-  // Fills with unpredictable bytes (seeded in the simulator).
+  // Fills `out` with unpredictable bytes (seeded in the simulator).
   virtual void random_bytes(Bytes out) = 0;
 
   static constexpr Duration kMaxNap = std::chrono::milliseconds(20);
 };
 
-// The real one. Each call makes an independent System; ranks that are threads share one.
+// Makes the System of the operating system. Each call makes an independent one; ranks that are
+// threads share one.
 CADRE_EXPORT std::unique_ptr<System> make_native_system();
 
 }  // namespace cadre::os

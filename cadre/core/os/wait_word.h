@@ -1,8 +1,8 @@
-// A word that threads of one or several processes wait on: the shape that lives in shared memory.
+// A word in shared memory on which threads of one or several processes wait.
 //
 // Threads: any thread of any process that maps it. Blocking: see System::wait_while.
-// Lifetime: as long as the mapping. Not std::atomic::wait, whose futex is private to a process and
-// knows no deadline.
+// Lifetime: as long as the mapping. It does not use std::atomic::wait, whose futex is private to a
+// process and has no deadline.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,8 @@
 
 namespace cadre::os {
 
-// `value` is what is waited on; `sleepers` lets publish() skip the system call when nobody sleeps.
+// `value` is the word that is compared; `sleepers` lets publish() skip the system call if no thread
+// sleeps.
 struct WaitWord {
   std::atomic<uint32_t> value{0};
   std::atomic<uint32_t> sleepers{0};

@@ -1,7 +1,7 @@
-// A waiter's place in a list of those to be woken, for as long as it waits.
+// Keeps a waiter in a list of waiters to wake, while it waits.
 //
-// Threads: the list is guarded by the mutex. Blocking: never. Lifetime: leaves the list when it is
-// destroyed, also by an exception, so that nobody wakes a waiter that is gone.
+// Threads: the list is guarded by the mutex. Blocking: never. Lifetime: the destructor removes the
+// waiter from the list, also after an exception, so that no destroyed waiter is woken.
 #pragma once
 
 #include <mutex>

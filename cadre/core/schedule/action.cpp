@@ -12,7 +12,7 @@
 namespace cadre {
 namespace {
 
-// By the numbers of PipelineActionKind.
+// The names in the order of PipelineActionKind.
 constexpr std::array<std::string_view, 12> kActionNames{
     "F",      "B",      "I",      "W",      "UNSHARD",     "RESHARD",
     "SEND_F", "RECV_F", "SEND_B", "RECV_B", "REDUCE_GRAD", "OVERLAP_F_B"};
@@ -32,7 +32,7 @@ std::string_view without_blanks(std::string_view text) {
   return text.substr(begin, text.find_last_not_of(kBlanks) - begin + 1);
 }
 
-// A whole decimal number below `limit`.
+// Parses the whole text as a decimal number below `limit`.
 std::optional<int> small_number(std::string_view digits, int limit) {
   int value = 0;
   const auto [end, failure] = std::from_chars(digits.data(), digits.data() + digits.size(), value);

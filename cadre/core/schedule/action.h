@@ -1,9 +1,9 @@
 // One action of a rank in a pipeline schedule, and its text form: "2F0", "3SEND_F1".
 //
 // Threads: plain values and pure functions. Blocking: never. Lifetime: an action owns its parts.
-// Errors: kInvalidArgument with the text and what was expected, for every text that is no action.
-// Source: the intermediate representation of torch.distributed.pipelining (PyTorch 2.13), whose
-// text form this is: STAGE KIND MICROBATCH, and "(0F3;1B0)OVERLAP_F_B" for two actions that run
+// Errors: kInvalidArgument, with the text and what was expected, for every text that is no action.
+// Source: the intermediate representation of torch.distributed.pipelining (PyTorch 2.13). The text
+// form is the same: STAGE KIND MICROBATCH, and "(0F3;1B0)OVERLAP_F_B" for two actions that run
 // together.
 #pragma once
 
@@ -22,7 +22,7 @@ namespace cadre {
 enum class PipelineActionKind : uint8_t {
   kForward,       // "F"
   kBackward,      // "B": the gradients of the input and of the weights
-  kInputGrad,     // "I": the gradient of the input alone
+  kInputGrad,     // "I": only the gradient of the input
   kWeightGrad,    // "W": the gradients of the weights, after the I of the same microbatch
   kUnshard,       // "UNSHARD": gathers the parameters of a stage
   kReshard,       // "RESHARD": frees the gathered parameters
@@ -36,26 +36,26 @@ enum class PipelineActionKind : uint8_t {
 
 CADRE_EXPORT std::string_view to_string(PipelineActionKind kind);
 
-// F, B, I and W.
+// Returns true for F, B, I and W.
 CADRE_EXPORT bool is_computation(PipelineActionKind kind);
-// The four sends and receives.
+// Returns true for the four sends and receives.
 CADRE_EXPORT bool is_message(PipelineActionKind kind);
-// All but UNSHARD, RESHARD, REDUCE_GRAD and OVERLAP_F_B.
+// Returns true for all kinds except UNSHARD, RESHARD, REDUCE_GRAD and OVERLAP_F_B.
 CADRE_EXPORT bool has_microbatch(PipelineActionKind kind);
 
 struct PipelineAction {
   PipelineActionKind kind = PipelineActionKind::kForward;
-  int stage = 0;                           // stage of the whole model; unused by kOverlap
-  std::optional<int> microbatch = {};      // set where has_microbatch(kind)
-  std::vector<PipelineAction> parts = {};  // for kOverlap: a forward, then a backward (B or I)
+  int stage = 0;                           // index in the whole model, from 0; unused by kOverlap
+  std::optional<int> microbatch = {};      // set if has_microbatch(kind)
+  std::vector<PipelineAction> parts = {};  // kOverlap only: a forward, then a backward (B or I)
 
   friend bool operator==(const PipelineAction&, const PipelineAction&) = default;
 };
 
-// The action itself, or the parts of an overlap. Valid as long as `action` is.
+// Returns the action itself, or the parts of an overlap. Valid as long as `action` is.
 CADRE_EXPORT std::span<const PipelineAction> leaves_of(const PipelineAction& action);
 
-// Numbers from outside are bounded, so that a short text cannot ask for much memory.
+// Numbers from outside are bounded, so that a short text cannot lead to a large allocation.
 inline constexpr int kMaxPipelineStages = 1 << 16;
 inline constexpr int kMaxPipelineMicrobatches = 1 << 20;
 

@@ -63,7 +63,7 @@ class PipelineChecker {
         microbatch, stage, microbatch, stage, microbatch, stage, microbatch));
   }
 
-  // That of each receive is what walk_pipeline() finds.
+  // Checks that each send has its receive. walk_pipeline() checks that each receive has its send.
   Status check_sends(int rank) const {
     for (size_t step = 0; step < schedule_.ranks[rank].size(); ++step) {
       const PipelineAction& action = schedule_.ranks[rank][step];
@@ -88,9 +88,9 @@ class PipelineChecker {
     return {};
   }
 
-  // The order of UNSHARD, computations, RESHARD, and of gradients and REDUCE_GRAD.
+  // Checks the order of UNSHARD, computations and RESHARD, and of gradients and REDUCE_GRAD.
   Status check_parameters(int rank) const {
-    std::set<int> sharded_by_plan;  // stages that the rank gathers somewhere
+    std::set<int> sharded_by_plan;  // stages that the rank gathers at some point
     std::unordered_map<int, int> num_gradients;
     std::set<int> reduced;
     const auto& actions = schedule_.ranks[rank];

@@ -1,12 +1,12 @@
 // Checks that a pipeline schedule can be run and computes one training step.
 //
 // Threads: pure functions. Blocking: never. Lifetime: values.
-// Errors: kInvalidArgument; the sentence names rank, step and action, and what is expected.
-// Checked, in both forms: there are at least one rank, stage and microbatch, and every rank has
-// actions; every microbatch has one F, and one B or one I and one W, on every stage;
-// each stands on the rank of its stage; all of them can run in the given order, so there is no
-// deadlock, and nothing comes before what it needs. In the lowered form also: each message between
-// ranks is sent and received once, computations run on gathered parameters, and gradients are
+// Errors: kInvalidArgument; the message names rank, step and action, and what is expected. Checked
+// in both forms: there is at least one rank, stage and microbatch, and every rank has actions;
+// every microbatch has, on every stage, one F, and either one B or one I and one W; each is on the
+// rank of its stage; all actions can run in the given order, so there is no deadlock, and no action
+// comes before one that it needs. Checked in the lowered form also: each message between ranks is
+// sent and received once, computations run on gathered parameters, and the gradients of a stage are
 // reduced once, after the last of them.
 #pragma once
 
@@ -19,7 +19,7 @@
 namespace cadre {
 
 struct PipelineLimits {
-  // Limit for peak_live_activations() of every rank; nullopt: none.
+  // Limit for peak_live_activations() of every rank; nullopt: no limit.
   std::optional<int> max_live_activations = {};
 };
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kNoLimit = std::numeric_limits<int>::max();
 
-// By the numbers of PipelineScheduleKind.
+// The schedules in the order of PipelineScheduleKind.
 constexpr std::array kSchedules{
     PipelineScheduleInfo{PipelineScheduleKind::kGPipe, "gpipe", "GPipe",
                          "all forwards, then all backwards", StagePlacement::kLoop, 1, 1, 1},
@@ -42,7 +42,7 @@ constexpr std::array kSchedules{
                          StagePlacement::kV, 2, 2, 2},
 };
 
-// Lower case, without '-' and '_'.
+// Returns the name in lower case, without '-' and '_'.
 std::string plain_name(std::string_view name) {
   std::string plain;
   for (const char c : name) {
@@ -51,13 +51,14 @@ std::string plain_name(std::string_view name) {
   return plain;
 }
 
-// What the generator of each rank needs.
+// The input of the generator of each rank.
 struct Pipeline {
   PipelineScheduleKind kind;
   int num_ranks;
   int stages_per_rank;
   int num_microbatches;
-  int num_rounds;  // for interleaved schedules: how often the microbatches go through all stages
+  // For interleaved schedules: the number of turns into which microbatches are divided.
+  int num_rounds;
 };
 
 Error refused(const PipelineScheduleInfo& info, std::string_view sentence) {
@@ -118,7 +119,7 @@ std::vector<PipelineAction> gpipe_order(int rank, const Pipeline& pipeline) {
   return actions;
 }
 
-// The backwards mirror the forwards.
+// The backwards have the reverse order of the forwards.
 std::vector<PipelineAction> looped_bfs_order(int rank, const Pipeline& pipeline) {
   std::vector<PipelineAction> actions;
   for (int pass = 0; pass < pipeline.stages_per_rank; ++pass) {

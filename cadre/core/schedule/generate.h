@@ -31,8 +31,9 @@ enum class PipelineScheduleKind {
 
 struct PipelineScheduleInfo {
   PipelineScheduleKind kind;
-  std::string_view name;          // "interleaved-1f1b"
-  std::string_view pytorch_name;  // what get_schedule_class() takes; empty: PyTorch has none
+  std::string_view name;  // "interleaved-1f1b"
+  // The name for get_schedule_class(); empty: PyTorch has no such schedule.
+  std::string_view pytorch_name;
   std::string_view summary;
   StagePlacement placement;
   int min_stages_per_rank;
@@ -40,25 +41,25 @@ struct PipelineScheduleInfo {
   int usual_stages_per_rank;
 };
 
-// All of them, simple ones first.
+// Returns all schedules, simple ones first.
 CADRE_EXPORT std::span<const PipelineScheduleInfo> pipeline_schedules();
 
 CADRE_EXPORT const PipelineScheduleInfo& info_of(PipelineScheduleKind kind);
 
-// By either name. Case, '-' and '_' do not matter. nullptr: there is none.
+// Finds a schedule by either name; ignores case, '-' and '_'. Returns nullptr if there is none.
 CADRE_EXPORT const PipelineScheduleInfo* find_pipeline_schedule(std::string_view name);
 
 struct PipelineScheduleOptions {
   PipelineScheduleKind kind = PipelineScheduleKind::k1F1B;
   int num_ranks = 1;
   int num_microbatches = 1;
-  std::optional<int> stages_per_rank = {};  // absent: usual_stages_per_rank
+  std::optional<int> stages_per_rank = {};  // nullopt: usual_stages_per_rank
 };
 
-// More actions than this are refused, because they would be a typing error.
+// Schedules with more actions are refused, because the numbers are probably typing errors.
 inline constexpr int64_t kMaxPipelineComputations = int64_t{1} << 24;
 
-// The compute-only form.
+// Returns the schedule in the compute-only form.
 CADRE_EXPORT Result<PipelineSchedule> make_pipeline_schedule(
     const PipelineScheduleOptions& options);
 

@@ -18,8 +18,8 @@ PipelineAction action_of_stage(Kind kind, int stage) {
   return {.kind = kind, .stage = stage};
 }
 
-// For each step the stages that the rank needs next, the soonest first: at most `count`, or one
-// more when an overlap needs two at once.
+// Returns for each step the stages that the rank needs next, the soonest first: at most `count`, or
+// one more if an overlap needs two at once.
 std::vector<std::vector<int>> next_stages(const Actions& actions, int count) {
   std::vector<std::vector<int>> stages_at(actions.size());
   std::vector<int> by_next_use;
@@ -61,7 +61,7 @@ Actions with_unshards(const Actions& actions, int max_unsharded_stages) {
 }
 
 Actions with_reductions(const Actions& actions, int num_microbatches) {
-  std::map<int, int> num_gradients;  // by stage
+  std::map<int, int> num_gradients;  // counted by stage
   Actions result;
   for (const PipelineAction& action : actions) {
     result.push_back(action);
@@ -75,7 +75,7 @@ Actions with_reductions(const Actions& actions, int num_microbatches) {
   return result;
 }
 
-// The send and the receive of a computation's result, if another rank needs it.
+// Returns the send and the receive of a computation's result, if another rank needs it.
 std::optional<std::pair<PipelineAction, PipelineAction>> message_of(
     const PipelineSchedule& schedule, const PipelineAction& leaf) {
   const bool is_forward = leaf.kind == Kind::kForward;
@@ -93,7 +93,7 @@ std::optional<std::pair<PipelineAction, PipelineAction>> message_of(
                                   .microbatch = leaf.microbatch}};
 }
 
-// Each send behind its computation, each receive where its message is sent.
+// Puts each send behind its computation, and each receive where its message is sent.
 Result<PipelineSchedule> with_messages(const PipelineSchedule& schedule) {
   const auto index = PipelineIndex::make(schedule);
   if (!index.ok()) return index.error();
@@ -114,7 +114,7 @@ Result<PipelineSchedule> with_messages(const PipelineSchedule& schedule) {
   return result;
 }
 
-// The receives of a rank moved to the computations that use them.
+// Moves the receives of a rank to the computations that use them.
 Actions with_receives_before_use(const Actions& actions) {
   std::set<std::tuple<Kind, int, int>> receives;
   for (const PipelineAction& action : actions) {

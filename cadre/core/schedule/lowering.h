@@ -1,11 +1,11 @@
-// Makes the lowered form of a pipeline schedule, which an executor runs: with sends and receives,
-// and where wanted UNSHARD, RESHARD and REDUCE_GRAD.
+// Makes the lowered form of a pipeline schedule, which an executor runs: adds sends and receives,
+// and, if wanted, UNSHARD, RESHARD and REDUCE_GRAD.
 //
 // Threads: pure functions. Blocking: never. Lifetime: values.
 // Errors: kInvalidArgument for a schedule that is lowered already or cannot be run.
-// A lowered schedule runs to its end when receives block and sends do not (they are posted, and the
-// message waits at the receiver), messages being matched by (kind, stage, microbatch).
-// Source: the passes of torch.distributed.pipelining in PyTorch 2.13, whose results these equal.
+// A lowered schedule runs to its end if receives block and sends do not (they are posted, and the
+// message waits at the receiver). Messages are matched by (kind, stage, microbatch).
+// Source: the passes of torch.distributed.pipelining in PyTorch 2.13, which give the same results.
 #pragma once
 
 #include <optional>
@@ -17,19 +17,20 @@
 namespace cadre {
 
 enum class ReceivePlacement {
-  // Right before the computation that uses the message: for receives that block.
+  // Directly before the computation that uses the message: for receives that block.
   kBeforeUse,
-  // Where the message has been sent when all actions last equally long, so that the receives of a
-  // rank have one order with its peers' sends: for receives that are posted and waited for later.
+  // At the point where the message is sent if all actions take the same time, so that a rank's
+  // receives are in the order of its peers' sends: for receives that are posted and waited for
+  // later.
   kAsSent,
 };
 
 struct PipelineLowering {
   ReceivePlacement receives = ReceivePlacement::kBeforeUse;
-  // UNSHARD and RESHARD, so that the parameters of the next so many stages of a rank are gathered
-  // (of one more, where an overlap needs it). Absent: none, parameters are whole.
+  // Adds UNSHARD and RESHARD, so that the parameters of at most so many of a rank's next stages are
+  // gathered (one more if an overlap needs it). nullopt: adds none; parameters are whole.
   std::optional<int> max_unsharded_stages = {};
-  // REDUCE_GRAD after the last B or W of each stage.
+  // Whether to add REDUCE_GRAD after the last B or W of each stage.
   bool reduces_gradients = true;
 };
 

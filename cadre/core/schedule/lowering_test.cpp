@@ -40,7 +40,8 @@ TEST(PipelineLoweringTest, EveryScheduleIsLoweredToOneThatRuns) {
   });
 }
 
-// A receive that blocks right before its use delays nothing; one where the message is sent may.
+// A receive that blocks directly before its use causes no delay; one at the send of its message
+// may.
 TEST(PipelineLoweringTest, ReceivesBeforeUseKeepTheLengthOfTheStep) {
   const PipelineCosts costs{.message_ms = 0.25};
   for_each_pipeline([&](const auto& options, const PipelineSchedule& schedule) {

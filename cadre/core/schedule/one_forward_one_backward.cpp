@@ -5,12 +5,12 @@
 namespace cadre {
 namespace {
 
-// What a rank computes as its n-th forward or backward.
+// The stage and microbatch of a rank's n-th forward or backward.
 //
-// Forwards go in turns: the first microbatches through the rank's first stage, then the same ones
-// through its second, and so on; when they have been through its last, the next microbatches
-// follow. Backwards take the stages in the reverse order. So a microbatch that leaves the last rank
-// for the first one, where its next stage lies, arrives when that rank turns to that stage.
+// Forwards go in turns: the first microbatches go through the rank's first stage, then the same
+// ones through its second, and so on; after its last stage, the next microbatches follow. Backwards
+// take the stages in the reverse order. So a microbatch that goes from the last rank to its next
+// stage on the first rank arrives when that rank begins that stage.
 class TurnOrder {
  public:
   explicit TurnOrder(const OneForwardOneBackward& pipeline) : pipeline_(pipeline) {}

@@ -17,13 +17,15 @@ struct OneForwardOneBackward {
   int num_ranks = 1;
   int stages_per_rank = 1;
   int num_microbatches = 1;
-  // Microbatches that go through one stage of the rank before it turns to its next stage.
-  // REQUIRES: a divisor of num_microbatches.
+  // The number of microbatches that go through one stage of the rank before the rank continues with
+  // its next stage. REQUIRES: a divisor of num_microbatches.
   int microbatches_per_turn = 1;
-  // Forwards before the first backward, more for each rank that follows: 1 when backwards follow
-  // each other as densely as forwards; 2 when a rank alternates between its stages meanwhile.
+  // The number of additional forwards before the first backward for each following rank: 1 if
+  // backwards follow each other as closely as forwards; 2 if a rank alternates between its stages
+  // meanwhile.
   int warmup_per_hop = 1;
-  // Backwards are split, and the W of one comes this many I later; absent: they are not split.
+  // Splits backwards: the W of a microbatch comes so many I later. nullopt: backwards are not
+  // split.
   std::optional<int> weight_grad_delay = {};
 };
 

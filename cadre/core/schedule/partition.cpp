@@ -8,9 +8,9 @@
 namespace cadre {
 
 // Dynamic programming over stages: best[i] is the smallest possible largest cost of the stages so
-// far when these hold the first i layers. It does not fall with i, and the cost of the last stage
-// falls as it begins later, so the best begin is next to where the two meet: O(stages * layers *
-// log(layers)).
+// far if they have the first i layers. It does not fall with i, and the cost of the last stage
+// falls if it begins later, so the best begin is next to the point where the two meet: O(stages *
+// layers * log(layers)).
 Result<std::vector<size_t>> split_layers(std::span<const double> layer_costs, int num_stages) {
   const size_t num_layers = layer_costs.size();
   if (num_stages < 1 || num_layers < static_cast<size_t>(num_stages)) {
@@ -28,13 +28,13 @@ Result<std::vector<size_t>> split_layers(std::span<const double> layer_costs, in
     sums.push_back(sums.back() + cost);
   }
   const auto stages = static_cast<size_t>(num_stages);
-  std::vector<double> best(sums);  // initially for one stage
-  // begin_of[s][i]: where stage s begins when stages 0 to s hold the first i layers.
+  std::vector<double> best(sums);  // the costs with one stage
+  // begin_of[s][i]: the begin of stage s if stages 0 to s have the first i layers.
   std::vector<std::vector<size_t>> begin_of(stages, std::vector<size_t>(num_layers + 1, 0));
   for (size_t stage = 1; stage < stages; ++stage) {
     std::vector<double> next(num_layers + 1, 0);
     for (size_t end = stage + 1; end <= num_layers; ++end) {
-      size_t low = stage;  // the first begin at which the stages before it cost as much
+      size_t low = stage;  // the first begin at which the stages before it cost at least as much
       size_t high = end - 1;
       while (low < high) {
         const size_t middle = (low + high) / 2;

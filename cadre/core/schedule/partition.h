@@ -1,7 +1,7 @@
 // Splits the layers of a model into the stages of a pipeline.
 //
 // Threads: pure functions. Blocking: never. Lifetime: values.
-// Errors: kInvalidArgument with the numbers, for fewer layers than stages and costs that are none.
+// Errors: kInvalidArgument, with the numbers, for fewer layers than stages and invalid costs.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,10 @@
 
 namespace cadre {
 
-// The number of the first layer of each stage, followed by the number of layers: stage s has the
-// layers begin[s] to begin[s + 1] - 1, at least one. The largest sum of costs of a stage is as
-// small as neighbouring layers allow. Costs are in any unit: measured times, parameters.
+// Returns the number of the first layer of each stage, followed by the number of layers: stage s
+// has the layers begin[s] to begin[s + 1] - 1, at least one. The largest cost of a stage is as
+// small as possible if stages consist of neighbouring layers. Costs may have any unit: measured
+// times, parameters.
 CADRE_EXPORT Result<std::vector<size_t>> split_layers(std::span<const double> layer_costs,
                                                       int num_stages);
 

@@ -24,7 +24,7 @@ double largest_stage(std::span<const double> costs, std::span<const size_t> begi
   return largest;
 }
 
-// Tries every split.
+// Tries every split and returns the smallest largest cost.
 double best_of_all(std::span<const double> costs, size_t num_stages) {
   if (num_stages == 1) return std::accumulate(costs.begin(), costs.end(), 0.0);
   double best = std::numeric_limits<double>::infinity();

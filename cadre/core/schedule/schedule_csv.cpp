@@ -9,7 +9,7 @@
 namespace cadre {
 namespace {
 
-constexpr int kNoRank = -1;  // for a stage that no action has named yet
+constexpr int kNoRank = -1;  // the stage has no action yet
 
 std::string_view without_quotes(std::string_view cell) {
   if (cell.size() >= 2 && cell.front() == '"' && cell.back() == '"') {
@@ -18,7 +18,7 @@ std::string_view without_quotes(std::string_view cell) {
   return cell;
 }
 
-// The text up to `separator`, which is removed with it from `rest`.
+// Returns the text up to `separator` and removes both from `rest`.
 std::string_view take_until(char separator, std::string_view& rest) {
   const size_t end = rest.find(separator);
   const std::string_view part = rest.substr(0, end);
@@ -40,7 +40,8 @@ Result<std::vector<PipelineAction>> parse_line(std::string_view line, size_t num
   return actions;
 }
 
-// Fills in what the actions say of stages and microbatches.
+// Sets rank_of_stage and num_microbatches from the actions of the ranks. An error if two ranks have
+// actions of one stage, or if a stage has none.
 Status take_placement(PipelineSchedule& schedule) {
   std::vector<int>& rank_of_stage = schedule.rank_of_stage;
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {

@@ -1,5 +1,5 @@
-// Whatever the text, the parser and the checker return; what the parser accepts is written and read
-// again as the same schedule, and what the checker accepts can be lowered and simulated.
+// For every text the parser and the checker return. A schedule that the parser accepts is the same
+// after writing and reading, and one that the checker accepts can be lowered and simulated.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -42,7 +42,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
   return 0;
 }
 
-// Mutates the text, and now and then starts anew from a good schedule with every kind of action.
+// Mutates the text, and now and then starts again from a valid schedule with every kind of action.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
                                           unsigned seed) {
   if (seed % 16 == 0) {

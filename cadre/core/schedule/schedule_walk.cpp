@@ -12,7 +12,8 @@ using Kind = PipelineActionKind;
 
 constexpr size_t kMaxReportedRanks = 8;
 
-// Stages and microbatches fit their bits: see kMaxPipelineStages and kMaxPipelineMicrobatches.
+// The bits suffice for stages and microbatches: see kMaxPipelineStages and
+// kMaxPipelineMicrobatches.
 uint64_t key_of(Kind kind, int stage, int microbatch) {
   return static_cast<uint64_t>(kind) << 56 | static_cast<uint64_t>(stage) << 32 |
          static_cast<uint64_t>(microbatch);
@@ -62,7 +63,7 @@ Status check_parts(const PipelineSchedule& schedule, const PipelinePosition& pos
                                  action.parts.size()));
 }
 
-// The first of the others that a rank waits for.
+// Returns the first need that has not run yet.
 PipelinePosition first_unmet(std::span<const PipelinePosition> needs,
                              std::span<const size_t> next_steps) {
   return *std::ranges::find_if(
@@ -161,7 +162,7 @@ Status PipelineIndex::needs_of_leaf(const PipelineSchedule& schedule, const Pipe
     needs.push_back(*position);
     return {};
   };
-  // A computation of a neighbouring stage, or the receive that brings its result.
+  // Adds the computation of a neighbouring stage, or the receive that brings its result.
   const auto add_input = [&](Kind computation, Kind receive, int from) -> Status {
     if (from < 0 || from >= schedule.num_stages()) return {};
     const bool is_received =
@@ -198,7 +199,7 @@ Status walk_pipeline(const PipelineSchedule& schedule, const PipelineIndex& inde
                      const std::function<void(const PipelineVisit&)>& visit) {
   const auto num_ranks = static_cast<size_t>(schedule.num_ranks());
   std::vector<size_t> next_steps(num_ranks, 0);
-  // Needs of each rank's next action; looked up once for each action.
+  // The needs of each rank's next action, computed once for each action.
   std::vector<std::optional<std::vector<PipelinePosition>>> needs(num_ranks);
   for (bool is_complete = false; !is_complete;) {
     is_complete = true;

@@ -1,10 +1,10 @@
-// Runs through a pipeline schedule as its ranks would: where each action stands, what it needs, and
-// in which order the actions of all ranks can run.
+// Runs through a pipeline schedule as its ranks would: the position of each action, the actions
+// that it needs, and an order in which the actions of all ranks can run.
 //
 // Threads: plain values and pure functions. Blocking: never. Lifetime: an index holds positions
 // only. Errors: kInvalidArgument with rank, action and step for an action that does not fit the
-// schedule, for one that needs what no rank runs, and for a schedule in which all ranks wait.
-// Lowering, checker and simulator all go through a schedule by walk_pipeline().
+// schedule, for one that needs an action that no rank has, and for a schedule in which all ranks
+// wait. Lowering, checker and simulator all go through a schedule with walk_pipeline().
 #pragma once
 
 #include <compare>
@@ -25,30 +25,30 @@ namespace cadre {
 
 struct PipelinePosition {
   int rank = 0;
-  size_t step = 0;  // the index in the rank's list
+  size_t step = 0;  // index in the rank's list
 
   friend auto operator<=>(const PipelinePosition&, const PipelinePosition&) = default;
 };
 
-// "rank 1, step 5 (2F0)"; REQUIRES: a position in the schedule.
+// Returns "rank 1, step 5 (2F0)". REQUIRES: a position in the schedule.
 CADRE_EXPORT std::string describe(const PipelineSchedule& schedule,
                                   const PipelinePosition& position);
 
-// Where each computation, send and receive stands.
+// The position of each computation, send and receive.
 class CADRE_EXPORT PipelineIndex {
  public:
-  // Refuses an action of a stage that another rank holds, of a microbatch that does not exist, one
-  // without the parts or the microbatch that its kind has, and one that stands twice.
+  // Refuses an action of a stage that another rank has, or of a microbatch that does not exist, an
+  // action without the parts or the microbatch that its kind requires, and one that occurs twice.
   static Result<PipelineIndex> make(const PipelineSchedule& schedule);
 
   std::optional<PipelinePosition> find(PipelineActionKind kind, int stage, int microbatch) const;
   // Finds the B or, if there is none, the I.
   std::optional<PipelinePosition> find_backward(int stage, int microbatch) const;
 
-  // What must have ended before `action`, one of the schedule, starts: for a computation its input,
-  // which a receive brings in the lowered form, and the forward or I of the same microbatch; for a
-  // send its computation; for a receive its send. UNSHARD, RESHARD and REDUCE_GRAD need nothing but
-  // their place in the list.
+  // Returns the actions that must have ended before `action` of the schedule starts. A computation
+  // needs its input, which in the lowered form a receive brings, and the forward or I of the same
+  // microbatch; a send needs its computation; a receive needs its send. UNSHARD, RESHARD and
+  // REDUCE_GRAD need only the actions before them in the list.
   Result<std::vector<PipelinePosition>> needs_of(const PipelineSchedule& schedule,
                                                  const PipelineAction& action) const;
 
@@ -66,8 +66,8 @@ struct PipelineVisit {
   std::span<const PipelinePosition> needs;
 };
 
-// Calls `visit` for every action once, after all that it needs. In turns: each turn takes the ranks
-// in their order, and of each its next action, if that has all it needs.
+// Calls `visit` once for every action, after all that it needs. Works in turns: in each turn every
+// rank, in rank order, runs its next action if all that it needs has run.
 CADRE_EXPORT Status walk_pipeline(const PipelineSchedule& schedule, const PipelineIndex& index,
                                   const std::function<void(const PipelineVisit&)>& visit);
 

@@ -1,13 +1,13 @@
-// When each action of a pipeline schedule runs, given what computations and messages take: the
-// length of a step, the idle share of each rank and its peak of live activations.
+// Simulates when each action of a pipeline schedule runs, for given times of computations and
+// messages: the length of a step, the idle share of each rank and its peak of live activations.
 //
 // Threads: pure functions. Blocking: never. Lifetime: values.
-// Errors: kInvalidArgument for times that are no times or not those of the stages, and for what
-// walk_pipeline() refuses.
-// The model: a rank runs its actions one after the other, each as soon as it has what it needs. A
-// message is there message_ms after its send, whatever else is on the way; sends take no time of
-// the sender, a receive lasts until its message is there, and UNSHARD, RESHARD and REDUCE_GRAD take
-// none.
+// Errors: kInvalidArgument for invalid times, for a number of times other than the number of
+// stages, and for schedules that walk_pipeline() refuses.
+// The model: a rank runs its actions one after the other, each as soon as the actions that it needs
+// have ended. A message arrives message_ms after its send, whatever else is being sent. A send
+// takes none of the sender's time, a receive lasts until its message has arrived, and UNSHARD,
+// RESHARD and REDUCE_GRAD take no time.
 #pragma once
 
 #include <vector>
@@ -27,9 +27,10 @@ struct StageCosts {
 };
 
 struct PipelineCosts {
-  std::vector<StageCosts> stages = {StageCosts{}};  // by stage, or one for all
+  std::vector<StageCosts> stages = {StageCosts{}};  // by stage, or one entry for all stages
   double message_ms = 0;                            // between any two ranks
-  // The share of the shorter part of an OVERLAP_F_B that runs beside the longer one: 0 to 1.
+  // The share of the shorter part of an OVERLAP_F_B that runs at the same time as the longer part:
+  // 0 to 1.
   double overlap_share = 0;
 };
 
@@ -42,10 +43,10 @@ struct TimedAction {
 struct PipelineTimeline {
   std::vector<std::vector<TimedAction>> ranks;
   double makespan_ms = 0;
-  std::vector<double> busy_ms;             // in computations, of each rank
+  std::vector<double> busy_ms;             // time of each rank's computations
   std::vector<int> peak_live_activations;  // by rank
 
-  // The share of the step in which the rank does not compute.
+  // Returns the share of the step in which the rank does not compute.
   double bubble_share(int rank) const {
     return makespan_ms > 0 ? 1 - busy_ms[rank] / makespan_ms : 0;
   }

@@ -26,9 +26,9 @@ double bubble_ms(const PipelineTimeline& timeline, int rank) {
   return timeline.makespan_ms - timeline.busy_ms[rank];
 }
 
-// GPipe, 1F1B: (p - 1)(F + B). Over v stages a rank F and B are those of one stage, v times
-// shorter. With fewer microbatches than ranks each pass but the last waits until the first
-// microbatch is back.
+// GPipe, 1F1B: (p - 1)(F + B). With v stages for each rank F and B are the times of one stage, v
+// times shorter. With fewer microbatches than ranks each pass but the last waits until the first
+// microbatch has come back.
 TEST(PipelineSimulateTest, BubblesWithoutSplitBackwardsAreThoseOfTheFormula) {
   constexpr std::array<StageCosts, 3> kCosts{{{.forward_ms = 1, .backward_ms = 2},
                                               {.forward_ms = 3, .backward_ms = 1},
@@ -59,7 +59,7 @@ TEST(PipelineSimulateTest, BubblesWithoutSplitBackwardsAreThoseOfTheFormula) {
 }
 
 // ZB-H1, with as many microbatches as ranks and W no longer than I: (p - 1)(F + I - W). Its form
-// over several stages has the same bubble in times of one stage.
+// with several stages for each rank has the same bubble in times of one stage.
 TEST(PipelineSimulateTest, BubblesOfZeroBubbleSchedulesAreThoseOfTheFormula) {
   constexpr std::array<StageCosts, 4> kCosts{
       {{1, 2, 1, 1}, {1, 1.5, 1, 0.5}, {2, 5, 3, 2}, {2, 2, 1, 1}}};
@@ -81,7 +81,7 @@ TEST(PipelineSimulateTest, BubblesOfZeroBubbleSchedulesAreThoseOfTheFormula) {
 }
 
 // With F, I and W of one length and at least 2p - 1 microbatches no rank of ZB-V idles between its
-// first and its last action; what is left is that rank r begins r forwards late.
+// first and its last action; the only idle time is that rank r begins r forwards late.
 TEST(PipelineSimulateTest, ZbVHasNoBubbleWithinARank) {
   for_each_pipeline([&](const PipelineScheduleOptions& options, const PipelineSchedule& schedule) {
     if (options.kind != Kind::kZbV || options.num_microbatches < 2 * options.num_ranks - 1) return;
@@ -120,8 +120,8 @@ TEST(PipelineSimulateTest, TheBubbleOfDualPipeVIsThatOfTheFormula) {
   EXPECT_GT(count, 300);
 }
 
-// GPipe is a flow shop of equal jobs, twice: the sum of the stages and for each further microbatch
-// the longest one. Every message of the first forward and the last backward adds its time.
+// GPipe is twice a flow shop of equal jobs: the sum of the stages, and for each further microbatch
+// the longest stage. Every message of the first forward and the last backward adds its time.
 TEST(PipelineSimulateTest, UnequalStagesAndMessagesMakeGPipeAsLongAsTheFormula) {
   PipelineCosts costs{.stages = {}, .message_ms = 0.5};
   for (const double scale : {1.0, 3.0, 2.0, 0.5}) {
@@ -133,7 +133,8 @@ TEST(PipelineSimulateTest, UnequalStagesAndMessagesMakeGPipeAsLongAsTheFormula) 
   EXPECT_NEAR(timeline.bubble_share(1), 1 - 63 / timeline.makespan_ms, kRounding);
 }
 
-// When the result of an action is on the rank of the stage `to`; 0 when there is no such action.
+// Computes when the result of an action is on the rank of the stage `to`; 0 if there is no such
+// action.
 struct Ends {
   const PipelineSchedule& schedule;
   double message_ms;
@@ -150,8 +151,8 @@ struct Ends {
   }
 };
 
-// Every action begins exactly when the rank is free and its input is there: neither earlier nor
-// later.
+// Every action begins exactly when the rank is free and the action's input has arrived: neither
+// earlier nor later.
 TEST(PipelineSimulateTest, NothingBeginsEarlyOrLate) {
   for_each_pipeline([&](const PipelineScheduleOptions& options, const PipelineSchedule& schedule) {
     PipelineCosts costs{.stages = {}, .message_ms = 0.25};

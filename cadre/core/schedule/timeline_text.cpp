@@ -26,7 +26,7 @@ std::vector<double> begin_times(const PipelineTimeline& timeline) {
   return times;
 }
 
-// The cells of one rank at the given times.
+// Returns the cells of one rank at the given times.
 TextRow cells_of(const std::vector<TimedAction>& actions, const std::vector<double>& times) {
   TextRow cells;
   size_t next = 0;
@@ -36,7 +36,7 @@ TextRow cells_of(const std::vector<TimedAction>& actions, const std::vector<doub
       cell += (cell.empty() ? "" : " ") + to_text(actions[next].action);
     }
     if (cell.empty()) {
-      // A receive that goes on is the rank's waiting.
+      // During a receive the rank waits.
       const bool is_busy =
           next > 0 && actions[next - 1].end_ms > time && !is_message(actions[next - 1].action.kind);
       cell = is_busy ? kBusyCell : kIdleCell;
@@ -46,7 +46,8 @@ TextRow cells_of(const std::vector<TimedAction>& actions, const std::vector<doub
   return cells;
 }
 
-// Columns of cells side by side, as wide as their widest one, the first aligned to the right.
+// Puts the columns side by side, each as wide as its widest cell, the first one aligned to the
+// right.
 std::string aligned(const std::vector<TextRow>& columns) {
   std::vector<size_t> widths;
   for (const TextRow& column : columns) {

@@ -11,15 +11,17 @@
 
 namespace cadre {
 
-// A line for each time at which an action begins, a column for each rank: the actions that begin,
-// "|" while one goes on, "." while the rank waits or has ended.
+// Returns a table with a line for each time at which an action begins, and a column for each rank.
+// A cell has the actions that begin, "|" while an action continues, or "." while the rank waits or
+// has ended.
 CADRE_EXPORT std::string timeline_table(const PipelineTimeline& timeline);
 
-// The length of the step, and of each rank its stages, busy time, bubble and live activations.
+// Returns the length of the step, and for each rank its stages, busy time, bubble and live
+// activations.
 CADRE_EXPORT std::string timeline_summary(const PipelineSchedule& schedule,
                                           const PipelineTimeline& timeline);
 
-// To the microsecond, without zeros at the end: "1.5".
+// Returns the time to the microsecond, without zeros at the end: "1.5".
 CADRE_EXPORT std::string milliseconds_text(double ms);
 
 }  // namespace cadre

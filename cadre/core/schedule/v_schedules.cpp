@@ -8,9 +8,10 @@
 namespace cadre {
 namespace {
 
-enum Leg : size_t { kDown, kBack };  // which of the rank's two stages
+enum Leg : size_t { kDown, kBack };  // one of the rank's two stages
 
-// Appends actions of a rank's two stages; each takes the next microbatch of its stage and kind.
+// Appends actions of a rank's two stages. Each action takes the next microbatch of its stage and
+// kind.
 class VOrder {
  public:
   explicit VOrder(const VPipeline& pipeline)
@@ -34,7 +35,8 @@ class VOrder {
     actions_.push_back(
         {.kind = PipelineActionKind::kOverlap, .parts = {std::move(forward), std::move(backward)}});
   }
-  // W of the oldest I without one, if any: of this stage, or of both.
+  // Appends the W of the oldest I of this stage that has none yet, if there is one. The overload
+  // without a stage considers both.
   void weight_grad(Leg leg) {
     take_weight_grad(std::ranges::find(without_weight_grad_, leg, &std::pair<Leg, int>::first));
   }
@@ -43,7 +45,7 @@ class VOrder {
   std::vector<PipelineAction> take() && { return std::move(actions_); }
 
  private:
-  // ZB-V's phases are those of a number of microbatches that may be larger than the real one.
+  // ZB-V's phases are made for a number of microbatches that may exceed the real one.
   void add(PipelineAction action) {
     if (*action.microbatch < num_microbatches_) actions_.push_back(std::move(action));
   }
@@ -71,7 +73,7 @@ class VOrder {
   std::vector<PipelineAction> actions_;
 };
 
-// `times` calls.
+// Calls `body` `times` times.
 template <typename Body>
 void repeat(int times, Body body) {
   for (int i = 0; i < times; ++i) body(i);
@@ -81,8 +83,8 @@ void repeat(int times, Body body) {
 
 // With F, I and W of one length no rank idles between its first and its last action: the first rank
 // fills the time until its first backward with 2p - 1 forwards, and in the steady state each rank
-// runs F, I and W of both stages in turn. At the end W, on which nobody waits, fill the gaps
-// between I.
+// runs F, I and W of both stages in turn. At the end the remaining W, for which no rank waits, fill
+// the gaps between I.
 std::vector<PipelineAction> zb_v_order(const VPipeline& pipeline) {
   const int rank = pipeline.rank;
   const int to_last = pipeline.num_ranks - rank;
@@ -120,10 +122,10 @@ std::vector<PipelineAction> zb_v_order(const VPipeline& pipeline) {
   return std::move(order).take();
 }
 
-// The steady state overlaps a forward of one stage with a backward of the other, so that the
-// communication of each runs beside the computation of the other one. Backwards are split where a
-// rank would otherwise wait for a gradient: before the steady state, and in the second half of its
-// end.
+// The steady state overlaps a forward of one stage with a backward of the other, so that each one's
+// communication runs at the same time as the other's computation. Backwards are split where a rank
+// would otherwise wait for a gradient: before the steady state, and in the second half of the
+// actions after it.
 std::vector<PipelineAction> dualpipe_v_order(const VPipeline& pipeline) {
   const int rank = pipeline.rank;
   const int num_following = pipeline.num_ranks - 1 - rank;
@@ -140,7 +142,7 @@ std::vector<PipelineAction> dualpipe_v_order(const VPipeline& pipeline) {
   });
   repeat(pipeline.num_microbatches - 2 * pipeline.num_ranks + rank + 1, [&](int i) {
     if (i == 0 && num_following == 0) {
-      order.forward(kDown);  // the last rank's own output, which it needs at once
+      order.forward(kDown);  // the last rank needs its own output at once
       order.full_backward(kBack);
     } else {
       order.overlap(kDown, kBack);
@@ -151,7 +153,7 @@ std::vector<PipelineAction> dualpipe_v_order(const VPipeline& pipeline) {
     order.full_backward(kBack);
     order.overlap(kBack, kDown);
   });
-  // From the middle of the next rank + 1 pairs of backwards on they are split.
+  // Of these 2 (rank + 1) backwards the first half is whole and the second half is split.
   const auto kind_of = [rank](int number) {
     return number > rank ? PipelineActionKind::kInputGrad : PipelineActionKind::kBackward;
   };

@@ -2,7 +2,7 @@
 //
 // Threads: pure functions. Blocking: never. Errors: none; REQUIRES what is said below.
 // Source: arXiv 2401.10241, section 6 (ZB-V); 2412.19437, section 3.2.1, and its authors'
-// description of the form in which each rank holds two stages (DualPipeV).
+// description of the form in which each rank has two stages (DualPipeV).
 #pragma once
 
 #include <vector>
@@ -11,8 +11,8 @@
 
 namespace cadre {
 
-// The model has 2 * num_ranks stages. Rank r holds stage r, on the way down, and stage
-// 2 * num_ranks - 1 - r, on the way back.
+// The model has 2 * num_ranks stages. Rank r has stage r, on the way down, and stage 2 * num_ranks
+// - 1 - r, on the way back.
 struct VPipeline {
   int rank = 0;
   int num_ranks = 1;

@@ -40,8 +40,8 @@ Result<size_t> Connection::try_recv(int side, Bytes buffer) {
   size_t count = 0;
   while (count < buffer.size() && !pipe.arrived.empty()) {
     Packet& front = pipe.arrived.front();
-    // As the kernel does: a receive ends before a byte that carries a descriptor, and one that
-    // takes only that byte drops the descriptor.
+    // Follows the kernel: a receive ends before a byte that carries a descriptor, and a receive
+    // that takes only that byte drops the descriptor.
     if (front.segment && count > 0) break;
     const bool is_segment = front.segment != nullptr;
     const ConstBytes rest = ConstBytes(front.bytes).subspan(pipe.num_consumed);
@@ -56,7 +56,7 @@ Result<size_t> Connection::try_recv(int side, Bytes buffer) {
     if (is_segment) break;
   }
   pipe.num_unread -= count;
-  touch_ends();  // the other one has room again
+  touch_ends();  // the other end has room again
   return count;
 }
 
@@ -130,7 +130,7 @@ void Connection::transmit(int side, Packet packet) {
   network_.scheduler().touch(from);
   const TimePoint now = network_.scheduler().now();
   const Network::Transit transit = network_.transit(from, to, packet.bytes.size());
-  // A stream keeps its order.
+  // Packets of one stream arrive in order.
   pipe.last_arrival = std::max(pipe.last_arrival, now + transit.time);
   const uint64_t number = network_.next_packet_number();
   network_.deliver(from, to, pipe.last_arrival, transit,
@@ -151,7 +151,7 @@ void Connection::arrive(int side, uint64_t number, Packet packet) {
   } else if (packet.is_end) {
     pipe.has_ended = true;
   } else if (state(receiver).is_shut) {
-    // Nobody will read it: the receiver's kernel answers with a reset.
+    // The receiver has closed the stream: its kernel answers with a reset.
     pipe.num_unread -= packet.bytes.size();
     transmit(receiver, {.is_reset = true});
   } else {

@@ -19,7 +19,7 @@ namespace cadre::sim {
 
 class Network;
 
-// Side 0 connected, side 1 accepted.
+// Side 0 is the connecting side, side 1 the accepting one.
 class Connection : public std::enable_shared_from_this<Connection> {
  public:
   struct End {
@@ -35,18 +35,19 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Result<size_t> try_send(int side, ConstBytes data);
   Result<size_t> try_recv(int side, Bytes buffer);
   Result<bool> try_send_segment(int side, std::shared_ptr<os::SharedMemory> segment);
-  // Null when none is there just now.
+  // Returns the next segment; null if none has arrived.
   Result<std::shared_ptr<os::SharedMemory>> try_recv_segment(int side);
   bool can_send(int side) const;
   bool can_recv(int side) const;
-  // Neither end has ended it or found it reset.
+  // Returns whether neither end has ended the connection or found it reset.
   bool is_open() const;
 
-  // Ends both directions of this side: what was sent still arrives, then the end.
+  // Ends both directions of this side: the other side still receives what was sent, then the end.
   void shutdown(int side);
-  // What close does: an end, or a reset when there is data that nobody will read.
+  // Closes the connection as the kernel does: with an end, or with a reset if received data was not
+  // read.
   void close(int side);
-  // Both ends find the connection reset, and what is under way is lost.
+  // Resets the connection: both ends notice, and packets under way are lost.
   void reset();
 
  private:
@@ -56,17 +57,17 @@ class Connection : public std::enable_shared_from_this<Connection> {
     bool is_end = false;
     bool is_reset = false;
   };
-  // What one side has sent and the other has not read yet.
+  // The data that one side has sent and the other has not yet read.
   struct Pipe {
     std::deque<Packet> arrived;
     size_t num_consumed = 0;  // bytes of arrived.front() that were read
     size_t num_unread = 0;    // bytes under way or arrived
     TimePoint last_arrival;
-    bool has_ended = false;  // the end has arrived
+    bool has_ended = false;  // the end of the stream has arrived
   };
   struct SideState {
-    bool is_shut = false;    // by its own shutdown or close
-    bool is_broken = false;  // a reset has arrived
+    bool is_shut = false;    // this side has called shutdown() or close()
+    bool is_broken = false;  // a reset has arrived at this side
   };
 
   Pipe& out_of(int side) { return pipes_[static_cast<size_t>(side)]; }
@@ -78,16 +79,16 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   void transmit(int side, Packet packet);
   void arrive(int side, uint64_t number, Packet packet);
-  // After each change of what either end may wait for.
+  // Called after each change that either end may wait for.
   void touch_ends();
   Status check_sendable(int side) const;
-  // Why there is nothing more to read; ok when there may be more.
+  // Returns why there is nothing more to read; ok if there may be more.
   Status check_readable(int side) const;
   Error describe(int side, std::string_view what) const;
 
   Network& network_;
   const std::array<End, 2> ends_;
-  std::array<Pipe, 2> pipes_;  // pipe i carries what side i sends
+  std::array<Pipe, 2> pipes_;  // pipe i carries the bytes that side i sends
   std::array<SideState, 2> sides_;
 };
 

@@ -1,9 +1,9 @@
 // Lets one kernel thread pass once for each open().
 //
 // Threads: open() from any, pass() from one. Blocking: pass().
-// Waits without a Deadline: a gate opens in a simulation's turn order, and real time has no meaning
-// there. An endless run is ended by the scheduler's bound on points; a thread that keeps the baton,
-// by the owner's watch with pass_within().
+// pass() waits without a Deadline: a gate opens when a simulated thread gets its turn, and real
+// time has no meaning there. The scheduler's limit on points ends an endless run. If a thread never
+// gives the baton away, the owner notices with pass_within().
 #pragma once
 
 #include <chrono>
@@ -15,7 +15,8 @@ namespace cadre::sim {
 class Gate {
  public:
   void open() {
-    // Notified under the lock: after it the passing thread may destroy the gate.
+    // Notified under the lock, because the passing thread may destroy the gate as soon as it is
+    // unlocked.
     const std::scoped_lock lock(mutex_);
     is_open_ = true;
     changed_.notify_one();
@@ -25,7 +26,7 @@ class Gate {
     changed_.wait(lock, [this] { return is_open_; });
     is_open_ = false;
   }
-  // False when the gate did not open within that real time.
+  // Returns false if the gate did not open within that real time.
   bool pass_within(std::chrono::seconds limit) {
     std::unique_lock lock(mutex_);
     if (!changed_.wait_for(lock, limit, [this] { return is_open_; })) return false;

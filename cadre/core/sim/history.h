@@ -1,4 +1,4 @@
-// What happened in a simulation, one line each, and a hash that tells two runs apart.
+// The events of a simulation, one line each, and a hash by which two runs are compared.
 //
 // Threads: the one that holds the baton. Blocking: never.
 #pragma once
@@ -17,7 +17,7 @@ class History {
  public:
   explicit History(bool is_kept) : is_kept_(is_kept) {}
 
-  // "1500 rank0/main: poll": nanoseconds of virtual time, who, what.
+  // Adds a line such as "1500 rank0/main: poll": nanoseconds of virtual time, thread, event.
   void add(TimePoint at, std::string_view who, std::string_view what);
 
   const std::vector<std::string>& lines() const { return lines_; }

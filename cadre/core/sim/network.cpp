@@ -11,7 +11,7 @@ constexpr int64_t kDelayFactor = 50;
 constexpr int64_t kSlowLinkLatencyFactor = 10;
 constexpr int64_t kSlowLinkNsPerByte = 1000;  // 1 MB/s
 constexpr int64_t kNsPerByte = 1;             // 1 GB/s
-constexpr int64_t kSameHostFactor = 10;       // divides the latency within a host
+constexpr int64_t kSameHostFactor = 10;       // within a host the latency is divided by this
 
 bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "127.0.0.1" || host == "::1";
@@ -27,7 +27,7 @@ std::string address_of_host(int host) {
 
 }  // namespace
 
-// A connection in the making; shared by the caller and the packets under way.
+// A connection that is being made; shared by the caller and the packets under way.
 struct Network::Attempt {
   bool is_done = false;
   bool is_abandoned = false;
@@ -100,13 +100,13 @@ Result<std::shared_ptr<Connection>> Network::connect(int rank, const os::Address
       address.kind == os::Address::Kind::kUnix
           ? os::Address{os::Address::Kind::kUnix, "", 0}
           : os::Address{os::Address::Kind::kTcp, address_of_host(host_of(rank)), next_port_++};
-  // Any rank of the other host stands for it on the way there.
+  // The transit depends only on the hosts, so any rank of the other host will do.
   const auto other = std::find(host_of_rank_.begin(), host_of_rank_.end(), place->host);
   const int there = static_cast<int>(other - host_of_rank_.begin());
   deliver_soon(rank, there, [this, rank, address, place = *place, attempt] {
     arrive(rank, address, place, attempt);
   });
-  // Also when this rank is killed while it waits.
+  // Abandons the attempt also if this rank is killed while it waits.
   struct AbandonUnlessDone {
     Attempt& attempt;
     ~AbandonUnlessDone() { attempt.is_abandoned = !attempt.is_done; }
@@ -138,7 +138,8 @@ void Network::arrive(int rank, const os::Address& address, const Place& place,
   if (there.kind == os::Address::Kind::kTcp) there.host = address_of_host(place.host);
   attempt->connection = std::make_shared<Connection>(
       *this, std::array{Connection::End{rank, attempt->local}, Connection::End{point.rank, there}});
-  // Now and then, so that a connection costs the same however many there are.
+  // Removes expired entries only now and then, so that the cost of a connection does not depend on
+  // their number.
   if (connections_.size() >= max_connections_) {
     std::erase_if(connections_, [](const auto& known) { return known.expired(); });
     max_connections_ = std::max(max_connections_, 2 * connections_.size());
@@ -236,7 +237,7 @@ void Network::end_rank(int rank) {
       if (connection->end(side).rank == rank) connection->close(side);
     }
   }
-  // Closing changes the table, so the points are collected first.
+  // Closing changes the table, so the points to close are collected first.
   std::vector<std::shared_ptr<ListenPoint>> points;
   for (const auto& [place, point] : listeners_) {
     if (point->rank == rank) points.push_back(point);

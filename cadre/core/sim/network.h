@@ -1,7 +1,7 @@
 // The simulated network: hosts, links with latency and partitions, listeners and connections.
 //
 // Threads: the holder of the baton. Blocking: connect(), in virtual time.
-// Lifetime: outlives all sockets. Errors: as os/socket.h says.
+// Lifetime: outlives all sockets. Errors: those of os/socket.h.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@
 
 namespace cadre::sim {
 
-// One listening address. Connections wait in it until they are accepted.
+// One listening address. Connections are queued in it until they are accepted.
 struct ListenPoint {
   int rank = 0;
   os::Address address;
@@ -37,27 +37,27 @@ class Network {
                                               Deadline deadline);
   void close(ListenPoint& point);
 
-  // How long a packet takes, and why.
+  // The time that a packet takes, and the causes of that time.
   struct Transit {
     Duration time;
     bool is_delayed = false;
     bool is_slow = false;
   };
-  // Draws the transit of a packet that leaves now.
+  // Draws the transit of a packet that is sent now.
   Transit transit(int from, int to, size_t num_bytes);
-  // Runs `action` at the other end of the link between two ranks: at `arrival`, or when a partition
-  // that holds it back then is healed.
+  // Runs `action` at the other end of the link between two ranks: at `arrival`, or, if a partition
+  // then holds it back, when the partition is healed.
   void deliver(int from, int to, TimePoint arrival, const Transit& transit,
                std::function<void()> action);
   uint64_t next_packet_number() { return ++num_packets_; }
-  // Tells the order in which packets arrive, to count those that overtook others.
+  // Notes the order in which packets arrive, to count those that overtook others.
   void note_arrival(uint64_t packet_number);
   bool chance(double probability) { return scheduler_.random().unit() < probability; }
 
   void cut(int rank, int other);
   void partition(int host, int other) { partitions_.insert(std::minmax(host, other)); }
   void heal(int host, int other);
-  // All sockets of a rank end, as the kernel does for a process that is gone.
+  // Ends all sockets of a rank, as the kernel does for a process that has ended.
   void end_rank(int rank);
 
   int host_of(int rank) const { return host_of_rank_[static_cast<size_t>(rank)]; }
@@ -70,7 +70,7 @@ class Network {
   struct Link {
     bool is_slow = false;
   };
-  // Where an address leads: a host and a key that is unique on it.
+  // The destination of an address: a host and a name that is unique on it.
   struct Place {
     int host = 0;
     std::string name;
@@ -86,7 +86,7 @@ class Network {
   void arrive(int rank, const os::Address& address, const Place& place,
               const std::shared_ptr<Attempt>& attempt);
   void answer(int from, int to, const std::shared_ptr<Attempt>& attempt);
-  // Without bytes, after its transit.
+  // Runs `action` after the transit of a packet without bytes.
   void deliver_soon(int from, int to, std::function<void()> action);
   bool is_partitioned(int host, int other) const {
     return partitions_.contains(std::minmax(host, other));
@@ -101,7 +101,7 @@ class Network {
   std::vector<HeldAction> held_;
   std::map<Place, std::shared_ptr<ListenPoint>> listeners_;
   std::vector<std::weak_ptr<Connection>> connections_;
-  size_t max_connections_ = 64;  // before those that are gone are forgotten
+  size_t max_connections_ = 64;  // at this number, expired entries of connections_ are removed
   uint16_t next_port_ = 40000;
   uint64_t num_packets_ = 0;
   uint64_t latest_arrival_ = 0;

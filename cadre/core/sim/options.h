@@ -1,4 +1,4 @@
-// What a simulation is told: the hosts, the network's manners and the faults to come.
+// Options of a simulation: the hosts, the properties of the network and the planned faults.
 //
 // Threads: plain values.
 #pragma once
@@ -14,8 +14,8 @@
 
 namespace cadre::sim {
 
-// What can go other than a program would like. The simulation counts each as often as it was felt,
-// so that a test can show that it was there.
+// Disturbances. The simulation counts how often each had an effect, so that a test can show that it
+// happened.
 enum class FaultKind {
   kDelay,         // a packet arrived after many times the usual latency
   kReorder,       // a packet overtook one of another connection that was sent earlier
@@ -41,8 +41,8 @@ class FaultCounts {
   std::array<int64_t, kNumFaultKinds> counts_{};
 };
 
-// When a fault strikes: at a point in virtual time, or when a rank comes to its n-th scheduling
-// point (n = 1, 2, ...: each call of its System counts one).
+// The time of a fault: a point in virtual time, or the n-th scheduling point of a rank (n = 1, 2,
+// ...: each call of its System counts one).
 struct When {
   std::optional<TimePoint> time;
   int rank = 0;
@@ -59,7 +59,7 @@ struct Fault {
   // kPartition and kHeal: the link between hosts a and b.
   int a = 0;
   int b = 0;
-  // For kPartition and kStop: after this time kHeal or kContinue follows by itself.
+  // kPartition and kStop: after this time kHeal or kContinue follows automatically.
   std::optional<Duration> duration;
 
   static Fault kill(int rank, When when) { return {FaultKind::kKill, when, rank, 0, {}}; }
@@ -85,24 +85,27 @@ struct SimOptions {
   std::vector<int> ranks_per_host;
   std::vector<Fault> faults;
 
-  // One way between two ranks; within a host a tenth of it.
+  // The latency of one way between two ranks; within a host a tenth of it.
   Duration min_latency = std::chrono::microseconds(5);
   Duration max_latency = std::chrono::microseconds(100);
-  double delay_probability = 1.0 / 32;     // that a packet takes 50 times as long
-  double slow_link_probability = 1.0 / 8;  // that two hosts have 1 MB/s and 10 times the latency
-  double short_io_probability = 1.0 / 4;   // that a send or receive moves a random part
+  double delay_probability = 1.0 / 32;  // probability that a packet takes 50 times as long
+  // Probability that two hosts have 1 MB/s and 10 times the latency.
+  double slow_link_probability = 1.0 / 8;
+  double short_io_probability = 1.0 / 4;  // probability that a send or receive moves a random part
   double spurious_wake_probability = 1.0 / 16;
   size_t stream_capacity = 64 << 10;  // bytes under way or unread, per direction
 
-  // The longest sleep of wait_while. The default is the System's contract; longer, and a wake-up
-  // that is lost becomes a timeout that a test can see.
+  // The longest sleep of wait_while. The default is the System's limit. With a longer one, a lost
+  // wake-up becomes a timeout that a test can see.
   Duration max_nap = std::chrono::milliseconds(20);
-  // A simulation that takes more points is ended and reported as running for ever.
+  // A simulation that takes more points is ended and reported as endless.
   int64_t max_points = 2'000'000;
-  // Whether SimResult has the history and its hash, which a large job has no use and no memory for.
+  // Whether SimResult has the history and its hash. A large job may not need them or have no memory
+  // for them.
   bool keeps_history = true;
-  // Real time in which a running thread must call its System, slow sanitizers included; one that
-  // does not holds up the world and cannot be unwound, so the process ends with its name.
+  // Real time within which a running thread must call its System, also with slow sanitizers. A
+  // thread that does not blocks all others and cannot be unwound, so the process ends with the
+  // thread's name.
   std::chrono::seconds stall_limit{30};
 };
 

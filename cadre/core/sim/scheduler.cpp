@@ -19,20 +19,21 @@ namespace {
 // reaches its deadline.
 constexpr uint64_t kMinTurnNs = 100;
 constexpr uint64_t kTurnSpreadNs = 1000;
-// A thread that yields with nobody else to run skips this much at most.
+// A thread that yields while no other can run skips at most this much virtual time.
 constexpr Duration kMaxYieldJump = std::chrono::microseconds(100);
 
-// A deadline that is no timer: joins have it.
+// A deadline without a timer; joins have it.
 constexpr TimePoint kNever{INT64_MAX};
 
-// From always handing over at a pause, which finds races, to long runs, which find starvation.
+// The probability that a thread keeps the baton at a pause. At 0 it always hands over, which finds
+// races; large values give long runs, which find starvation.
 double choose_stay_probability(uint64_t seed) {
   constexpr std::array<double, 3> kChoices = {0.0, 0.5, 0.9};
   return kChoices[Random(seed ^ 0x5bd1e995).below(kChoices.size())];
 }
 
-// On one core the baton goes to the next thread by a switch; to another core it takes a wake-up,
-// which is several times as long. A hint: where it is refused, all goes on as it would.
+// On one core the baton goes to the next thread by a context switch; on another core it takes a
+// wake-up, which is several times as long. If the system refuses, the simulation only gets slower.
 void stay_on_core(int core) {
   if (core < 0 || core >= CPU_SETSIZE) return;
   cpu_set_t cores;
@@ -76,13 +77,13 @@ void Scheduler::run_body(SimThread& self, std::function<void()> body) {
   } catch (const Killed&) {
     history_.add(now_, self.name, "unwound");
   }
-  body = nullptr;  // what it holds must go while this thread has the baton
+  body = nullptr;  // objects that the body owns are destroyed while this thread has the baton
   self.is_finished = true;
   std::erase(living_, &self);
   history_.add(now_, self.name, "ended");
   SimThread* next = pick_next();
   current_ = next;
-  // The last act: from here on another thread may own everything.
+  // The last action of the thread: afterwards another thread may destroy everything.
   (next != nullptr ? next->gate : owner_).open();
 }
 
@@ -94,8 +95,8 @@ void Scheduler::run() {
   for (SimThread& thread : threads_) thread.thread.join();
 }
 
-// The owner's part while the ranks run: a thread that keeps the baton would hang the test without a
-// word, and cannot be unwound.
+// Run by the owner while the ranks run. A thread that keeps the baton would hang the test without a
+// message, and cannot be unwound.
 void Scheduler::watch() {
   int64_t last = -1;
   while (!owner_.pass_within(limits_.stall_limit)) {
@@ -195,7 +196,8 @@ bool Scheduler::wait(std::string_view what, std::function<bool()> ready, Deadlin
   self.waits_for = what;
   self.ready = std::move(ready);
   self.deadline = deadline;
-  // Also when the simulation ends here by an exception: what `ready` looks at goes with the caller.
+  // Also needed if the simulation ends here by an exception: `ready` refers to objects of the
+  // caller.
   struct Clearing {
     SimThread& thread;
     ~Clearing() { thread.ready = nullptr; }
@@ -238,7 +240,7 @@ void Scheduler::switch_away() {
   self->gate.pass();
 }
 
-// A stopped rank's threads do not run; a killed rank's do, to unwind.
+// Threads of a stopped rank do not run; those of a killed rank do, to unwind.
 bool Scheduler::is_frozen(const SimThread& thread) const {
   return is_stopped(thread.rank) && !is_killed(thread.rank);
 }
@@ -273,8 +275,8 @@ Scheduler::SimThread* Scheduler::pick_next() {
   }
 }
 
-// To the next event or deadline; false when no thread waits for one. A stopped thread has no
-// deadline, but an event may let it go on.
+// Advances the time to the next event or deadline; returns false if no thread waits for one. A
+// stopped thread has no deadline, but an event may let it continue.
 bool Scheduler::advance_time() {
   std::optional<TimePoint> next;
   for (const SimThread* const thread : living_) {
@@ -313,7 +315,8 @@ void Scheduler::spend_time() {
 
 void Scheduler::fail(std::string_view reason) {
   if (!failure_.empty()) {
-    // All ranks are killed already, and still a thread waits: it joins one that never ends.
+    // All ranks have been killed, and still a thread waits: it joins another thread, which never
+    // ends.
     std::fputs((failure_ + "\n").c_str(), stderr);
     std::abort();
   }

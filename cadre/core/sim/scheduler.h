@@ -1,4 +1,4 @@
-// Virtual time and the baton: of all threads of a simulation one runs, until it waits.
+// Virtual time and the baton: only the thread that holds the baton runs, until it waits.
 //
 // Each simulated thread is a kernel thread that sleeps on its own gate except while it holds the
 // baton. A thread that waits, or comes to a point where another might run, picks the next holder
@@ -8,8 +8,9 @@
 // Threads: every method is called by the holder of the baton (run() by the owner, while nobody
 // holds it); so the members need no lock, and the gates order all accesses for ThreadSanitizer.
 // Blocking: run(); and in virtual time pause() and wait().
-// Errors: a killed rank's threads unwind by Killed, thrown from step(), pause() and wait(). While a
-// thread unwinds already, they return at once instead, because a destructor must not throw.
+// Errors: threads of a killed rank unwind by Killed, thrown from step(), pause() and wait(). In a
+// thread that unwinds already, these calls return at once instead, because a destructor must not
+// throw.
 #pragma once
 
 #include <atomic>
@@ -31,8 +32,8 @@
 
 namespace cadre::sim {
 
-// Unwinds a thread of a killed rank. No std::exception, so that code which handles errors does not
-// take the end of its process for one.
+// Unwinds a thread of a killed rank. It is no std::exception, so that code which handles errors
+// does not catch the end of its process.
 struct Killed {};
 
 class Scheduler {
@@ -49,14 +50,14 @@ class Scheduler {
   Scheduler(const Scheduler&) = delete;
   Scheduler& operator=(const Scheduler&) = delete;
 
-  // Threads get numbers 0, 1, ... in the order of their birth.
+  // Threads get numbers 0, 1, ... in the order of their creation.
   int add_thread(int rank, std::string name, std::function<void()> body);
-  // Runs all threads to their end. Stopped ranks are killed when nobody else is left.
+  // Runs all threads to their end. Stopped ranks are killed when no other rank is left.
   void run();
 
   TimePoint now() const { return now_; }
-  // What the calling thread sees: for a thread that unwinds, every call an hour later, so that a
-  // destructor which waits for a point in time finds it passed.
+  // The time that the calling thread sees. In a thread that unwinds, it advances by an hour in each
+  // call, so that a destructor which waits for a point in time finds it passed.
   TimePoint now_for_caller();
   Random& random() { return random_; }
   History& history() { return history_; }
@@ -64,37 +65,40 @@ class Scheduler {
   // Runs `action` at that time, between the turns of threads.
   void at(TimePoint time, std::function<void()> action);
 
-  // Counts a scheduling point of the calling rank; faults that were planned for it strike.
+  // Counts a scheduling point of the calling rank; faults that were planned for the point happen
+  // now.
   void count_point(std::string_view what);
   // A scheduling point that keeps the baton: for calls that are allowed under a mutex.
   void step(std::string_view what);
-  // A scheduling point at which another thread may go on first.
+  // A scheduling point at which another thread may continue first.
   void pause(std::string_view what);
-  // The same, for a thread that has nothing to do until others have run.
+  // The same, for a thread that has no work until others have run.
   void yield();
-  // Until `ready` holds (true) or the deadline has passed (false).
+  // Waits until `ready` returns true (returns true) or the deadline has passed (returns false).
   bool wait(std::string_view what, std::function<bool()> ready, Deadline deadline);
-  // The same, where `ready` changes only by what is told to touch() for the caller's rank: it is
-  // asked once after each touch, not in every turn of the world.
+  // The same, if `ready` changes only by events for which touch() is called with the caller's rank:
+  // `ready` is called once after each touch, not in every turn.
   bool wait_for_touch(std::string_view what, std::function<bool()> ready, Deadline deadline);
-  // Something changed that a thread of this rank may wait for, or that it waited for.
+  // Notes that something changed for which a thread of this rank may wait.
   void touch(int rank) { ++processes_[static_cast<size_t>(rank)].num_touches; }
-  // Until the thread has ended, also while unwinding: its body refers to objects of the joiner.
+  // Waits until the thread has ended, also while unwinding: its body refers to objects of the
+  // joiner.
   void join(int thread);
 
   // Called at each point with the rank and its number of points so far.
   void on_point(std::function<void(int rank, int64_t point)> hook) { on_point_ = std::move(hook); }
-  // Ends a rank: its threads unwind, beginning at once with the others' next turn.
+  // Ends a rank: its threads unwind, beginning with the next turn.
   void kill(int rank) { processes_[static_cast<size_t>(rank)].is_killed = true; }
   void stop(int rank) { processes_[static_cast<size_t>(rank)].is_stopped = true; }
   void resume(int rank) { processes_[static_cast<size_t>(rank)].is_stopped = false; }
   bool is_killed(int rank) const { return processes_[static_cast<size_t>(rank)].is_killed; }
   bool is_stopped(int rank) const { return processes_[static_cast<size_t>(rank)].is_stopped; }
   int64_t num_points(int rank) const { return processes_[static_cast<size_t>(rank)].num_points; }
-  // Whether the caller belongs to a rank that is dead, so that its calls have no effect any more.
+  // Returns whether the caller belongs to a rank that is dead, so that its calls have no effect any
+  // more.
   bool is_caller_dead() const;
 
-  // Why the simulation was ended (deadlock, endless run); empty when it ran to its end.
+  // Why the simulation was ended (deadlock, endless run); empty if it ran to its end.
   const std::string& failure() const { return failure_; }
 
  private:
@@ -102,13 +106,14 @@ class Scheduler {
     int rank = 0;
     std::string name;
     std::string waits_for;
-    std::function<bool()> ready;  // empty: it can run
-    // For wait_for_touch(): the rank's number of touches when ready() was asked, and its answer.
+    std::function<bool()> ready;  // empty: the thread can run
+    // The rank's number of touches at the last call of ready(), and the result of that call. Used
+    // by wait_for_touch().
     mutable int64_t seen_touches = -1;
     mutable bool was_ready = false;
     bool waits_for_touch = false;
     Deadline deadline{TimePoint{}};
-    bool is_joining = false;  // which a kill does not end
+    bool is_joining = false;  // a kill does not end a join
     bool is_finished = false;
     Gate gate;
     std::thread thread;
@@ -123,7 +128,7 @@ class Scheduler {
   void run_body(SimThread& self, std::function<void()> body);
   SimThread* current() const { return current_.load(std::memory_order_relaxed); }
   void watch();
-  // Gives the baton away; returns when it is back.
+  // Passes the baton on; returns when this thread has it again.
   void switch_away();
   SimThread* pick_next();
   bool can_run(const SimThread& thread) const;
@@ -141,14 +146,14 @@ class Scheduler {
   const int core_;  // core of all simulated threads
   Random random_;
   History history_;
-  const double stay_probability_;  // that a thread keeps the baton at a pause
+  const double stay_probability_;  // probability that a thread keeps the baton at a pause
   TimePoint now_;
   int64_t unwinding_hours_ = 0;          // advance of the clock for unwinding threads
   std::atomic<int64_t> num_points_ = 0;  // atomic for watch()
   std::vector<Process> processes_;
-  std::deque<SimThread> threads_;       // a deque: threads keep their place while others are born
-  std::vector<SimThread*> living_;      // those that have not finished, in the order of their birth
-  std::vector<SimThread*> candidates_;  // scratch of one pick_next()
+  std::deque<SimThread> threads_;       // a deque, so that adding a thread does not move the others
+  std::vector<SimThread*> living_;      // unfinished threads, in the order of their creation
+  std::vector<SimThread*> candidates_;  // reused by pick_next()
   std::multimap<TimePoint, std::function<void()>> events_;
   std::atomic<SimThread*> current_ = nullptr;  // thread that holds the baton; atomic for watch()
   Gate owner_;                                 // open when all threads have ended

@@ -1,5 +1,5 @@
-// The spike that froze os/: two small all_reduces, one over sockets in a ring and one over shared
-// memory, written against os::System alone, run unchanged on threads, on processes and in the
+// A test of the os::System interface: two small all_reduces, a ring over sockets and a flat one
+// over shared memory, use only os::System. They run unchanged on threads, on processes and in the
 // simulator, with a kill at every scheduling point (docs/decisions/0001-one-seam-for-waiting.md).
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -22,11 +22,11 @@ using os::System;
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr size_t kNumValues = 60;  // divides by 2, 3 and 4 ranks
+constexpr size_t kNumValues = 60;  // a multiple of 2, 3 and 4, the numbers of ranks
 constexpr size_t kMaxRanks = 4;
 using Values = std::array<double, kNumValues>;
 
-// Mistakes that the simulator must find.
+// Planted defects that the simulator must find.
 struct Planted {
   bool forgets_to_wake = false;
   bool ignores_short_sends = false;
@@ -37,7 +37,7 @@ void wait_for(System& system, os::PollItem item, Deadline deadline) {
   throw Error(ErrorCode::kTimeout, "the peer was silent until the deadline");
 }
 
-// Where `rank` listens: beside the rendezvous address, or on its own host.
+// Returns the address at which `rank` listens: beside the rendezvous address, or on its own host.
 Address address_of(const RankContext& context, int rank, std::string_view purpose) {
   Address address = context.rendezvous_address;
   if (address.kind == Address::Kind::kUnix) {
@@ -77,7 +77,7 @@ class Ring {
     previous_ = accept(system, *listener, deadline);
   }
 
-  // A ring reduce-scatter, then a ring all-gather.
+  // Does a ring reduce-scatter, then a ring all-gather.
   void all_reduce(Values& values, Deadline deadline) {
     const int size = context_.world_size;
     const size_t chunk = kNumValues / static_cast<size_t>(size);
@@ -119,8 +119,8 @@ class Ring {
   std::unique_ptr<Socket> previous_;
 };
 
-// Each rank writes its values into its slot and reads all slots in rank order. A control connection
-// to rank 0 tells of deaths; whoever learns of one sets the abort word.
+// Each rank writes its values into its slot and reads all slots in rank order. Control connections
+// to rank 0 report deaths; a rank that learns of one sets the abort word.
 class Flat {
  public:
   Flat(RankContext& context, Planted planted, Deadline deadline)
@@ -158,7 +158,7 @@ class Flat {
     publish(mine().departed, round_);
   }
 
-  // So that the end of this rank's socket is not taken for its death.
+  // Leaves in order, so that the end of this rank's socket does not count as its death.
   void leave(Deadline deadline) {
     wait_for_all(&Slot::departed, round_, deadline);
     publish(mine().left, 1);
@@ -240,7 +240,8 @@ struct Job {
   std::function<void(int rank, int round)> before_round = [](int, int) {};
 };
 
-// Throws kInternal for a wrong sum. Small integers: the sums are exact in any order.
+// Throws kInternal for a wrong sum. The values are small integers, so the sums are exact in any
+// order.
 template <typename AllReduce>
 void check_rounds(RankContext& context, const Job& job, AllReduce all_reduce) {
   const int size = context.world_size;
@@ -328,8 +329,8 @@ TEST_P(Seam, RunsInTheSimulator) {
   }
 }
 
-// Kills a rank at its n-th scheduling point, n = 1, 2, ... until the run ends untouched. Survivors
-// end within their deadline, with an error of a failure or the right sums.
+// Kills a rank at its n-th scheduling point, n = 1, 2, ... until a run ends without a kill.
+// Survivors end within their deadline, with an error that reports a failure or with the right sums.
 TEST_P(Seam, SurvivesAKillAtEveryPoint) {
   constexpr Duration kBudget = milliseconds(200);
   int num_kills = 0;
@@ -381,7 +382,7 @@ INSTANTIATE_TEST_SUITE_P(Engines, Seam,
                          ::testing::Values(Engine{"ring", run_ring}, Engine{"flat", run_flat}),
                          [](const auto& test) { return test.param.name; });
 
-// Across hosts: over slow links, and partitions that heal.
+// The ranks are on several hosts, with slow links and partitions that heal.
 TEST(SeamRing, RunsAcrossHosts) {
   for (const uint64_t seed : test_seeds(100)) {
     const auto result = run_ranks_in_simulator(
@@ -406,7 +407,7 @@ int num_seeds_with_failure(sim::SimOptions options, void (*run)(RankContext&, co
   return count;
 }
 
-// Naps hide a lost wake-up from the program, and so from the test unless they are long.
+// Short naps hide a lost wake-up, so the naps are long here.
 TEST(SeamPlanted, ALostWakeUpIsFound) {
   const sim::SimOptions options{.max_nap = seconds(10)};
   EXPECT_EQ(num_seeds_with_failure(options, run_flat, {}), 0);

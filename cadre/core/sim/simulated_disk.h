@@ -1,14 +1,15 @@
 // A disk in memory that can be full, fail a chosen operation, and lose power.
 //
-// Every operation of a file or of the file system is counted, and one of them can be made to fail,
-// so that a test can fail the first, the second, ... of a writer until it makes no more; so can
-// that operation and all later ones, as when the power fails there. A write or an append that fails
-// has written half of its data. What was not synced is lost with the power: the content of a file
-// since its last sync, and the entries of a folder since the last sync of the folder. A file system
-// may also have written some of these changes to the disk; the worst of them are those that only
-// destroy, so lose_power() can keep these.
+// Every operation of a file or of the file system is counted, and a test can make one of them fail:
+// the first, the second, ... operation of a writer until it makes no more. It can also make that
+// operation and all later ones fail, like a loss of power. A write or an append that fails has
+// written half of its data. A loss of power drops what was not synced: the content of a file since
+// its last sync, and the entries of a folder since the last sync of the folder. A real disk may
+// have stored some of these changes; the worst are those that only destroy, so lose_power() can
+// keep these.
 //
-// Threads: any. Blocking: never. Lifetime: outlives its files. Errors: kUnavailable, as on a disk.
+// Threads: any. Blocking: never. Lifetime: outlives its files. Errors: kUnavailable, like a real
+// disk.
 #pragma once
 
 #include <cstdint>
@@ -27,11 +28,11 @@
 
 namespace cadre::sim {
 
-// Which changes that were not synced are on the disk after a loss of power.
+// The unsynced changes that are on the disk after a loss of power.
 enum class Unsynced {
   kNone,
-  // A file or folder that was removed is gone, and of a file that was changed there is only what it
-  // had before the first changed byte; renames and what was added are lost.
+  // A file or folder that was removed is gone, and a file that was changed ends before its first
+  // changed byte; renames and added data are lost.
   kOnlyWhatDestroys,
 };
 
@@ -40,13 +41,13 @@ class SimulatedDisk final : public os::FileSystem {
   explicit SimulatedDisk(size_t capacity_bytes = std::numeric_limits<size_t>::max())
       : capacity_bytes_(capacity_bytes) {}
 
-  // Fails the number-th operation from now, counted from 1; 0: none.
+  // Fails the number-th operation from now, counted from 1; with 0 none fails.
   void fail_operation(uint64_t number);
   // Fails the number-th operation from now and all after it, until lose_power().
   void cut_power_at(uint64_t number);
-  // Whether that operation was reached.
+  // Returns whether the operation that fails was reached.
   bool has_failed() const;
-  // Forgets what was not synced; then operations work again. REQUIRES: no file is open.
+  // Drops unsynced changes except `kept`; then operations work again. REQUIRES: no file is open.
   void lose_power(Unsynced kept = Unsynced::kNone);
 
   Result<std::unique_ptr<os::OutputFile>> create(const std::string& path) override;
@@ -81,11 +82,12 @@ class SimulatedDisk final : public os::FileSystem {
   class Shared;
   class Sized;
 
-  // All under the lock.
+  // These methods REQUIRE that the lock is held.
   Status begin(std::string_view what, const std::string& path);
   Status write(Node& node, size_t offset, ConstBytes data, const std::string& path);
   NodePtr find(std::string_view path) const;
-  // The entries of the folder in which the path is, and its name there; null if there is none.
+  // Returns the entries of the parent folder of `path`, and the last part of the path; null if the
+  // folder does not exist.
   std::pair<Entries*, std::string> place_of(const std::string& path) const;
   NodePtr make_file(const std::string& path);
 
@@ -93,10 +95,10 @@ class SimulatedDisk final : public os::FileSystem {
   mutable std::mutex mutex_;
   uint64_t num_operations_ = 0;
   uint64_t failing_ = 0;
-  bool is_power_cut_ = false;  // at the failing operation
+  bool is_power_cut_ = false;  // the power fails at operation `failing_`
   uint64_t num_temporary_ = 0;
   size_t num_bytes_ = 0;
-  std::set<NodePtr> removed_;  // since the power was lost
+  std::set<NodePtr> removed_;  // files and folders removed since the last loss of power
   const NodePtr root_ = std::make_shared<Node>(Node{.is_folder = true});
 };
 

@@ -1,5 +1,5 @@
-// What every FileSystem does, and what files that are written durably hold after a failure or a
-// loss of power.
+// The properties of every FileSystem, and the content of durable files after a failure or a loss of
+// power.
 #include "cadre/core/sim/simulated_disk.h"
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ Status write_text(os::FileSystem& files, const std::string& path, std::string_vi
   return os::write_file(files, path, {&piece, 1});
 }
 
-// "(none)" for a file that is not there.
+// Returns the content of the file, or "(none)" if it does not exist.
 std::string content_of(os::FileSystem& files, const std::string& path) {
   const auto content = files.read(path, 1 << 20);
   return content.ok() ? *content : "(none)";
@@ -64,7 +64,7 @@ INSTANTIATE_TEST_SUITE_P(FileSystems, FileSystemConformance,
 TEST_P(FileSystemConformance, AFileIsWrittenReadListedAndRemoved) {
   ASSERT_TRUE(write_text(*files_, at("b"), "second").ok());
   ASSERT_TRUE(write_text(*files_, at("a"), "first").ok());
-  ASSERT_TRUE(write_text(*files_, at("a"), "1").ok());  // replaces a longer one
+  ASSERT_TRUE(write_text(*files_, at("a"), "1").ok());  // replaces a longer content
   EXPECT_EQ(content_of(*files_, at("a")), "1");
   EXPECT_EQ(files_->read(at("b"), 5).error().code(), ErrorCode::kInvalidArgument);
   EXPECT_EQ(files_->read(at("b"), 6).value_or_throw(), "second");
@@ -175,7 +175,7 @@ TEST_P(FileSystemConformance, ASharedFileHasOneWriterAndKnowsWhoIsPresent) {
   one->unlock();
 }
 
-// A disk with the durable file /run/latest of content "old".
+// Returns a disk with the durable file /run/latest, whose content is "old".
 std::unique_ptr<SimulatedDisk> disk_with_old_file() {
   auto disk = std::make_unique<SimulatedDisk>();
   disk->make_folder("/run").value_or_throw();
@@ -232,7 +232,8 @@ TEST(DurableFiles, AFolderAppearsWithAllItsFilesOrNotAtAll) {
   EXPECT_GT(number, 8);
 }
 
-// Without a sync, a file that is overwritten in place and one that is removed may be gone.
+// Unsynced changes that destroy: a file that is overwritten in place and one that is removed may be
+// gone.
 TEST(DurableFiles, WhatOnlyDestroysMayOutliveALossOfPower) {
   for (const Unsynced kept : {Unsynced::kNone, Unsynced::kOnlyWhatDestroys}) {
     const bool is_kept = kept == Unsynced::kOnlyWhatDestroys;
@@ -242,7 +243,7 @@ TEST(DurableFiles, WhatOnlyDestroysMayOutliveALossOfPower) {
     }
     ASSERT_TRUE(disk->create("/run/a").value_or_throw()->write(bytes_of("form 2")).ok());
     ASSERT_TRUE(disk->exchange("/run/b", "/run/c").ok());
-    ASSERT_TRUE(disk->remove("/run/b").ok());  // which is /run/c on the disk
+    ASSERT_TRUE(disk->remove("/run/b").ok());  // after the exchange this is /run/c on the disk
     ASSERT_TRUE(write_text(*disk, "/run/d", "added").ok());
     disk->lose_power(kept);
     EXPECT_EQ(disk->list("/run").value_or_throw(),

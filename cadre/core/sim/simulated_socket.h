@@ -1,4 +1,4 @@
-// What a simulated rank holds and polls: sockets, listeners and events.
+// The objects that a simulated rank polls: sockets, listeners and events.
 //
 // Threads, blocking, lifetime and errors: see os/socket.h. Sends, receives and accepts count
 // as scheduling points, and keep the baton.
@@ -15,8 +15,8 @@
 
 namespace cadre::sim {
 
-// What every simulated Pollable can tell; System::poll asks for it again after each
-// Scheduler::touch() of the rank that polls.
+// The state of a simulated Pollable. System::poll queries it again after each Scheduler::touch() of
+// the polling rank.
 class Readiness {
  public:
   virtual ~Readiness() = default;
@@ -24,7 +24,7 @@ class Readiness {
   virtual bool can_write() const = 0;
 };
 
-// Its pages stay shared and need no reservation: all ranks are threads of one process.
+// The pages of a segment stay shared and need no reservation: all ranks are threads of one process.
 class SimulatedSegment : public os::SharedMemory, public os::SharedPages {
  public:
   explicit SimulatedSegment(std::shared_ptr<os::SharedMemory> memory)
@@ -55,7 +55,7 @@ class SimulatedSocket final : public os::Socket, public Readiness {
   Result<size_t> try_recv(Bytes buffer) override;
   Result<bool> try_send_segment(const os::SharedMemory& segment) override;
   Result<std::unique_ptr<os::SharedMemory>> try_recv_segment() override;
-  Status check_peer_user() const override { return {}; }  // all ranks are of one user
+  Status check_peer_user() const override { return {}; }  // all ranks belong to one user
   void shutdown() override;
   os::Address local_address() const override { return connection_->end(side_).address; }
   os::Address peer_address() const override { return connection_->end(1 - side_).address; }
@@ -63,7 +63,8 @@ class SimulatedSocket final : public os::Socket, public Readiness {
   bool can_write() const override { return connection_->can_send(side_); }
 
  private:
-  // A scheduling point; the error of a dead caller whose destructors still talk.
+  // Counts a scheduling point. Returns an error if the caller's rank is dead but its destructors
+  // still use the socket.
   Status point(std::string_view what);
   Status require_unix() const;
 
@@ -91,7 +92,7 @@ class SimulatedEvent final : public os::Event, public Readiness {
  public:
   explicit SimulatedEvent(Scheduler& scheduler) : scheduler_(scheduler) {}
 
-  // Whom notify() touches: threads of tests share events across ranks.
+  // Adds a rank that notify() touches: threads of tests share events across ranks.
   void add_poller(int rank);
 
   void notify() override;

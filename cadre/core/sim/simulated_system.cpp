@@ -9,7 +9,7 @@ namespace cadre::sim {
 namespace {
 
 constexpr int kFirstPid = 1000;
-// All hosts share the addresses of one process, so each has little.
+// All hosts share the memory of one process, so each gets only a little.
 constexpr uint64_t kMemoryBytes = 64 << 20;
 constexpr uint64_t kSpuriousWakeSpreadNs = 50'000;
 
@@ -23,7 +23,7 @@ class SimulatedThread final : public os::Thread {
   const int number_;
 };
 
-// What spawn gives a caller that is dead: there is nothing to join.
+// The result of spawn() for a caller whose rank is dead: there is no thread to join.
 class NoThread final : public os::Thread {
  public:
   void join() override {}
@@ -60,7 +60,7 @@ bool look(std::span<os::PollItem> items) {
   return is_any_ready;
 }
 
-// A core for each rank of the host.
+// Returns a mask with one core for each rank of the host.
 std::string first_cores(int num_cores) {
   std::string mask(static_cast<size_t>(num_cores) / 8, '\xff');
   if (num_cores % 8 != 0) mask += static_cast<char>((1U << num_cores % 8) - 1);

@@ -1,7 +1,7 @@
 // The System of one simulated rank.
 //
-// Threads: those that it spawned, and its rank's main; one of them at a time holds the baton.
-// Blocking: in virtual time. Lifetime: outlived by the simulation's World.
+// Threads: those that it spawned, and its rank's main thread; one of them at a time holds the
+// baton. Blocking: in virtual time. Lifetime: the simulation's World outlives it.
 #pragma once
 
 #include "cadre/core/base/random.h"
@@ -14,7 +14,7 @@
 
 namespace cadre::sim {
 
-// What all ranks of a simulation share.
+// The state that all ranks of a simulation share.
 struct World {
   World(uint64_t seed, SimOptions sim_options, int num_ranks);
 
@@ -51,7 +51,7 @@ class SimulatedSystem final : public os::System {
  private:
   World& world_;
   const int rank_;
-  Random random_;  // for random_bytes alone, so that it does not disturb the order of threads
+  Random random_;  // only for random_bytes, so that it does not change the order of threads
 };
 
 }  // namespace cadre::sim

@@ -21,7 +21,7 @@ std::string describe(const Fault& fault) {
   }
 }
 
-// Whether the fault is that of one process, not of a link.
+// Returns whether the fault affects one process, not a link.
 bool is_of_rank(const Fault& fault) {
   return fault.kind == FaultKind::kKill || fault.kind == FaultKind::kStop ||
          fault.kind == FaultKind::kContinue;
@@ -100,7 +100,7 @@ void Simulator::run_rank(int rank, const std::function<void(os::System&, int)>& 
   }
   end.at = scheduler.now();
   end.num_points = scheduler.num_points(rank);
-  // The process ends here, and with it the threads and sockets that it left.
+  // The process ends here, and with it its remaining threads and sockets.
   scheduler.kill(rank);
   world_->network.end_rank(rank);
 }
@@ -124,7 +124,7 @@ void Simulator::plan_faults() {
 
 void Simulator::strike(const Fault& fault) {
   Scheduler& scheduler = world_->scheduler;
-  // A rank that has ended is killed already, and cannot be struck again.
+  // A rank that has ended counts as killed, so this fault has no effect.
   if (is_of_rank(fault) && scheduler.is_killed(fault.a)) return;
   scheduler.history().add(scheduler.now(), "fault", describe(fault));
   strikes_.push_back({fault.kind, scheduler.now()});

@@ -1,12 +1,12 @@
 // Runs ranks in virtual time, with threads in a seeded order, a seeded network and planned faults.
 //
-// Code that waits and talks through os::System runs here unchanged; the same seed gives the same
-// run, told by the hash of its history. Memory is sequentially consistent here: what hardware may
-// reorder is ThreadSanitizer's to find, on real threads.
+// Code that waits and communicates through os::System runs here unchanged; the same seed gives the
+// same run and the same hash of its history. Memory is sequentially consistent here: errors by
+// reordering in hardware are left to ThreadSanitizer on real threads.
 //
 // Threads: one owner. Blocking: run(), in real time for as long as the ranks compute.
-// Lifetime: what the ranks made through their Systems is gone before the Simulator.
-// Errors: a rank's exceptions come back as text; a deadlock or an endless run as
+// Lifetime: objects that the ranks made through their Systems must be destroyed before the
+// Simulator. Errors: a rank's exceptions are returned as text; a deadlock or an endless run as
 // SimResult::failure. Source: the idea of FoundationDB's simulation (Zhou et al., SIGMOD 2021) with
 // blocking threads in place of coroutines.
 #pragma once
@@ -30,11 +30,11 @@ struct RankEnd {
 
   Kind kind = Kind::kReturned;
   std::string failure;     // for kThrew: "kCode: message"
-  TimePoint at;            // when its main function ended
-  int64_t num_points = 0;  // scheduling points it came to
+  TimePoint at;            // end of the rank's main function
+  int64_t num_points = 0;  // number of scheduling points of the rank
 };
 
-// A planned fault when it struck; also one that nobody felt.
+// A planned fault that has happened, even if it had no effect.
 struct Strike {
   FaultKind kind;
   TimePoint at;
@@ -46,21 +46,22 @@ struct SimResult {
   std::vector<Strike> strikes;
   std::vector<std::string> history;
   uint64_t history_hash = 0;
-  std::string failure;  // empty, or why the simulation was ended before the ranks
+  std::string failure;  // why the simulation was ended before the ranks; else empty
 };
 
 class Simulator {
  public:
-  // Throws Error(kInvalidArgument) for options without a rank or faults that name none.
+  // Throws Error(kInvalidArgument) if the options have no rank, or a fault names a rank or host
+  // that does not exist.
   Simulator(uint64_t seed, SimOptions options);
   ~Simulator();
 
   int num_ranks() const { return static_cast<int>(systems_.size()); }
   os::System& system(int rank);
 
-  // Runs every rank's main function to its end. Once per Simulator.
+  // Runs every rank's main function to its end. Called once for each Simulator.
   SimResult run(const std::function<void(os::System& system, int rank)>& rank_main);
-  // A rank dies now, as by Fault::kill. Called by a rank while run() runs them.
+  // Kills a rank now, like Fault::kill. Called by a rank during run().
   void kill(int rank);
 
  private:

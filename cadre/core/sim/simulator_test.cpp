@@ -57,8 +57,8 @@ std::unique_ptr<Socket> connect_when_up(System& system, const Address& address, 
   }
 }
 
-// Rank 0 listens on host 0, rank 1 connects and sends a number in each round; rank 0 sends it back.
-// Returns when all rounds are done, throws what a stream or the deadline says.
+// Rank 0 listens on host 0; rank 1 connects and sends a number in each round, which rank 0 sends
+// back. Returns when all rounds are done. Throws an error of the stream, or at the deadline.
 void echo(System& system, int rank, int num_rounds, Duration budget) {
   const Deadline deadline = system.deadline_in(budget);
   const auto socket = rank == 0 ? std::move(accept(system, address_of(0), 1, deadline)[0])
@@ -116,7 +116,7 @@ TEST(Simulator, EveryMannerOfTheNetworkIsFelt) {
   for (uint64_t seed = 1; seed <= 40; ++seed) {
     Simulator simulator(seed, {.ranks_per_host = {2, 1}});
     const SimResult result = simulator.run([&](System& system, int rank) {
-      // Two streams into rank 0, so that packets of one may overtake the other's.
+      // Two streams lead to rank 0, so that packets of one may overtake the other's.
       const Deadline deadline = system.deadline_in(seconds(60));
       std::vector<std::byte> bytes(20'000);
       if (rank == 0) {
@@ -173,7 +173,7 @@ TEST(Simulator, AKillAfterTheEndIsNone) {
   EXPECT_EQ(result.ranks[1].kind, RankEnd::Kind::kReturned);
 }
 
-// The peer is killed by rank 0 and not by the plan, and its end is noticed without a history, too.
+// Rank 0, not the plan, kills the peer. Its end is noticed also without a history.
 TEST(Simulator, ARankMayKillAnother) {
   Simulator simulator(3, {.ranks_per_host = {1, 1}, .keeps_history = false});
   const SimResult result = simulator.run([&](System& system, int rank) {
@@ -242,7 +242,7 @@ TEST(Simulator, AStoppedRankThatGoesOnLosesNothing) {
   }
 }
 
-// Also when nobody else is left to wait for it.
+// The stopped rank must continue although no other rank is left.
 TEST(Simulator, ARankGoesOnAfterAllOthersHaveEnded) {
   Simulator simulator(1, {.ranks_per_host = {2},
                           .faults = {Fault::stop(1, When::at_point(1, 1)).lasting(hours(1))}});
@@ -305,7 +305,7 @@ TEST(SimulatorDeathTest, AThreadThatKeepsTheBatonIsNamed) {
       "simulation stalled: rank0/main has run for 1 s without a call of its System");
 }
 
-// Threads, destructors that talk and wait, and handlers of errors: all must come to an end.
+// Threads, destructors that communicate and wait, and handlers of errors must all end.
 TEST(Simulator, AKilledRankUnwindsAllItsThreads) {
   const testing::Resources before = testing::count_resources();
   for (int64_t point = 1; point <= 60; ++point) {

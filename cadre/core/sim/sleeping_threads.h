@@ -1,5 +1,5 @@
-// Which threads sleep on which WaitWord. One table for all ranks: simulated processes share one
-// address space, so a word has the same address in all of them.
+// The sleeping threads and their WaitWords. There is one table for all ranks: simulated processes
+// share one address space, so a word has the same address in all of them.
 //
 // Threads: only the thread that the simulator runs. Blocking: never.
 #pragma once

@@ -16,11 +16,11 @@ namespace cadre::wire {
 
 inline constexpr size_t kBlake2bHexDigits = 128;
 
-// In lower-case hexadecimal; of several pieces, one after the other.
+// Returns the digest in lower-case hexadecimal. Several pieces are digested one after the other.
 CADRE_EXPORT Result<std::string> blake2b_hex(std::span<const ConstBytes> pieces);
 CADRE_EXPORT Result<std::string> blake2b_hex(ConstBytes bytes);
-// The digest of the pieces that `next` returns, up to an empty one. A piece is used before the next
-// call. An error of `next` is returned.
+// Returns the digest of the pieces that `next` returns, until it returns an empty one. A piece is
+// used only until the next call. An error of `next` is returned.
 CADRE_EXPORT Result<std::string> blake2b_hex(const std::function<Result<ConstBytes>()>& next);
 
 }  // namespace cadre::wire

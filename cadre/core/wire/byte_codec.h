@@ -1,9 +1,10 @@
-// Little-endian integers and length-prefixed texts: the primitives of every format of our own.
+// Little-endian integers and length-prefixed texts: the primitives of all formats of this project.
 //
 // Threads: one owner at a time. Blocking: never. Lifetime: a ByteReader borrows its bytes.
-// Errors: a ByteReader that is asked for more than there is fails for good and returns zeros, so a
-// decoder reads all fields and looks at ok() once. In a stream whose messages carry no length,
-// is_truncated() tells "more bytes may come" from "this is no such message".
+// Errors: a ByteReader that is asked for more bytes than there are has failed from then on and
+// returns zeros, so a decoder reads all fields and calls ok() once. In a stream whose messages have
+// no length, is_truncated() distinguishes a message that is incomplete from bytes that are no such
+// message.
 #pragma once
 
 #include <bit>
@@ -25,7 +26,7 @@ inline std::string_view as_text(ConstBytes bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// A whole word, for headers on the path of every message.
+// Converts a whole word, for headers that every message has.
 inline uint64_t word_of(uint64_t value) {
   return std::endian::native == std::endian::little ? value : __builtin_bswap64(value);
 }
@@ -50,7 +51,7 @@ class ByteWriter {
       bytes_.push_back(static_cast<std::byte>(bits >> (8 * i)));
   }
   void raw(ConstBytes data) { bytes_.insert(bytes_.end(), data.begin(), data.end()); }
-  // A length, then the bytes. REQUIRES: the size fits Length.
+  // Writes a length, then the bytes. REQUIRES: the size fits Length.
   template <typename Length = uint32_t>
   void text(std::string_view value) {
     integer(static_cast<Length>(value.size()));
@@ -82,7 +83,7 @@ class ByteReader {
     const ConstBytes field = take(out.size());
     if (!field.empty()) std::memcpy(out.data(), field.data(), field.size());
   }
-  // Fails for a text longer than `max_bytes`.
+  // Fails if the text is longer than `max_bytes`.
   template <typename Length = uint32_t>
   std::string text(size_t max_bytes) {
     const auto size = integer<Length>();
@@ -90,15 +91,16 @@ class ByteReader {
     return std::string(as_text(take(static_cast<size_t>(size))));
   }
 
-  // For a decoder that finds a value it does not allow: as if a read had failed.
+  // Called by a decoder that finds an invalid value; has the effect of a read that fails.
   void fail() { ok_ = false; }
   bool ok() const { return ok_; }
   size_t offset() const { return all_.size() - rest_.size(); }
   size_t remaining() const { return rest_.size(); }
-  // Failed because the bytes ended, and the least number of bytes with which that read succeeds.
+  // Whether a read failed because the bytes ended. num_needed() is the least number of bytes with
+  // which that read succeeds.
   bool is_truncated() const { return num_needed_ > 0; }
   size_t num_needed() const { return num_needed_; }
-  // All was well, and nothing is left.
+  // Returns whether no read failed and all bytes were read.
   bool is_complete() const { return ok_ && rest_.empty(); }
 
  private:

@@ -1,4 +1,4 @@
-// Proving the possession of a job's token without sending it: HMAC-SHA256 over both sides' nonces.
+// Proves that a side has the job's token without sending it: HMAC-SHA256 over both sides' nonces.
 //
 // Threads: pure functions. Blocking: never. Errors: kInternal when the crypto library fails.
 // Source: RFC 2104, computed by OpenSSL.
@@ -20,12 +20,12 @@ using Digest = std::array<std::byte, 32>;
 
 CADRE_EXPORT Result<Digest> hmac_sha256(std::string_view key, ConstBytes message);
 
-// What the side called `prover` answers to the other's nonce. The prover's name and its own nonce
-// are part of it, so that an answer can be neither reflected nor replayed.
+// Returns the answer of the side called `prover` to the other side's nonce. It covers the prover's
+// name and the prover's own nonce, so an answer can be neither reflected nor replayed.
 CADRE_EXPORT Result<Digest> prove_token(std::string_view token, std::string_view prover,
                                         const Nonce& challenge, const Nonce& own);
 
-// In a time that depends only on the sizes.
+// The time depends only on the sizes.
 CADRE_EXPORT bool equals_in_constant_time(ConstBytes a, ConstBytes b);
 
 }  // namespace cadre::wire

@@ -111,7 +111,7 @@ void write(ByteWriter& out, const EventBatch& m) {
 void write(ByteWriter&, const Heartbeat&) {}
 void write(ByteWriter&, const LeaveReceipt&) {}
 
-// An enum that travels as one byte; out of range is nullopt.
+// Reads an enum that is sent as one byte; nullopt if it is out of range.
 template <typename E>
 std::optional<E> read_enum(ByteReader& in, int num_values) {
   const auto value = in.integer<uint8_t>();
@@ -213,7 +213,7 @@ bool read(ByteReader& in, StatusAnswer& m) {
   return read(in, m.activity);
 }
 
-// Reads alternative number `type`, counting from I.
+// Reads alternative number `type` of Event, counting from I.
 template <size_t I = 0>
 bool read_event_as(size_t type, ByteReader& in, Event& event) {
   if constexpr (I < std::variant_size_v<Event>) {
@@ -239,7 +239,8 @@ bool read(ByteReader&, LeaveReceipt&) {
   return true;
 }
 
-// Refuses the first message of another version of the handshake with a sentence for its user.
+// Refuses the first message of another version of the handshake with an error that the user
+// understands.
 Status check_handshake_version(size_t type, ByteReader in) {
   if (type != ControlMessage(Hello{}).index()) return {};
   const auto version = in.integer<uint8_t>();
@@ -251,7 +252,7 @@ Status check_handshake_version(size_t type, ByteReader in) {
                       kHandshakeVersion));
 }
 
-// Decodes alternative number `type`, counting from I.
+// Decodes alternative number `type` of ControlMessage, counting from I.
 template <size_t I = 0>
 Result<ControlMessage> decode_as(size_t type, ByteReader& in) {
   if constexpr (I < std::variant_size_v<ControlMessage>) {

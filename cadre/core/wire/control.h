@@ -2,7 +2,7 @@
 // connection, and the events on control connections.
 //
 // Threads: plain values; a ControlSplitter has one owner. Blocking: never.
-// Errors: kCorruption for bytes that are not such a message; nothing from outside is trusted.
+// Errors: kCorruption for bytes that are not such a message; all input counts as untrusted.
 // Format: docs/formats/control-messages.md.
 #pragma once
 
@@ -26,11 +26,12 @@ inline constexpr size_t kControlPrefixBytes = sizeof(uint32_t);  // the length b
 inline constexpr size_t kMaxControlTextBytes = 4 << 10;
 inline constexpr size_t kMaxPhaseBytes = 64;  // limit of Activity::phase
 inline constexpr size_t kMaxElsewhereBytes = 160;
-inline constexpr size_t kMaxLastActivities = 32;  // in the report of a loss
+inline constexpr size_t kMaxLastActivities = 32;  // limit for the report of a loss
 inline constexpr size_t kMaxEventsInBatch = 4096;
 
 // Version of the messages by which two ranks open a connection. A build that did not send it yet
-// has the link's purpose at this offset, whose values are all below 4, so it is refused too.
+// has the link's purpose at this offset, whose values are all below 4, so such a build is refused,
+// too.
 inline constexpr uint8_t kHandshakeVersion = 6;
 
 using Nonce = std::array<std::byte, 32>;
@@ -45,8 +46,8 @@ struct RankAddress {
   std::string tcp_address;
   std::string unix_address;
   uint64_t probe = 0;          // a random number that proves a mapping of this rank's segment
-  std::string core_mask;       // cores it may run on, as in os::HostInfo
-  uint64_t pid_namespace = 0;  // in which `pid` counts; 0: unknown
+  std::string core_mask;       // cores the rank may run on, as in os::HostInfo
+  uint64_t pid_namespace = 0;  // namespace in which `pid` counts; 0: unknown
 
   friend bool operator==(const RankAddress&, const RankAddress&) = default;
 };
@@ -54,7 +55,7 @@ struct RankAddress {
 enum class LinkPurpose : uint8_t { kControl, kData };
 inline constexpr int kNumLinkPurposes = 2;
 
-// First message of a connection, from the rank that connects; begins with kHandshakeVersion.
+// First message of a connection, from the rank that connects; its first field is kHandshakeVersion.
 struct Hello {
   LinkPurpose purpose = LinkPurpose::kControl;
   int32_t from = 0;
@@ -67,8 +68,8 @@ struct Hello {
   friend bool operator==(const Hello&, const Hello&) = default;
 };
 
-// What the rank that accepts asks to be proved the token for. Nothing in it depends on the token:
-// the caller may be a stranger.
+// The nonce of the accepting rank, to which the other rank answers with a proof. Nothing in it
+// depends on the token, because the peer may be a stranger.
 struct Challenge {
   Nonce nonce{};
 
@@ -92,40 +93,41 @@ struct Refusal {
 enum class ActivityState : uint8_t { kNothingYet, kRunning, kDone, kFailed };
 inline constexpr int kNumActivityStates = 4;
 
-// What a rank is doing, or did last.
+// The operation that a rank runs, or its last one.
 struct Activity {
   ActivityState state = ActivityState::kNothingYet;
   uint64_t number = 0;
-  Fingerprint fingerprint = {};  // its kind tells collectives from send and recv, which count apart
+  // The kind tells collectives from send and recv, which are counted separately.
+  Fingerprint fingerprint = {};
   int32_t waiting_for = -1;
-  int64_t age_ns = 0;  // since it began (running) or ended
+  int64_t age_ns = 0;  // time since the operation began (if running) or ended
   std::string phase;
-  // What a rank that is idle in the group of the question runs in another group, such as
+  // If the rank is idle in the group of the question: what it runs in another group, such as
   // 'all_reduce #7 of group "tp"'. At most kMaxElsewhereBytes are sent.
   std::string elsewhere = {};
 
   friend bool operator==(const Activity&, const Activity&) = default;
 };
 
-// Whether the rank runs an operation, or is stuck in one that has failed.
+// Returns whether the rank runs an operation, or is stuck in one that has failed.
 inline bool is_in_operation(const Activity& activity) {
   return activity.state == ActivityState::kRunning || activity.state == ActivityState::kFailed;
 }
 
-// The sender's group failed; `culprit` is the rank at fault, `reporter` the one that found the
-// first failure, each -1 where unknown.
+// The sender's group failed; `culprit` is the rank at fault, `reporter` the rank that found the
+// first failure, each -1 if unknown.
 struct AbortNotice {
   ErrorCode code = ErrorCode::kAborted;
   int32_t culprit = -1;
   int32_t reporter = -1;
   std::string cause;        // the sentence that explains it, the same on all ranks
-  std::string message;      // the first failure, as its rank throws it but for the remedy
-  std::string remedy = {};  // remedy for the cause; empty: that of the code
+  std::string message;      // the first failure as its rank throws it, without the remedy
+  std::string remedy = {};  // remedy for the cause; empty: the remedy of the code
 
   friend bool operator==(const AbortNotice&, const AbortNotice&) = default;
 };
 
-// The proof of the rank that accepted, after the other's: the end of the handshake.
+// The proof of the accepting rank, sent after the other's proof: the end of the handshake.
 struct Acceptance {
   Proof proof{};
 
@@ -136,7 +138,7 @@ struct Acceptance {
 enum class SignOfLoss : uint8_t { kConnectionEnded, kProcessEnded, kSilence, kUnreachable };
 inline constexpr int kNumSignsOfLoss = 4;
 
-// What a rank does in a group, or did last.
+// The operation that a rank runs in a group, or its last one there.
 struct GroupActivity {
   uint64_t group = 0;
   Activity activity;
@@ -149,7 +151,8 @@ struct LossReport {
   int32_t rank = -1;
   int32_t reporter = -1;  // the rank that detected the loss
   SignOfLoss sign = SignOfLoss::kConnectionEnded;
-  std::vector<GroupActivity> last;  // what it did last, as far as the reporter could read
+  // The rank's last operations, as far as the reporter could read them.
+  std::vector<GroupActivity> last;
 
   friend bool operator==(const LossReport&, const LossReport&) = default;
 };
@@ -166,7 +169,7 @@ struct GroupLeave {
   uint64_t group = 0;
   int32_t rank = -1;
   uint64_t num_collectives = 0;
-  Fingerprint last = {};  // the collective of that number; zero when there was none
+  Fingerprint last = {};  // fingerprint of the last collective; zero if there was none
 
   friend bool operator==(const GroupLeave&, const GroupLeave&) = default;
 };
@@ -180,18 +183,18 @@ struct GroupFailure {
   friend bool operator==(const GroupFailure&, const GroupFailure&) = default;
 };
 
-// A status question of `origin` to all members of a group.
+// A question of `origin` to all members of a group about their state.
 struct StatusQuestion {
   int32_t origin = -1;
-  uint64_t number = 0;  // counts the questions of the origin
+  uint64_t number = 0;  // number among the questions of the origin
   uint64_t group = 0;
 
   friend bool operator==(const StatusQuestion&, const StatusQuestion&) = default;
 };
 
-// What `rank` does in the group of a question.
+// What `rank` runs in the group of a question.
 struct StatusAnswer {
-  int32_t origin = -1;  // asking rank; with `number`, names the question
+  int32_t origin = -1;  // the asking rank; identifies the question together with `number`
   uint64_t number = 0;
   int32_t rank = -1;
   Activity activity;
@@ -225,19 +228,20 @@ using ControlMessage = std::variant<Hello, Challenge, Answer, Refusal, AbortNoti
 std::string encode_rank_address(const RankAddress& rank_address);
 Result<RankAddress> decode_rank_address(std::string_view text);
 
-// With its frame: a 32-bit length, the type, the fields. Over-long texts are cut.
-// REQUIRES: of an EventBatch, that it fits a frame; encode_events() sees to that.
+// Returns the message as a frame: a 32-bit length, the type, the fields. Texts that are too long
+// are cut. REQUIRES: an EventBatch fits into a frame; encode_events() ensures that.
 std::vector<std::byte> encode_control(const ControlMessage& message);
-// As many frames of EventBatches as are needed.
+// Returns as many frames of EventBatches as are needed.
 std::vector<std::byte> encode_events(std::span<const Event> events);
-// Without its frame's length.
+// Decodes a frame without its length.
 Result<ControlMessage> decode_control(ConstBytes body);
 
-// Cuts a stream into messages.
+// Splits a stream into messages.
 class ControlSplitter {
  public:
   void append(ConstBytes received);
-  // The next whole message; nullopt when more bytes are needed. After an error the stream is lost.
+  // Returns the next whole message; nullopt if more bytes are needed. After an error the stream is
+  // unusable.
   Result<std::optional<ControlMessage>> next();
 
  private:

@@ -1,5 +1,5 @@
-// Fuzzes the parsers of control messages and of addresses: decode or refuse, and what was decoded
-// must encode to the same bytes.
+// Fuzzes the parsers of control messages and of addresses: they must decode or refuse, and a
+// decoded message must encode to the same bytes.
 #include <algorithm>
 #include <cstdlib>
 
@@ -9,7 +9,7 @@
 namespace cadre {
 namespace {
 
-// Cut into frames anew, the events are the same.
+// Encodes the events into new frames and checks that they decode to the same events.
 void check_frames(const wire::EventBatch& batch) {
   wire::ControlSplitter splitter;
   splitter.append(wire::encode_events(batch.events));

@@ -75,7 +75,8 @@ TEST(Control, EveryMessageSurvivesARoundTripInPiecesOfAnySize) {
   }
 }
 
-// Written out by hand from docs/formats/control-messages.md: a change of the format must be seen.
+// Written by hand from docs/formats/control-messages.md: the test must notice a change of the
+// format.
 TEST(Control, GoldenBytes) {
   EXPECT_EQ(hex_of(encode_control(Hello{LinkPurpose::kData, 3, 1, 7, "g", "v", {}})),
             "3d000000"
@@ -104,7 +105,8 @@ TEST(Control, GoldenBytes) {
             "63");
 }
 
-// "01020304...": as many bytes as a nonce or a proof has, counted from `first`.
+// Returns the digits "01020304..." of as many bytes as a nonce or a proof has, counted from
+// `first`.
 std::string counting_hex(int first) {
   return hex_of(nonce_of(first));
 }
@@ -211,7 +213,7 @@ TEST(Control, GoldenBytesOfEvents) {
           std::string(48, '0') + "ffffffff" + std::string(32, '0'));
 }
 
-// What a stream of frames says, one after the other.
+// Returns the events in a stream of frames.
 std::vector<Event> events_in(ConstBytes stream) {
   ControlSplitter splitter;
   splitter.append(stream);
@@ -234,7 +236,8 @@ TEST(Control, EventsAreCutIntoFramesThatFit) {
   for (int i = 0; i < 9000; ++i) events.push_back(FabricLeave{i});
   EXPECT_EQ(events_in(encode_events(events)), events);
   EXPECT_TRUE(encode_events({}).empty());
-  // 9000 events of 5 bytes and 5 of 12 KiB, in frames of 16 KiB: a frame each would be 9005.
+  // 9000 events of 5 bytes and 5 of 12 KiB, in frames of 16 KiB; with a frame for each there would
+  // be 9005.
   EXPECT_LT(encode_events(events).size(), 9000 * 5 + 5 * 12400 + 20 * 7);
 }
 
@@ -296,7 +299,7 @@ TEST(Control, EveryTruncationAndEveryTrailingByteIsRefused) {
   }
 }
 
-// In a hello of a build from before the handshake had a version, the purpose stands there.
+// A hello from before the handshake had a version has the purpose at the version's position.
 TEST(Control, AHelloOfAnotherHandshakeIsRefusedBeforeTheRestIsRead) {
   std::vector<std::byte> hello = encode_control(Hello{});
   for (const uint8_t version : {0, 3, 4, kHandshakeVersion + 1}) {
@@ -362,7 +365,7 @@ TEST(Control, RandomBytesAreDecodedOrRefusedButNeverTrusted) {
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random.next());
     const auto message = decode_control(bytes);
     if (!message.ok()) continue;
-    // What was decoded must be exactly what those bytes say.
+    // The decoded message must encode to exactly the same bytes.
     const std::vector<std::byte> again = encode_control(*message);
     EXPECT_EQ(hex_of(ConstBytes(again).subspan(4)), hex_of(bytes));
   }

@@ -21,7 +21,7 @@ void StreamBuffer::drop_last(size_t num_bytes) {
   if (empty()) consume(0);
 }
 
-// Only once half is consumed: that keeps the cost per byte constant.
+// Moves the bytes only after half of them was consumed, which keeps the cost of a byte constant.
 void StreamBuffer::move_to_front() {
   if (begin_ <= data_.size() / 2) return;
   data_.erase(data_.begin(), data_.begin() + static_cast<ptrdiff_t>(begin_));
@@ -33,8 +33,8 @@ void StreamBuffer::consume(size_t num_bytes) {
   if (begin_ < data_.size()) return;
   begin_ = 0;
   data_.clear();
-  // One large value must not hold its memory for the life of a connection, of which a server has
-  // thousands.
+  // One large value must not keep its memory as long as the connection lives: a server has
+  // thousands of connections.
   constexpr size_t kKeptBytes = 4 << 10;
   if (data_.capacity() > kKeptBytes) data_ = {};
 }

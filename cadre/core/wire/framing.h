@@ -1,8 +1,8 @@
-// Cuts a stream of bytes into messages: a queue of bytes, and frames of a 32-bit length and a
+// Splits a stream of bytes into messages: a queue of bytes, and frames of a 32-bit length and a
 // payload.
 //
-// Threads: one owner. Blocking: never. Lifetime: views hold until the next append or consume.
-// Errors: kCorruption for a frame over the limit; the stream is then useless.
+// Threads: one owner. Blocking: never. Lifetime: views are valid until the next append or consume.
+// Errors: kCorruption for a frame over the limit; the stream is then unusable.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ namespace cadre::wire {
 class CADRE_EXPORT StreamBuffer {
  public:
   void append(ConstBytes bytes);
-  // Room for so many bytes at the end, to be written there; then drop_last() of those that were
-  // not.
+  // Adds so many bytes at the end and returns them for writing. Then call drop_last() with the
+  // number of bytes that were not written.
   Bytes extend(size_t num_bytes);
   void drop_last(size_t num_bytes);
   ConstBytes view() const { return ConstBytes(data_).subspan(begin_); }
@@ -41,8 +41,8 @@ inline constexpr size_t kFrameHeaderBytes = 4;
 // Appends a frame around `payload`. REQUIRES: payload.size() < 2^32.
 CADRE_EXPORT void append_frame(StreamBuffer& out, ConstBytes payload);
 
-// The payload of the first whole frame, borrowed from the buffer: consume
-// kFrameHeaderBytes + payload.size() when done with it. nullopt: more bytes are needed.
+// Returns the payload of the first whole frame, borrowed from the buffer; nullopt: more bytes are
+// needed. Consume kFrameHeaderBytes + payload.size() bytes after using it.
 CADRE_EXPORT Result<std::optional<ConstBytes>> peek_frame(const StreamBuffer& buffer,
                                                           size_t max_payload_bytes);
 

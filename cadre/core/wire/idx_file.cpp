@@ -16,23 +16,23 @@ namespace {
 constexpr uint8_t kUnsignedByte = 0x08;
 constexpr size_t kMagicBytes = 4;
 constexpr size_t kAxisBytes = 4;
-// Deflate cannot make more of a byte: 258 bytes of a match for 2 bits.
+// Deflate expands at most by this factor: 258 bytes of a match for 2 bits.
 constexpr uint64_t kMaxExpansion = 1032;
-constexpr uint64_t kMaxHeldBytes = 8;  // that zlib has read and not used yet
+constexpr uint64_t kMaxHeldBytes = 8;  // bytes that zlib has read and not yet used
 constexpr std::array<std::byte, 2> kGzipStart = {std::byte{0x1f}, std::byte{0x8b}};
-constexpr int kGzipWindowBits = 15 + 16;  // zlib's word for "gzip only"
+constexpr int kGzipWindowBits = 15 + 16;  // zlib's value for "gzip only"
 
 Error corrupt_idx(const std::string& what) {
   return Error(ErrorCode::kCorruption, cadre::format("idx file: {}", what));
 }
 
-// Where the file's content comes from, piece by piece.
+// The content of the file, read piece by piece.
 class Source {
  public:
   virtual ~Source() = default;
-  // Fills `out`; says how far it came when the content ends before.
+  // Fills `out`. Returns the number of bytes, which is smaller if the content ends before.
   virtual Result<size_t> read(std::span<uint8_t> out) = 0;
-  // The most bytes that may follow.
+  // Returns the largest number of bytes that may follow.
   virtual uint64_t max_remaining() const = 0;
 };
 
@@ -95,7 +95,7 @@ class GzipSource final : public Source {
     return static_cast<uInt>(std::min<size_t>(size, std::numeric_limits<uInt>::max()));
   }
 
-  // A gzip file is one member or several, whose contents follow each other (RFC 1952, 2.2).
+  // A gzip file has one or several members, whose contents are concatenated (RFC 1952, 2.2).
   Status go_to_next_member() {
     feed();
     is_at_end_ = stream_.avail_in == 0;
@@ -104,14 +104,14 @@ class GzipSource final : public Source {
       return corrupt_idx(cadre::format("{} bytes follow the gzip data; fetch the file again",
                                        stream_.avail_in + rest_.size()));
     }
-    inflateReset(&stream_);  // fails for a stream that is not open only
+    inflateReset(&stream_);  // fails only for a stream that is not open
     return {};
   }
 
   void feed() {
     if (stream_.avail_in > 0) return;
     const uInt count = chunk(rest_.size());
-    // zlib reads through this pointer only; its type says otherwise.
+    // zlib only reads through this pointer, but its type is not const.
     stream_.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(rest_.data()));
     stream_.avail_in = count;
     rest_ = rest_.subspan(count);
@@ -128,7 +128,7 @@ bool is_gzip(ConstBytes file) {
          std::ranges::equal(file.first(kGzipStart.size()), kGzipStart);
 }
 
-// Numbers of the format are big-endian.
+// Reads a big-endian number, as the format has them.
 uint32_t number_at(std::span<const uint8_t> bytes) {
   return uint32_t{bytes[0]} << 24 | uint32_t{bytes[1]} << 16 | uint32_t{bytes[2]} << 8 | bytes[3];
 }
@@ -165,7 +165,7 @@ Result<std::vector<int64_t>> read_shape(Source& source) {
   return shape;
 }
 
-// The product, or an error when it is beyond the bound. A size of 0 makes it 0.
+// Returns the product, or an error if it exceeds the limit. It is 0 if one size is 0.
 Result<uint64_t> num_elements(const std::vector<int64_t>& shape) {
   uint64_t product = 1;
   for (const int64_t size : shape) {

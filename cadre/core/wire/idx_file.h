@@ -1,9 +1,9 @@
 // The idx format of the MNIST files: an array of bytes with its shape, plain or compressed by gzip.
 //
 // Threads: plain values. Blocking: never. Lifetime: an array owns its bytes.
-// Errors: kCorruption with what is wrong and what was expected, for every byte sequence that is not
-// such a file; kInvalidArgument for an element type other than bytes. What the file claims is
-// checked against its size before anything is allocated for it.
+// Errors: kCorruption, with what is wrong and what was expected, for every byte sequence that is
+// not such a file; kInvalidArgument for an element type other than bytes. The sizes in the file are
+// checked against the size of the file before anything is allocated for them.
 // Source: yann.lecun.com/exdb/mnist; RFC 1952 (docs/formats/idx.md).
 #pragma once
 
@@ -27,11 +27,11 @@ struct IdxArray {
 inline constexpr uint64_t kMaxIdxBytes = uint64_t{1} << 31;
 inline constexpr size_t kMaxIdxAxes = 8;
 
-// The whole file. Bytes that start as gzip does (1f 8b) are decompressed while they are read; the
-// contents of several gzip members follow each other.
+// Parses the whole file. Bytes that start like gzip (1f 8b) are decompressed while they are read;
+// the contents of several gzip members are concatenated.
 CADRE_EXPORT Result<IdxArray> parse_idx(ConstBytes file);
 
-// Uncompressed. REQUIRES: shape and elements that parse_idx would give.
+// Encodes without compression. REQUIRES: shape and elements that parse_idx() could return.
 CADRE_EXPORT std::vector<std::byte> encode_idx(const IdxArray& array);
 
 }  // namespace cadre

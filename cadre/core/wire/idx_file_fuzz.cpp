@@ -1,5 +1,5 @@
-// Whatever the bytes, plain or as the content of a gzip file, the parser returns; what it accepts,
-// the encoder writes and it reads again.
+// For all bytes, plain or as the content of a gzip file, the parser returns. A file that it accepts
+// must be the same after writing and reading.
 #include <zlib.h>
 
 #include <cstddef>
@@ -40,8 +40,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
   return 0;
 }
 
-// Mutates the bytes; every fourth time the content of a gzip file around them, and now and then
-// starts anew from a good file.
+// Mutates the bytes, and now and then starts again from a valid file; compresses every fourth
+// result with gzip.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
                                           unsigned seed) {
   if (seed % 32 == 0) {

@@ -19,7 +19,7 @@ std::vector<std::byte> bytes_of(std::initializer_list<int> values) {
   return bytes;
 }
 
-// By zlib itself, as `gzip` writes it.
+// Compresses with zlib, as `gzip` does.
 std::vector<std::byte> gzip(const std::vector<std::byte>& plain) {
   z_stream stream = {};
   EXPECT_EQ(deflateInit2(&stream, 9, Z_DEFLATED, 15 + 16, 9, Z_DEFAULT_STRATEGY), Z_OK);
@@ -106,7 +106,7 @@ TEST(IdxFile, RefusesBytesBehindTheGzipData) {
   EXPECT_THAT(refusal(joined(packed, bytes_of({'t', 'a', 'i', 'l'}))),
               HasSubstr("4 bytes follow the gzip data; fetch the file again"));
   EXPECT_THAT(refusal(joined(packed, bytes_of({0x1f, 'x'}))), HasSubstr("gzip data is damaged"));
-  // A second member that ends early, as a download that was cut.
+  // A second member that ends early, like a download that was interrupted.
   const auto second = gzip({});
   for (size_t size = 1; size < second.size(); ++size) {
     EXPECT_THAT(refusal(joined(packed, std::span(second).first(size))),
@@ -127,7 +127,8 @@ TEST(IdxFile, RefusesWithAReason) {
 }
 
 TEST(IdxFile, AllocatesNothingForAClaimThatCannotBe) {
-  // 2^32 - 1 cubed; then 2^31, which is allowed, from a file of a few bytes.
+  // The first shape is 2^32 - 1 cubed. The second has 2^31 elements, which is allowed, but the file
+  // has only a few bytes.
   const auto huge = bytes_of({0, 0, 8, 3, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255,  //
                               255});
   EXPECT_THAT(refusal(huge), HasSubstr("multiply to more than 2147483648"));

@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint32_t kTicketMagic = 0x31544443;  // "CDT1"
 constexpr uint32_t kLayoutMagic = 0x314c4443;  // "CDL1"
-// An address in a layout: four places of texts, pid, two lengths, the probe and the PID namespace.
+// An address in a layout: four indices of texts, pid, two lengths, the probe and the PID namespace.
 constexpr size_t kMinAddressBytes = 4 * 4 + 4 + 2 * 4 + 8 + 8;
 
 std::string_view cut(std::string_view text) {
@@ -25,7 +25,7 @@ Error malformed(std::string_view what) {
                       what));
 }
 
-// Each text once, in the order of its first use.
+// Stores each text once, in the order of first use.
 class TextTable {
  public:
   uint32_t place_of(std::string_view text) {

@@ -1,8 +1,8 @@
-// What the ranks of a job learn of each other while they connect: the ticket that tells a rank
-// where to ask for the layout, and the layout, which has the addresses of all ranks.
+// What the ranks of a job send each other while they connect: the ticket, which says where a rank
+// can ask for the layout, and the layout, which has the addresses of all ranks.
 //
 // Threads: plain values. Blocking: never.
-// Errors: kCorruption for bytes that are not such a message; nothing from outside is trusted.
+// Errors: kCorruption for bytes that are not such a message; all input counts as untrusted.
 // Format: docs/formats/layout.md.
 #pragma once
 
@@ -21,10 +21,10 @@ inline constexpr size_t kMaxLayoutBytes = 16 << 20;
 inline constexpr size_t kMaxLayoutRanks = 1 << 16;
 inline constexpr size_t kLayoutPrefixBytes = sizeof(uint32_t);  // the length before a layout
 
-// The rank that hands the layout to the owner of the ticket.
+// Names the rank that sends the layout to the owner of the ticket.
 struct Ticket {
   int32_t sponsor = 0;
-  RankAddress rank_address;  // the sponsor's
+  RankAddress rank_address;  // address of the sponsor
 
   friend bool operator==(const Ticket&, const Ticket&) = default;
 };
@@ -32,11 +32,11 @@ struct Ticket {
 std::string encode_ticket(const Ticket& ticket);
 Result<Ticket> decode_ticket(std::string_view text);
 
-// With its length before it. Texts that several addresses have are written once.
+// Returns the layout with its length before it. A text that several addresses have is written once.
 std::vector<std::byte> encode_layout(std::span<const RankAddress> address_by_rank);
 // Returns the number of bytes that follow the length prefix of a layout.
 Result<size_t> decode_layout_prefix(ConstBytes prefix);
-// Without its length.
+// Decodes a layout without its length.
 Result<std::vector<RankAddress>> decode_layout(ConstBytes body);
 
 }  // namespace cadre::wire

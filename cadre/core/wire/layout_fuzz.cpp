@@ -1,5 +1,5 @@
-// Fuzzes the parsers of tickets and layouts: decode or refuse, and what was decoded must decode to
-// the same value once it was encoded.
+// Fuzzes the parsers of tickets and layouts: they must decode or refuse, and a decoded value must
+// be the same after encoding and decoding.
 #include <cstdlib>
 
 #include "cadre/core/wire/byte_codec.h"

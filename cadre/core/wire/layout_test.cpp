@@ -45,11 +45,11 @@ TEST(LayoutMessage, TextsThatAddressesShareAreWrittenOnce) {
     rank_address.boot_id += std::string(100, 'b');
     rank_address.core_mask += std::string(100, 'c');
   }
-  // One version, one mask, eight hosts, eight boot ids.
+  // The addresses have one version, one mask, eight hosts and eight boot ids.
   EXPECT_EQ(encode_layout(rank_addresses).size(), short_bytes + 18 * 100);
 }
 
-// Written out by hand from docs/formats/layout.md: a change of the format must be seen.
+// Written by hand from docs/formats/layout.md: the test must notice a change of the format.
 TEST(LayoutMessage, HasTheDocumentedBytes) {
   const std::vector<RankAddress> rank_addresses = {{"v", "h", "b", 1, "t", "u", 2, "v", 9}};
   const std::string expected(
@@ -87,7 +87,7 @@ TEST(LayoutMessage, CutAndMadeUpBytesAreRefused) {
 TEST(LayoutMessage, APlaceBeyondTheTextsIsRefused) {
   std::vector<std::byte> message =
       encode_layout(std::vector<RankAddress>{{"v", "h", "b", 1, "t", "u", 2, "v"}});
-  message[4 + 8 + 15 + 4] = std::byte{3};  // place of the version; there are three texts
+  message[4 + 8 + 15 + 4] = std::byte{3};  // index of the version's text; there are three texts
   EXPECT_FALSE(decode_layout(body_of(message)).ok());
 }
 

@@ -17,17 +17,18 @@ namespace cadre::wire {
 
 struct CADRE_EXPORT LinkFrame {
   static constexpr size_t kBytes = 16;
-  // A frame that the kernel takes only in part is kept in memory, so it is bounded.
+  // A frame that the kernel takes only in part is kept in memory, so the payload is limited.
   static constexpr uint32_t kMaxPayloadBytes = 64 << 10;
-  // So far a sender may be ahead of what the receiver's group has taken.
+  // The largest number of bytes by which a sender may be ahead of what the receiver's group has
+  // taken.
   static constexpr uint32_t kWindowBytes = 4 << 20;
 
   enum class Kind : uint8_t {
-    kOpen = 0,    // the first frame of the end that connected: both ends have the connection
+    kOpen = 0,    // first frame of the end that connected: both ends have the connection
     kData = 1,    // `length` bytes of the stream follow
     kCredit = 2,  // the stream's receiver has taken `length` bytes
     kClose = 3,   // the sender has closed its end of the stream
-    kProbe = 4,   // has the receiver closed its end? Then it answers with a close
+    kProbe = 4,   // asks whether the receiver has closed its end; it then answers with a close
   };
 
   Kind kind = Kind::kOpen;

@@ -1,4 +1,4 @@
-// Frames of data connections: their bytes, and what is refused.
+// Frames of data connections: their bytes, and frames that are refused.
 #include "cadre/core/wire/link_frame.h"
 
 #include <gmock/gmock.h>

@@ -43,8 +43,8 @@ Error corrupt_header(const std::string& what) {
   return Error(ErrorCode::kCorruption, cadre::format("header: {}", what));
 }
 
-// Builds the header from JSON events: nothing outside the format's three levels is ever stored, a
-// key that comes twice is seen, and nesting costs no stack.
+// Builds the header from JSON events: only the format's three levels are stored, duplicate keys are
+// noticed, and nesting needs no stack.
 class HeaderReader : public nlohmann::json_sax<Json> {
  public:
   std::vector<SafetensorsEntry>& tensors() { return tensors_; }
@@ -171,9 +171,9 @@ class HeaderReader : public nlohmann::json_sax<Json> {
   std::string failure_;
 };
 
-// nullopt when the size does not fit into 64 bits.
+// Returns nullopt if the size does not fit into 64 bits.
 std::optional<uint64_t> bytes_of(const SafetensorsEntry& entry, size_t element_bytes) {
-  // A zero anywhere makes the tensor empty, whatever the other dimensions claim.
+  // A dimension of 0 makes the tensor empty, whatever the other dimensions are.
   if (std::ranges::find(entry.shape, 0) != entry.shape.end()) return 0;
   uint64_t total = element_bytes;
   for (const int64_t dim : entry.shape) {
@@ -182,7 +182,8 @@ std::optional<uint64_t> bytes_of(const SafetensorsEntry& entry, size_t element_b
   return total;
 }
 
-// Each tensor fits its dtype and shape, and together they cover the data without hole or overlap.
+// Checks that each tensor's range fits its dtype and shape, and that the tensors cover the data
+// without gap or overlap.
 Status check_layout(std::vector<SafetensorsEntry>& tensors, uint64_t data_bytes) {
   std::ranges::sort(tensors, [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
     return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
@@ -278,7 +279,7 @@ Result<SafetensorsHeader> parse_safetensors_header(ConstBytes prefix, uint64_t f
 }
 
 std::string encode_safetensors_header(const SafetensorsHeader& header) {
-  // Keys in the order of the data, as the format's own writer does: ordered_json keeps it.
+  // ordered_json keeps the keys in the order of the data, as the format's own writer does.
   nlohmann::ordered_json json = nlohmann::ordered_json::object();
   if (!header.metadata.empty()) json[std::string(kSafetensorsMetadataKey)] = header.metadata;
   for (const SafetensorsEntry& entry : header.tensors) {

@@ -1,4 +1,4 @@
-// The header of a safetensors file: names, dtypes, shapes and places of its tensors.
+// The header of a safetensors file: names, dtypes, shapes and positions of its tensors.
 //
 // Threads: plain values. Blocking: never. Lifetime: a header owns its texts.
 // Errors: kCorruption with what is wrong and what was expected, for every byte sequence that is not
@@ -18,7 +18,7 @@
 
 namespace cadre::wire {
 
-// The dtypes of whole bytes, by the format's own names: "F32", "BF16", "I64", ...
+// A tensor. `dtype` is one with whole bytes, under the format's own name: "F32", "BF16", "I64", ...
 struct SafetensorsEntry {
   std::string name;
   std::string dtype;
@@ -30,38 +30,41 @@ struct SafetensorsEntry {
 };
 
 struct SafetensorsHeader {
-  std::vector<SafetensorsEntry> tensors;  // by `begin`: they cover the data without a hole
+  // Ordered by `begin`; together they cover the data without gaps.
+  std::vector<SafetensorsEntry> tensors;
   std::map<std::string, std::string> metadata;
   uint64_t data_offset = 0;  // bytes from the start of the file to the data; set by parsing
 
   friend bool operator==(const SafetensorsHeader&, const SafetensorsHeader&) = default;
 };
 
-// Longer headers are refused before anything is allocated for them: the format's own bound.
+// The limit of the format itself: longer headers are refused before anything is allocated for them.
 inline constexpr uint64_t kMaxSafetensorsHeaderBytes = 100'000'000;
 inline constexpr size_t kSafetensorsLengthBytes = 8;
 // The key of the metadata, which therefore cannot be the name of a tensor.
 inline constexpr std::string_view kSafetensorsMetadataKey = "__metadata__";
 
-// Bytes of one element; 0 for a dtype that this library does not know.
+// Returns the bytes of one element; 0 for a dtype that this library does not know.
 CADRE_EXPORT size_t safetensors_dtype_bytes(std::string_view dtype);
 
-// The header of a file with these tensors, whose `begin` and `end` it sets, in the format's own
-// order: by descending size of an element, so that every tensor is aligned, then by name. REQUIRES:
-// dtypes that this library knows, and names in UTF-8 other than kSafetensorsMetadataKey.
+// Returns the header of a file with these tensors and sets their `begin` and `end`. The order is
+// that of the format: by descending size of an element, so that every tensor is aligned, then by
+// name. REQUIRES: dtypes that this library knows, and names in UTF-8 other than
+// kSafetensorsMetadataKey.
 CADRE_EXPORT SafetensorsHeader lay_out_safetensors(std::vector<SafetensorsEntry> tensors,
                                                    std::map<std::string, std::string> metadata);
 
-// What the length word at the beginning of a file says; 0 for fewer bytes than it has.
+// Returns the value of the length word at the beginning of a file; 0 if `prefix` is shorter than
+// it.
 CADRE_EXPORT uint64_t safetensors_header_bytes(ConstBytes prefix);
 
-// Reads the header of a file of `file_bytes` bytes whose first bytes are `prefix` (at least the
-// length word and the header; the whole file will do).
+// Parses the header of a file of `file_bytes` bytes whose first bytes are `prefix`: at least the
+// length word and the header, at most the whole file.
 CADRE_EXPORT Result<SafetensorsHeader> parse_safetensors_header(ConstBytes prefix,
                                                                 uint64_t file_bytes);
 
-// The length word and the JSON, padded by spaces so that the data starts at a multiple of 8.
-// REQUIRES: entries that parse_safetensors_header would accept, over a file of header and data.
+// Returns the length word and the JSON, padded with spaces so that the data starts at a multiple of
+// 8. REQUIRES: entries that parse_safetensors_header() would accept in a file of header and data.
 CADRE_EXPORT std::string encode_safetensors_header(const SafetensorsHeader& header);
 
 }  // namespace cadre::wire

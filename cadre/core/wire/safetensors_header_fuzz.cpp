@@ -1,4 +1,5 @@
-// Whatever the bytes, the parser returns; what it accepts, the encoder writes and it reads again.
+// For all bytes the parser returns. A header that it accepts must be the same after writing and
+// reading.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -29,7 +30,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
 
 namespace {
 
-// A small good file: random bytes alone never become JSON with the right keys.
+// A small valid file: random bytes almost never become JSON with the right keys.
 std::string sample() {
   const cadre::wire::SafetensorsHeader header{
       .tensors = {{"bias", "F32", {2}, 0, 8}, {"weight", "I64", {1, 2}, 8, 24}},
@@ -39,8 +40,8 @@ std::string sample() {
 
 }  // namespace
 
-// Now and then starts anew from a good file; else mutates, and half of the time makes the length
-// word right again, so that the JSON is reached.
+// Now and then starts again from a valid file; otherwise mutates, and half of the time corrects the
+// length word, so that the JSON is parsed.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
                                           unsigned seed) {
   using cadre::wire::kSafetensorsLengthBytes;

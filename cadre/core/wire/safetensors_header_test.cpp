@@ -131,7 +131,7 @@ TEST(SafetensorsHeader, SurvivesEveryTruncationAndEveryFlippedByte) {
       std::string bad = good;
       bad[n] = static_cast<char>(bad[n] ^ (1 << bit));
       const auto parsed = parse(bad, 11);
-      // What is still accepted (a renamed tensor, say) must cover the data as before.
+      // A file that is still accepted (with a renamed tensor, say) must cover the data as before.
       if (parsed.ok() && !parsed->tensors.empty()) {
         EXPECT_EQ(parsed->tensors.back().end, 11u);
       }

@@ -18,17 +18,18 @@ using Json = nlohmann::json;
 constexpr std::string_view kFormatName = "cadre sharded snapshot";
 constexpr std::string_view kFileSuffix = ".safetensors";
 constexpr size_t kMaxFileNameBytes = 255;
-// The format has six levels above `extra`, which may have some of its own.
+// The format has six levels above `extra`, which may have levels of its own.
 constexpr int kMaxDepth = 64;
-// Pairs of pieces of one tensor that are compared; no layout of ranks comes near it.
+// The limit on compared pairs of pieces of one tensor, far above the number for any layout of
+// ranks.
 constexpr uint64_t kMaxPairs = 200'000'000;
 
 Error bad_manifest(const std::string& what) {
   return Error(ErrorCode::kCorruption, what);
 }
 
-// What the manifest says, or an exception of this type, or one of nlohmann's for a missing field
-// and a value of another type; parse_snapshot_manifest() turns both into a Result.
+// An error of the manifest. A missing field or a value of another type throws an exception of
+// nlohmann instead. parse_snapshot_manifest() turns both into a Result.
 class Malformed : public std::exception {
  public:
   explicit Malformed(std::string what) : what_(std::move(what)) {}
@@ -38,7 +39,7 @@ class Malformed : public std::exception {
   std::string what_;
 };
 
-// nullopt when it does not fit into 63 bits.
+// Returns nullopt if the number does not fit into 63 bits.
 std::optional<int64_t> elements_in(std::span<const int64_t> sizes) {
   if (std::ranges::find(sizes, 0) != sizes.end()) return 0;
   int64_t total = 1;
@@ -58,7 +59,7 @@ bool overlap(const ManifestPiece& a, const ManifestPiece& b) {
   return true;
 }
 
-// The dimension along which the pieces begin at the most places.
+// Returns the dimension along which the pieces have the most different begins.
 size_t most_divided_dim(size_t num_dims, std::span<const ManifestPiece> pieces) {
   size_t best = 0;
   size_t most = 0;
@@ -73,8 +74,8 @@ size_t most_divided_dim(size_t num_dims, std::span<const ManifestPiece> pieces) 
   return best;
 }
 
-// Compares each piece with those that reach beyond its begin along one dimension, in the order in
-// which they begin there.
+// Compares each piece with those that reach beyond its begin along one dimension, in the order of
+// their begins there.
 Status check_disjoint(size_t num_dims, std::span<const ManifestPiece> pieces) {
   if (pieces.size() < 2) return {};
   if (num_dims == 0) return bad_manifest("it has several pieces, but one element");
@@ -116,7 +117,7 @@ Status check_piece(std::span<const int64_t> shape, const ManifestPiece& piece) {
   return {};
 }
 
-// A name that stays in the snapshot's own folder on every file system.
+// Returns whether a file of this name is in the snapshot's own folder on every file system.
 bool is_plain_file_name(std::string_view name) {
   const auto is_plain = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' ||
@@ -130,7 +131,7 @@ bool is_plain_file_name(std::string_view name) {
 std::vector<int64_t> integers(const Json& json) {
   std::vector<int64_t> values;
   for (const Json& item : json.get_ref<const Json::array_t&>()) {
-    // get<int64_t>() would take a fraction, and wrap a number of 64 bits.
+    // get<int64_t>() would accept a fraction, and wrap a number of 64 bits.
     const bool fits =
         item.is_number_integer() &&
         (!item.is_number_unsigned() ||
@@ -148,7 +149,7 @@ int64_t integer(const Json& json, const char* key) {
 std::vector<ManifestFile> read_files(const Json& json) {
   std::vector<ManifestFile> files;
   std::set<std::string_view> names;
-  files.reserve(json.size());  // so that the names stay where they are
+  files.reserve(json.size());  // so that the names are not moved
   for (const Json& item : json.get_ref<const Json::array_t&>()) {
     ManifestFile file{.name = item.at("name").get<std::string>()};
     const int64_t bytes = integer(item, "bytes");
@@ -261,7 +262,7 @@ Status check_pieces(std::span<const int64_t> shape, std::span<const ManifestPiec
   int64_t covered = 0;
   for (const ManifestPiece& piece : pieces) {
     CADRE_RETURN_IF_ERROR(check_piece(shape, piece));
-    const int64_t size = *elements_in(piece.sizes);  // at most that of the shape
+    const int64_t size = *elements_in(piece.sizes);  // at most the number of elements of the shape
     if (size == 0 && (*numel != 0 || pieces.size() > 1)) return bad_manifest("a piece is empty");
     if (__builtin_add_overflow(covered, size, &covered)) return bad_manifest("its pieces overlap");
   }

@@ -30,8 +30,8 @@ struct ManifestFile {
   friend bool operator==(const ManifestFile&, const ManifestFile&) = default;
 };
 
-// Along each dimension of the tensor sizes[dim] elements from offsets[dim] on, in a file that has
-// at most one piece of the tensor, under the tensor's name.
+// The elements from offsets[dim] to offsets[dim] + sizes[dim] - 1 along each dimension of the
+// tensor. A file has at most one piece of the tensor, under the tensor's name.
 struct ManifestPiece {
   size_t file = 0;  // index of SnapshotManifest::files
   std::vector<int64_t> offsets;
@@ -43,9 +43,10 @@ struct ManifestPiece {
 struct ManifestTensor {
   std::string name;   // name of the parameter or buffer
   std::string state;  // name of the parameter's optimizer state; empty: the tensor itself
-  // One value for the whole parameter, such as the number of steps; else shaped as the parameter.
+  // One value for the whole parameter, such as the number of steps; else the shape is the
+  // parameter's.
   bool is_scalar = false;
-  std::string dtype;  // as in safetensors: "F32"
+  std::string dtype;  // name in safetensors: "F32"
   std::vector<int64_t> shape;
   std::vector<ManifestPiece> pieces;
 
@@ -55,27 +56,27 @@ struct ManifestTensor {
 struct SnapshotManifest {
   int64_t step = 0;
   int64_t world_size = 1;
-  // Describe the run that wrote it, for people: loading depends on neither.
+  // Properties of the run that wrote the snapshot, for people: loading does not depend on them.
   std::string strategy;
   std::string mesh;
   std::vector<ManifestFile> files;
   std::vector<ManifestTensor> tensors;
-  std::string extra = "{}";  // a JSON object of the program that saved
+  std::string extra = "{}";  // a JSON object of the program that saved the snapshot
 
   friend bool operator==(const SnapshotManifest&, const SnapshotManifest&) = default;
 };
 
-// The name under which files hold it: "fc.weight", and as torch.distributed.checkpoint flattens an
-// optimizer's state, "state.fc.weight.exp_avg".
+// Returns the tensor's name in the files: "fc.weight", or "state.fc.weight.exp_avg", as
+// torch.distributed.checkpoint flattens an optimizer's state.
 CADRE_EXPORT std::string name_in_files(const ManifestTensor& tensor);
 
-// kCorruption that says what is wrong unless the pieces lie within the shape, do not overlap and
-// leave nothing out. A tensor without elements has exactly one piece, without elements.
+// Returns kCorruption, with what is wrong, unless the pieces lie within the shape, do not overlap
+// and cover it. A tensor without elements has exactly one piece, without elements.
 CADRE_EXPORT Status check_pieces(std::span<const int64_t> shape,
                                  std::span<const ManifestPiece> pieces);
 
 CADRE_EXPORT Result<SnapshotManifest> parse_snapshot_manifest(std::string_view text);
-// kInvalidArgument for a text that JSON cannot hold (no UTF-8), or an `extra` that is no object.
+// Returns kInvalidArgument for a text that is not UTF-8, and for an `extra` that is no JSON object.
 CADRE_EXPORT Result<std::string> encode_snapshot_manifest(const SnapshotManifest& manifest);
 
 }  // namespace cadre

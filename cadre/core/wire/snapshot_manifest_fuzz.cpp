@@ -1,5 +1,5 @@
-// Whatever the bytes, the parser returns; of what it accepts, the pieces cover each tensor once,
-// the files lie in the folder, and the encoder writes what reads as the same again.
+// For all bytes the parser returns. In a manifest that it accepts, the pieces cover each tensor
+// once and the files are in the folder; the manifest must be the same after writing and reading.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace {
 
 using cadre::SnapshotManifest;
 
-// Element by element, as far as that is short.
+// Checks each element, if there are few of them.
 bool is_covered_once(const cadre::ManifestTensor& tensor) {
   constexpr int64_t kMaxElements = 4096;
   int64_t numel = 1;
@@ -61,7 +61,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t num_bytes) {
 
 namespace {
 
-// A good manifest: random bytes alone never become one.
+// A valid manifest: random bytes never become one.
 std::string sample() {
   const SnapshotManifest manifest{
       .step = 7,
@@ -84,8 +84,8 @@ std::string sample() {
 
 }  // namespace
 
-// Now and then starts anew from a good text; else mutates, half of the time one digit alone, so
-// that the text stays JSON.
+// Now and then starts again from a valid text; otherwise mutates, half of the time only one digit,
+// so that the text stays JSON.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
                                           unsigned seed) {
   const std::string fresh = sample();

@@ -53,7 +53,7 @@ TEST(SnapshotManifest, WhatIsWrittenReadsTheSame) {
   EXPECT_EQ(*parsed, sample());
 }
 
-// The text of a format that other versions must still read.
+// The text of a format that other versions must still be able to read.
 TEST(SnapshotManifest, HasTheTextOfItsVersion) {
   EXPECT_EQ(
       text_of(sample()),
@@ -130,7 +130,7 @@ TEST(SnapshotManifest, PiecesOfATensorWithoutElements) {
   EXPECT_FALSE(check_pieces(shape, {}).ok());
 }
 
-// Boxes that touch in every way, and one element too many at each of their corners.
+// Boxes that touch in every way, and the same with one element too many at each of their corners.
 TEST(SnapshotManifest, PiecesCoverATensorExactlyOrAreRefused) {
   const std::vector<int64_t> shape = {4, 6};
   const std::vector<ManifestPiece> tiles = {{0, {0, 0}, {2, 4}},
@@ -164,7 +164,7 @@ TEST(SnapshotManifest, WhatJsonCannotHoldIsRefused) {
   EXPECT_FALSE(encode_snapshot_manifest(manifest).ok());
 }
 
-// A snapshot that could be written but not read would be lost.
+// A snapshot that can be written but not read would be lost.
 TEST(SnapshotManifest, WhatCannotBeReadIsNotWritten) {
   SnapshotManifest manifest = sample();
   int num_written = 0;

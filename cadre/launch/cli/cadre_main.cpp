@@ -43,7 +43,7 @@ bool is_help(const std::string& word) {
   return word == "help" || word == "--help" || word == "-h";
 }
 
-// "help run" means "run --help".
+// "cadre help run" does the same as "cadre run --help".
 int help_command(Words words, const cadre::os::Inherited& inherited) {
   if (words.empty() || is_help(words.front())) {
     return cadre::cli::print(kHelp);
@@ -82,7 +82,7 @@ int main(int argc, char** argv) {
       return cadre::cli::kUsageExitCode;
     }
     return dispatch(words.front(), Words(words).subspan(1), inherited);
-  } catch (const std::exception& error) {  // cadre::Error, or of the standard library
+  } catch (const std::exception& error) {  // cadre::Error, or an exception of the standard library
     return cadre::cli::fail("cadre", error.what(), 1);
   }
 }

@@ -19,7 +19,7 @@ inline constexpr int kNotFoundExitCode = 127;
 
 using Words = std::span<const std::string>;
 
-// The commands that start processes give them back what this one inherited.
+// The commands that start processes give them the original values of `inherited`.
 int run_command(Words words, const os::Inherited& inherited);
 int train_command(Words words, const os::Inherited& inherited);
 int verify_command(Words words, const os::Inherited& inherited);
@@ -27,12 +27,12 @@ int info_command(Words words);
 int trace_command(Words words);
 int schedule_command(Words words);
 
-// "cadre run: <sentence>" on standard error; returns `exit_code`.
+// Prints "cadre run: <sentence>" on standard error; returns `exit_code`.
 int fail(std::string_view command, std::string_view sentence, int exit_code);
 
 // Writes the whole text of a command to standard output. Returns 0, or 1 if it could not be written
-// (a full disk, a limit on files, a closed descriptor), after a message on standard error. A reader
-// that has gone needs no message: 141, as if SIGPIPE had ended the command.
+// (a full disk, a limit on files, a closed descriptor), after a message on standard error. If the
+// reader is gone, returns 141 without a message, as if SIGPIPE had ended the command.
 int print(std::string_view text);
 
 }  // namespace cadre::cli

@@ -34,7 +34,7 @@ TEST(Command, ShowsHelpAndVersion) {
   EXPECT_EQ(run_cadre({}).exit_code, 2);
 }
 
-// A full disk and a closed descriptor: the text is lost, and the exit code says so.
+// If the disk is full or the descriptor is closed, the text is lost, and the exit code says so.
 TEST(Command, NoticesThatItsOutputIsLost) {
   const std::vector<std::vector<std::string>> commands{{"info"},
                                                        {"info", "--json"},
@@ -80,7 +80,7 @@ TEST(Nearest, FindsTypingErrorsOnly) {
   EXPECT_EQ(nearest("checkpoint", known), "");
 }
 
-// "1.5 GiB" as bytes.
+// Returns the bytes of a text such as "1.5 GiB".
 double bytes_of(const std::string& text) {
   std::istringstream words(text);
   double count = 0;
@@ -93,13 +93,13 @@ double bytes_of(const std::string& text) {
   return -1;
 }
 
-// A row of the table corresponds to a value of the JSON output.
+// Expects that a row of the table has the same value as the JSON output.
 void expect_same(const std::string& key, const nlohmann::json& value, const std::string& text) {
   if (value.is_null()) {
     EXPECT_EQ(text, "no limit") << key;
   } else if (value.is_string()) {
     EXPECT_EQ(text, value.get<std::string>()) << key;
-  } else if (key == "available_memory_bytes") {  // it changes between two looks
+  } else if (key == "available_memory_bytes") {  // changes between two calls
     EXPECT_GT(bytes_of(text), 0) << text;
   } else if (key.ends_with("_bytes")) {
     const double bytes = value;
@@ -167,7 +167,7 @@ TEST(Train, LooksForTheConfigurationBeforeAnythingStarts) {
   }
 }
 
-// There is no make in the folder of an installed Cadre whose trainer was left out.
+// An installed Cadre without the trainer has no make, so its error names another remedy.
 std::string missing_trainer() {
   return built_with_torch() ? "only a part of Cadre was built or installed; install all of it"
                             : "this build has no libtorch; run `make build`";
@@ -225,7 +225,7 @@ TEST_F(TrainerTree, RunsTheTrainerBesideIt) {
   make_trainer("echo $RANK of $WORLD_SIZE: \"$@\"");
   const auto result = run({"train", config_, "--nproc_per_node", "2", "train.steps=3"});
   EXPECT_EQ(result.exit_code, 0) << result.error;
-  // Rank 0 of the trainer has no prefix of its own.
+  // Rank 0 of the trainer writes no prefix of its own.
   EXPECT_NE(result.output.find("[0] 0 of 2: " + config_ + " train.steps=3\n"), std::string::npos);
   EXPECT_NE(result.output.find("[0] [1] 1 of 2: " + config_ + " train.steps=3\n"),
             std::string::npos);

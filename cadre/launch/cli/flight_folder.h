@@ -1,6 +1,6 @@
-// The folder of a job's flight records: that of --flight-records or CADRE_FLIGHT_RECORDS; for a job
-// that a worker of another job started, a subfolder of it, because the ranks and groups of both
-// jobs have the same names.
+// The folder of a job's flight records, from --flight-records or CADRE_FLIGHT_RECORDS. A job that a
+// worker of another job started uses a subfolder of that job's folder, because the ranks and groups
+// of both jobs have the same names.
 //
 // Threads: any. Blocking: calls the file system. Errors: kUnavailable with the folder and the
 // system's reason.
@@ -15,12 +15,13 @@
 
 namespace cadre::cli {
 
-// Creates the folder of CADRE_FLIGHT_RECORDS, if it is set, and sets the variable to the absolute
-// path, because workers may change their working directory. In the environment of a worker the
-// folder is FOLDER/rankR-jobN, for the N-th job that rank R has started.
+// Creates the folder of CADRE_FLIGHT_RECORDS, if the variable is set, and sets the variable to the
+// absolute path, because workers may change their working directory. In the environment of a worker
+// the folder is FOLDER/rankR-jobN for the N-th job that rank R has started.
 Status prepare_flight_folder(os::Environment& environment);
 
-// The folders FOLDER/rankR-jobN and their subfolders of this form, sorted. Links are not followed.
+// Returns the folders FOLDER/rankR-jobN and their subfolders of this form, sorted. Does not follow
+// links.
 std::vector<std::string> nested_flight_folders(const std::string& folder);
 
 }  // namespace cadre::cli

@@ -53,7 +53,7 @@ std::string works(const Status& probe) {
   return probe.ok() ? "works" : "does not work: " + probe.error().message();
 }
 
-// Both are tested, because a sandbox may forbid them.
+// TCP and unix sockets are both tried, because a sandbox may forbid them.
 Status probe_tcp(os::System& system) {
   const auto listener = system.listen({os::Address::Kind::kTcp, "127.0.0.1", 0});
   if (!listener.ok()) return listener.error();

@@ -30,7 +30,7 @@ int launch_job(std::string_view command, launch::JobSpec spec,
     return os::run_guarded([&](os::Pollable& guardian_gone) {
       const auto system = os::make_native_system();
       const auto exit_code = launch::run_job(*system, spec, guardian_gone);
-      // In this process, because the guardian returns its exit code.
+      // Called in this process, because the guardian returns its exit code.
       if (exit_code.ok()) return meaning ? meaning(*exit_code) : *exit_code;
       const Error& error = exit_code.error();
       return fail(command, error.message(),

@@ -15,12 +15,12 @@ namespace cadre::cli {
 
 inline constexpr int kMaxWorkers = 4096;
 
-// Returns the exit code. `command` begins error messages ("cadre run"). `meaning` maps the exit
-// code of the job to that of the command; by default they are equal.
+// Runs the job and returns the exit code. `command` begins error messages ("cadre run"). `meaning`
+// maps the exit code of the job to that of the command; by default they are equal.
 int launch_job(std::string_view command, launch::JobSpec spec,
                const std::function<int(int)>& meaning = {});
 
-// The exit code if a program cannot be started for this reason.
+// Returns the exit code for a program that cannot be started for this reason.
 int start_failure_code(const Error& error);
 
 }  // namespace cadre::cli

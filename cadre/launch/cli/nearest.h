@@ -9,7 +9,7 @@
 
 namespace cadre::cli {
 
-// The most similar of `known`; empty if none is similar enough for a likely typing error.
+// Returns the most similar of `known`; empty if none is similar enough for a likely typing error.
 std::string nearest(std::string_view word, std::span<const std::string> known);
 
 }  // namespace cadre::cli

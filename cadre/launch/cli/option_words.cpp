@@ -13,7 +13,7 @@ namespace cadre::cli {
 namespace {
 
 constexpr std::string_view kNumberOfProcesses = "--nproc-per-node";
-// mpirun's -n 4 and -np 4.
+// mpirun writes -n 4 or -np 4.
 constexpr std::string_view kNumberOfMpirun = "-n";
 
 std::string with_dashes(std::string name) {
@@ -21,7 +21,7 @@ std::string with_dashes(std::string name) {
   return name;
 }
 
-// "-1" is a value, "--role" and "-t" are not.
+// Returns true for "--role" and "-t", but not for "-1", which is a value.
 bool looks_like_an_option(std::string_view word) {
   return word.size() > 1 && word[0] == '-' && !std::isdigit(static_cast<unsigned char>(word[1]));
 }
@@ -61,7 +61,7 @@ class WordParser {
     return take(*spec, spelling, word.substr(equals + 1));
   }
 
-  // The option of this name, or the only one that begins with it, as in argparse.
+  // Returns the option of this name, or the only one that begins with it, like argparse.
   Result<const OptionSpec*> find_long(const std::string& name, const std::string& spelling) const {
     std::vector<const OptionSpec*> longer;
     for (const OptionSpec& spec : known_) {
@@ -78,7 +78,7 @@ class WordParser {
                  cadre::format("{} is ambiguous: it may be {}", spelling, names));
   }
 
-  // "-m", "-t 3", "-t3".
+  // Takes "-m", "-t 3" or "-t3".
   Status take_letter(const std::string& word) {
     const auto spec = std::ranges::find(known_, word[1], &OptionSpec::letter);
     if (spec == known_.end()) return unknown(word);

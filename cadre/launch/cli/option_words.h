@@ -32,7 +32,8 @@ struct GivenOption {
   std::string value;
   bool is_switch = false;  // an option without a value
 
-  // "--nproc_per_node 4", "--standalone" or "PET_NPROC_PER_NODE=4", for the beginning of a message.
+  // Returns "--nproc_per_node 4", "--standalone" or "PET_NPROC_PER_NODE=4", for the beginning of a
+  // message.
   std::string text() const;
 };
 
@@ -40,7 +41,7 @@ struct ParsedWords {
   std::vector<GivenOption> options;  // in the order of the command line
   std::vector<std::string> others;
 
-  // The last option of this name.
+  // Returns the last option of this name; null if there is none.
   const GivenOption* find(std::string_view name) const;
 };
 
@@ -49,8 +50,8 @@ enum class OtherWords {
   kAmongOptions,
 };
 
-// `command` is named in the message about an unknown option ("cadre run"). A word "--" ends the
-// options and is dropped.
+// Parses `words`. The message about an unknown option names `command` ("cadre run"). A word "--"
+// ends the options and is dropped.
 Result<ParsedWords> parse_words(std::string_view command, std::span<const OptionSpec> known,
                                 OtherWords others, Words words);
 

@@ -1,7 +1,8 @@
-// Options whose value is a path that a command or its workers write, checked before anything runs:
-// the report of a long job must not be lost to a mistyped name at its end.
+// Checks options whose value is a path that a command or its workers write, before anything runs:
+// the report of a long job must not be lost at its end because of a mistyped name.
 //
-// Threads: any. Blocking: looks at the file system. Errors: kInvalidArgument with the option.
+// Threads: any. Blocking: for the time of the file system. Errors: kInvalidArgument with the
+// option.
 #pragma once
 
 #include "cadre/core/base/error.h"
@@ -9,11 +10,11 @@
 
 namespace cadre::cli {
 
-// A file in a folder that exists: a new one, or a regular file, which is replaced. `given` may be
-// null: then there is nothing to check.
+// Accepts a file in a folder that exists: a new file, or a regular file, which will be replaced.
+// Does nothing if `given` is null.
 Status check_output_file(const GivenOption* given);
 
-// A folder, which is created if it is missing.
+// Accepts a folder, and creates it if it does not exist.
 Status check_output_folder(const GivenOption& given);
 
 }  // namespace cadre::cli

@@ -25,7 +25,8 @@ bool all_are_up(CadreCommand& command) {
 TEST(RunDeath, KillOfTheCommandLeavesNothing) {
   CadreCommand command(shell_job(2, kStubbornFamily));
   ASSERT_TRUE(all_are_up(command));
-  ASSERT_GE(command.marked_processes().size(), 6U);  // guardian, supervisor, 2 workers, 2 below
+  // Guardian, supervisor, 2 workers and their 2 children.
+  ASSERT_GE(command.marked_processes().size(), 6U);
   command.send(SIGKILL);
   EXPECT_TRUE(command.leaves_nothing());
 }
@@ -50,7 +51,8 @@ TEST(RunDeath, TwoInterruptsKillAtOnce) {
       command.wait_for("SIGINT: asked 2 workers to stop, for at most 30 s; Ctrl-C again "
                        "kills them at once"));
   const auto system = os::make_native_system();
-  system->poll({}, system->deadline_in(std::chrono::milliseconds(150)));  // a finger's pause
+  // Longer than kSameKeyPress.
+  system->poll({}, system->deadline_in(std::chrono::milliseconds(150)));
   command.send(SIGINT);
   const auto result = command.wait();
   EXPECT_EQ(result.exit_code, 128 + SIGINT);
@@ -110,7 +112,7 @@ TEST(RunDeath, WhatWorkersLeaveRunningIsStopped) {
   EXPECT_TRUE(command.leaves_nothing());
 }
 
-// Whichever of the two processes is killed, the other removes the job's files.
+// If one of the two processes is killed, the other removes the job's files.
 TEST(RunDeath, TemporaryFilesGoToo) {
   const cadre::testing::TemporaryFolder temporary;
   const std::string folder = temporary.path();

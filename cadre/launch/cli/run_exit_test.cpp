@@ -1,4 +1,4 @@
-// The end of `cadre run`: exit codes, reports, programs that cannot be started.
+// The end of `cadre run`: exit codes, reports, and programs that cannot be started.
 #include <fstream>
 
 #include "cadre/testing/core/cadre_command_test.h"
@@ -50,7 +50,7 @@ TEST(RunExit, ExplainsAKill) {
 
 TEST(RunExit, FoldsOtherEndingsIntoOneLine) {
   // Rank 0 succeeds first; rank 1 fails; rank 2 has an exit code of its own when asked to stop;
-  // rank 3 does not listen and is killed.
+  // rank 3 ignores SIGTERM and is killed.
   const auto result = run_cadre(
       {"run", "--nproc-per-node", "4", "--shutdown-timeout", "1", "sh", "-c",
        "case $RANK in 0) exit 0;; 1) sleep 1; exit 9;; 2) trap 'exit 5' TERM;; 3) trap '' TERM;; "
@@ -71,8 +71,7 @@ TEST(RunExit, ShowsTheMessageThatPythonLeft) {
   EXPECT_NE(result.error.find("  exception: ValueError: odd\n"), std::string::npos) << result.error;
 }
 
-// A job that a worker of another job starts: the outer report contains the failure of the inner
-// job.
+// A worker of a job starts another job: the outer report contains the failure of the inner job.
 TEST(RunExit, LeavesItsFailureWhereItsCallerLooks) {
   const std::string inner = cadre::testing::build_path("bin/cadre") +
                             " run --nproc-per-node 2 sh -c 'test $RANK = 0 || exit 3; sleep 50'";

@@ -73,9 +73,9 @@ level of the library's log on stderr.
 )";
 
 constexpr size_t kHelpWidth = 100;
-constexpr std::string_view kIndent = "     ";  // and the space before each word
+constexpr std::string_view kIndent = "     ";  // stands before the space of each line's first word
 
-// Lines of whole words, indented.
+// Returns indented lines of whole words.
 std::string wrapped(std::string_view sentence) {
   std::string text;
   std::string line(kIndent);

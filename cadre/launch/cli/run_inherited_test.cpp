@@ -1,5 +1,5 @@
 // What `cadre run` inherits: signals that are ignored or blocked, limits, closed streams, the
-// umask, a working directory that is gone; and what its workers get of it.
+// umask, a working directory that was removed; and what its workers inherit.
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -21,7 +21,7 @@ CommandResult run_under(const std::string& shell, std::vector<std::string> words
   return CadreCommand(std::move(words), {.shell = shell + " \"$@\""}).wait();
 }
 
-// A worker's masks of signals, without those of glibc.
+// The commands print a worker's masks of signals, without those of glibc.
 constexpr const char* kPrintIgnored = "sed -nE 's/^SigIgn:[[:space:]]*/0x/p' /proc/self/status";
 constexpr const char* kPrintBlocked = "sed -nE 's/^SigBlk:[[:space:]]*/0x/p' /proc/self/status";
 
@@ -64,7 +64,7 @@ TEST(RunInherited, WorkersBlockNothing) {
   EXPECT_EQ(mask_in(run_under("exec env --block-signal", shell_job(1, kPrintBlocked)).output), 0U);
 }
 
-// As from a shell, except what would break them: the stop signals, and SIGCHLD.
+// Workers ignore the same signals as under a shell, except the stop signals and SIGCHLD.
 TEST(RunInherited, WorkersIgnoreWhatTheLauncherWasStartedWithIgnored) {
   const std::string defaults = "exec env --default-signal ";  // this test itself may ignore some
   const auto result =
@@ -120,7 +120,7 @@ TEST(RunInherited, OnASmallStackAJobRunsAndFailsAsUsual) {
 }
 
 TEST(RunInherited, AStackWithoutRoomIsNamedWithItsRemedy) {
-  const std::string large(70'000, 'x');  // an environment lies on the stack
+  const std::string large(70'000, 'x');  // the environment takes room on the stack
   const auto result = CadreCommand(shell_job(1, "exit 0"), {.environment = {{"LARGE", large}},
                                                             .shell = "ulimit -s 96; exec \"$@\""})
                           .wait();
@@ -173,7 +173,8 @@ TEST(RunInherited, ATmpdirThatIsNoneIsNamed) {
   }
 }
 
-// The tests below start this test as their workers; run directly it is a group of one.
+// The tests below start this test as their workers; when it is run directly, the group has one
+// rank.
 TEST(RunInheritedWorker, ConnectsAGroup) {
   const auto system = os::make_native_system();
   const auto world = connect_from_environment(*system, {}, system->deadline_in(kPatience));
@@ -193,7 +194,7 @@ std::vector<std::string> group_job() {
           "--gtest_filter=RunInheritedWorker.ConnectsAGroup"};
 }
 
-// The launcher stands for mpirun and srun: the workers find their variables and not its own.
+// The launcher plays the part of mpirun and srun: the workers get their variables and not its own.
 TEST(RunInherited, RanksConnectByTheVariablesOfMpirunAndSrun) {
   for (const std::string variables :
        {"OMPI_COMM_WORLD_RANK=$RANK OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=$RANK",
@@ -214,7 +215,7 @@ TEST(RunInherited, RanksConnectByTheVariablesOfMpirunAndSrun) {
   }
 }
 
-// Below the memory of the ranks together, which the segment that they share could hold.
+// The limit is below the memory of all ranks, which their shared segment could hold.
 TEST(RunInherited, UnderALimitOfFilesRanksConnect) {
   const auto result = run_under("ulimit -f 1000000; exec", group_job());
   EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
@@ -234,7 +235,7 @@ TEST(RunInherited, RanksWithClosedStreamsConnect) {
   EXPECT_EQ(result.exit_code, 0) << result.output << result.error;
 }
 
-// A program with set-user-ID that has become another user.
+// The program has set-user-ID and runs as another user.
 TEST(RunInherited, AProcessOfAnotherUserIsNamedInsteadOfWaitedFor) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can make a program of another user";
   const cadre::testing::TemporaryFolder folder;

@@ -1,4 +1,4 @@
-// `cadre run` under limits of the machine: few descriptors.
+// `cadre run` with few descriptors.
 #include <sys/resource.h>
 
 #include "cadre/testing/core/cadre_command_test.h"

@@ -57,7 +57,7 @@ TEST(RunLines, AnUnfinishedLineIsShownWhileItsWorkerHangs) {
 }
 
 TEST(RunLines, AnUnfinishedLineBreaksNoOther) {
-  // Rank 1 writes when the beginning of rank 0's line is there to see.
+  // Rank 1 writes only after the beginning of rank 0's line was shown.
   CadreCommand command(shell_job(2,
                                  "trap 'go=1' USR1; echo up; until [ $go ]; do sleep 0.02; done; "
                                  "if [ $RANK = 1 ]; then echo whole; exit 0; fi; "
@@ -83,7 +83,7 @@ TEST(RunLines, CarriageReturnsStayInAFileOrPipe) {
   EXPECT_EQ(result.output, "[0] \r10%\r20%\r30%\n[0] done\r\n");
 }
 
-// A pseudo terminal, which passes bytes on unchanged.
+// A pseudo terminal that passes bytes on unchanged.
 class PseudoTerminal {
  public:
   PseudoTerminal() : main_(::posix_openpt(O_RDWR | O_NOCTTY | O_NONBLOCK | O_CLOEXEC)) {

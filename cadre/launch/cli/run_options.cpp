@@ -29,7 +29,7 @@ Error wrong(const GivenOption& given, std::string_view sentence) {
   return Error(ErrorCode::kInvalidArgument, cadre::format("{}: {}", given.text(), sentence));
 }
 
-// About 30 years; a ninth of the range of 64-bit nanoseconds.
+// About 30 years, a ninth of the range of 64-bit nanoseconds.
 constexpr double kMaxSeconds = 1e9;
 
 Result<Duration> parse_seconds(const GivenOption& given) {
@@ -94,7 +94,7 @@ Status check_backend(const GivenOption& given, RunOptions&) {
                "other service: leave it out");
 }
 
-// "node0", "node0:29400", "[::1]:29400" or "::1".
+// Takes "node0", "node0:29400", "[::1]:29400" or "::1".
 Status take_endpoint(const GivenOption& given, RunOptions& options) {
   std::string host = given.value;
   std::string port = "0";
@@ -146,7 +146,8 @@ Status set_flag(const GivenOption&, RunOptions& options) {
   return {};
 }
 
-// Applied in this order: the port of an endpoint replaces that of --master-port, as in torchrun.
+// The flags are applied in this order: the port of an endpoint replaces that of --master-port, as
+// in torchrun.
 constexpr std::array kAccepted{
     AcceptedFlag{{"--help", "", 'h'}, Origin::kCadre, ignore},
     AcceptedFlag{{"--nproc-per-node", "N"},
@@ -224,8 +225,9 @@ std::vector<OptionSpec> options_with_variables() {
   return specs;
 }
 
-// The options from environment variables. An empty variable counts as unset, and that of a switch
-// is 0 or 1. The PET_ variable of the shutdown timeout takes precedence over the older variable.
+// Returns the options from environment variables. An empty variable counts as unset, and the value
+// of a switch is 0 or 1. The PET_ variable of the shutdown timeout takes precedence over the older
+// variable.
 Result<std::vector<GivenOption>> read_variables(const os::Environment& environment,
                                                 std::vector<std::string>& warnings) {
   std::vector<GivenOption> given;
@@ -253,7 +255,8 @@ Result<std::vector<GivenOption>> read_variables(const os::Environment& environme
   return given;
 }
 
-// For a refused value from a variable, which cannot be removed from the command line.
+// Adds the remedy for a refused value from a variable, which cannot be removed from the command
+// line.
 Status with_remedy(const GivenOption& given, Status applied) {
   if (applied.ok() || given.spelling.starts_with('-')) return applied;
   return Error(applied.error().code(),
@@ -263,7 +266,7 @@ Status with_remedy(const GivenOption& given, Status applied) {
 }
 
 Status apply_all(const ParsedWords& parsed, RunOptions& options) {
-  // The options that torchrun's --standalone replaces.
+  // torchrun's --standalone replaces some options.
   const bool is_standalone = parsed.find("--standalone") != nullptr;
   for (const AcceptedFlag& flag : kAccepted) {
     const GivenOption* given = parsed.find(flag.option.name);

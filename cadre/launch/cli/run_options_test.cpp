@@ -38,7 +38,7 @@ os::Environment variable(const std::string& name, const std::string& value) {
   return environment;
 }
 
-// A value that is accepted for what the help writes in its place.
+// Returns a valid value for a placeholder of the help.
 std::string sample(const std::string& placeholder, const std::string& option) {
   static const std::map<std::string, std::string> kSamples{
       {"PORT", "8000"},          {"SECONDS", "1"},
@@ -211,7 +211,8 @@ TEST(RunOptions, NamesTheVariableThatIsRefusedOrIgnored) {
   EXPECT_THAT(refusal_of({}, variable("PET_NNODES", "2")),
               StartsWith("PET_NNODES=2: this launcher"));
   EXPECT_THAT(refusal_of({}, variable("PET_TEE", "3")), StartsWith("PET_TEE=3: workers' output"));
-  EXPECT_EQ(refusal_of({"--tee=0"}, variable("PET_TEE", "3")), "accepted");  // the flag wins
+  // The flag takes precedence.
+  EXPECT_EQ(refusal_of({"--tee=0"}, variable("PET_TEE", "3")), "accepted");
   const auto options = parse({}, variable("PET_ODD", "3"));
   ASSERT_TRUE(options.ok());
   EXPECT_EQ(options->warnings,
@@ -234,7 +235,8 @@ TEST(RunOptionsEndToEnd, AHostIsThisOneWhenItCanBeListenedAt) {
     const auto result = run_cadre({"run", "--master_addr", host, "true"});
     EXPECT_EQ(result.exit_code, 0) << result.error;
   }
-  const auto result = run_cadre({"run", "--master_addr", "192.0.2.1", "true"});  // TEST-NET-1
+  // An address of TEST-NET-1.
+  const auto result = run_cadre({"run", "--master_addr", "192.0.2.1", "true"});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.error, StartsWith("cadre run: --master_addr 192.0.2.1: \"192.0.2.1\" is not "
                                        "this host"));
@@ -280,7 +282,7 @@ TEST(RunOptions, TheShutdownTimeoutsOptionGoesBeforeItsVariables) {
   EXPECT_EQ(seconds({"--shutdown-timeout", "7"}), 7);
 }
 
-// With the rules of argparse, which torchrun uses.
+// The rules are those of argparse, which torchrun uses.
 TEST(RunOptions, TakesAbbreviationsThatAreUnambiguous) {
   for (const RunWords& words : {RunWords{"--nproc", "3"}, RunWords{"--nproc_per=3"}}) {
     const auto options = parse(words);

@@ -63,7 +63,7 @@ TEST(RunOutput, LosesNothingOfAFlood) {
   constexpr int kLines = 200000;
   const auto result = run_cadre(shell_job(2, cadre::format("seq 1 {}", kLines)));
   EXPECT_EQ(result.exit_code, 0);
-  std::map<std::string, int> next;  // by rank: the lines come in order
+  std::map<std::string, int> next;  // by rank: the lines of a rank come in order
   for (const std::string& line : lines_of(result.output)) {
     const std::string prefix = line.substr(0, 4);
     ASSERT_EQ(line, prefix + std::to_string(++next[prefix]));
@@ -80,14 +80,15 @@ uint64_t resident_bytes(int pid) {
 }
 
 TEST(RunOutput, ASleepingReaderBoundsMemoryAndHidesNoDeath) {
-  // `yes` writes gigabytes a second; the launcher's reader sleeps. It must still see the failure.
+  // `yes` writes gigabytes in a second, and the reader of the launcher's output sleeps. The
+  // launcher must still notice the failure.
   CadreCommand command({"run", "--nproc-per-node", "2", "--shutdown-timeout", "1", "sh", "-c",
                         "if [ $RANK = 0 ]; then yes; else sleep 1; exit 7; fi"},
                        {.reads_output = false});
   const auto system = os::make_native_system();
   system->poll({}, system->deadline_in(std::chrono::milliseconds(800)));
   for (const int pid : command.marked_processes()) {
-    // Some 10 MB, and what a sanitizer adds; unbounded it would be a gigabyte.
+    // About 10 MB, and what a sanitizer adds; without a limit it would be a gigabyte.
     EXPECT_LT(resident_bytes(pid), 200U << 20) << "process " << pid;
   }
   EXPECT_EQ(command.wait().exit_code, 7);
@@ -125,8 +126,8 @@ TEST(RunOutput, GivesWorkersTorchrunsEnvironment) {
   EXPECT_TRUE(found["TORCHELASTIC_ERROR_FILE"].ends_with("/rank1.json"));
 }
 
-// What each worker of a job finds whose user has not set OMP_NUM_THREADS, whatever the environment
-// of the tests has.
+// Returns the values of OMP_NUM_THREADS in the workers of a job whose user has not set it, whatever
+// the environment of the tests has.
 std::set<std::string> threads_of_workers(int num_workers) {
   const std::string inner = cadre::format(
       "unset OMP_NUM_THREADS; exec {} run --log-line-prefix-template= "
@@ -148,7 +149,8 @@ TEST(RunOutput, SharesTheCoresWhenTheUserDoesNot) {
   }
 }
 
-// The tests below start this test as their workers; run directly it is a group of one.
+// The tests below start this test as their workers; when it is run directly, the group has one
+// rank.
 TEST(RunOutputWorker, ConnectsAGroup) {
   const auto system = os::make_native_system();
   const auto world = connect_from_environment(*system, {}, system->deadline_in(kPatience));
@@ -174,7 +176,7 @@ TEST(RunOutput, AtInfoEachGroupSaysOnceWhatItIs) {
   }
 }
 
-// A job does not fail if its diagnosis cannot be written.
+// A job does not fail if its flight record cannot be written.
 TEST(RunOutput, AFlightRecordThatCannotBeWrittenIsAWarning) {
   const cadre::testing::TemporaryFolder folder;
   std::filesystem::create_directory(folder.file("world-round0-rank1.flight"));

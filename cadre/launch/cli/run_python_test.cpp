@@ -71,13 +71,13 @@ TEST_F(RunPython, ShowsThePythonTracebackOnceAndTheReportRefersToIt) {
 }
 
 #ifdef CADRE_LIBTORCH_DIR
-// PREFIX/bin/python3 of PREFIX/lib/python3.X/site-packages/torch.
+// Returns PREFIX/bin/python3 for PREFIX/lib/python3.X/site-packages/torch.
 std::string python_with_torch() {
   const std::string python = CADRE_LIBTORCH_DIR "/../../../../bin/python3";
   return std::filesystem::exists(python) ? python : "python3";
 }
 
-// As a PyTorch user writes it: nothing in it knows of cadre.
+// A script as a PyTorch user writes it: it does not use cadre.
 constexpr const char* kGlooScript = R"(
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -122,7 +122,7 @@ TEST_F(RunPython, LeavesItsFailureAsTorchelasticReadsIt) {
   EXPECT_NE(result.output.find("\n  no such layer\n"), std::string::npos) << result.output;
 }
 
-// Also those that a later torch may add: each must be accepted, or refused with its reason.
+// Covers flags that a later torch may add, too: each must be accepted, or refused with a reason.
 TEST(RunOptions, KnowEveryFlagOfTorchrun) {
   std::ifstream file(CADRE_LIBTORCH_DIR "/distributed/run.py");
   const std::string source((std::istreambuf_iterator<char>(file)), {});
@@ -132,7 +132,7 @@ TEST(RunOptions, KnowEveryFlagOfTorchrun) {
   for (std::sregex_iterator match(source.begin(), source.end(), flag), end; match != end; ++match) {
     const std::vector<std::string> words{(*match)[1]};
     const auto options = parse_run_options(words, {});
-    ASSERT_FALSE(options.ok());  // there is no program
+    ASSERT_FALSE(options.ok());  // no program is given
     EXPECT_EQ(options.error().message().find("unknown option"), std::string::npos)
         << options.error().message();
     ++num_flags;

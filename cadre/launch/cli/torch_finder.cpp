@@ -18,16 +18,16 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kMaxVersionFileBytes = 64 << 10;
-// The torch of the build; without a folder if it was in the source tree, which may be removed.
+// The torch of the build. The folder is empty if it was in the source tree, which may be removed.
 constexpr std::string_view kBuiltWithFolder = CADRE_LIBTORCH_DIR;
 constexpr std::string_view kBuiltWithVersion = CADRE_LIBTORCH_VERSION;
 constexpr const char* kDefaultPath = "/usr/local/bin:/usr/bin:/bin";
 
-// The text between the quotes of "__version__ = '2.13.0+cpu'".
+// Reads the text between the quotes of "__version__ = '2.13.0+cpu'".
 std::optional<TorchInstallation> read_torch(const fs::path& folder) {
   const auto content = os::read_file(folder / "version.py", kMaxVersionFileBytes);
   if (!content.ok()) return std::nullopt;
-  // Only at the beginning of a line: the first lines of the file list its exported names.
+  // Searches only at the beginning of lines: the first lines of the file list its exported names.
   const size_t name = content->find("\n__version__ ");
   const size_t open = content->find_first_of("'\"", name);
   if (name == std::string::npos || open == std::string::npos) return std::nullopt;
@@ -37,7 +37,7 @@ std::optional<TorchInstallation> read_torch(const fs::path& folder) {
                            .version = content->substr(open + 1, close - open - 1)};
 }
 
-// Below PREFIX/lib/python3.X: site-packages, or Debian's dist-packages.
+// Looks below PREFIX/lib/python3.X: in site-packages, or in Debian's dist-packages.
 std::optional<TorchInstallation> torch_below(const fs::path& prefix) {
   for (const char* libraries : {"lib", "local/lib"}) {
     std::error_code failure;
@@ -52,12 +52,12 @@ std::optional<TorchInstallation> torch_below(const fs::path& prefix) {
   return std::nullopt;
 }
 
-// "2.13" of "2.13.0+cpu": libtorch's C++ interface is the same within it.
+// Returns "2.13" of "2.13.0+cpu": libtorch's C++ interface is the same in all patch versions.
 std::string_view minor_version(std::string_view version) {
   return version.substr(0, version.find('.', version.find('.') + 1));
 }
 
-// PREFIX of PREFIX/bin/python, which may be given without its folder.
+// Looks below PREFIX of PREFIX/bin/python, which may be given without its folder.
 std::optional<TorchInstallation> torch_of_python(const std::string& name,
                                                  const os::Environment& environment) {
   const auto python = os::find_executable(name, environment.get_or("PATH", kDefaultPath));
@@ -70,7 +70,7 @@ bool finds_libtorch(const std::string& program) {
   const auto system = os::make_native_system();
   const auto libraries = os::program_output({"env", "LD_TRACE_LOADED_OBJECTS=1", program},
                                             system->deadline_in(std::chrono::seconds(10)));
-  if (!libraries.ok()) return true;  // unknown; the program's own message will explain more
+  if (!libraries.ok()) return true;  // unknown; the program's own error will say more
   std::istringstream lines(*libraries);
   for (std::string line; std::getline(lines, line);) {
     const bool is_torch =
@@ -89,7 +89,7 @@ std::optional<TorchInstallation> find_torch(const os::Environment& environment) 
     if (auto torch = read_torch(named)) return torch;
     return torch_below(named);
   }
-  // In a working directory that was removed there is none.
+  // If the working directory was removed, there is no path.
   std::error_code failure;
   const fs::path here = fs::current_path(failure);
   if (!failure) {
@@ -109,7 +109,7 @@ Result<std::optional<std::string>> trainer_library_path(const std::string& train
     const std::string inherited = environment.get_or("LD_LIBRARY_PATH", "");
     return std::optional(torch->folder + "/lib" + (inherited.empty() ? "" : ":" + inherited));
   }
-  // A build without torch has no version.
+  // The wanted version is empty if the build had no torch.
   const std::string needed = wanted.empty() ? "torch" : cadre::format("torch {}", wanted);
   const std::string found = torch ? cadre::format(
                                         "{} has torch {}; set CADRE_TORCH to a torch "

@@ -1,5 +1,5 @@
-// CADRE_TORCH has the same meaning for the command and the build; the error of `cadre train` if no
-// torch is found.
+// CADRE_TORCH means the same for the command and the build; the error of `cadre train` if no torch
+// is found.
 #include "cadre/launch/cli/torch_finder.h"
 
 #include <gmock/gmock.h>
@@ -48,7 +48,7 @@ class TorchFinder : public ::testing::Test {
     return torch ? torch->folder + " " + torch->version : "none";
   }
 
-  // What CMake says, configuring a project that asks for torch alone.
+  // Returns the output of CMake for a project that only asks for torch.
   std::string found_by_cmake(const std::string& named) const {
     const std::string project = folder_ + "/project";
     std::filesystem::create_directories(project);
@@ -90,8 +90,8 @@ TEST_F(TorchFinder, TheBuildTakesTheSame) {
               AllOf(HasSubstr("CADRE_TORCH"), HasSubstr("virtual environment")));
 }
 
-// An installed tree whose trainer needs a libtorch that the loader does not find: this command,
-// with the name of one of its libraries replaced.
+// An installed tree whose trainer needs a libtorch that the loader does not find. The trainer is a
+// copy of this command in which the name of a library is replaced.
 TEST_F(TorchFinder, TrainNamesTheVariableWhenTheTrainerHasNoLibtorch) {
   std::ifstream original(testing::build_path("bin/cadre"), std::ios::binary);
   std::string program((std::istreambuf_iterator<char>(original)), {});

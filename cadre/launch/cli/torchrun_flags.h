@@ -15,13 +15,14 @@ namespace cadre::cli {
 
 struct RefusedFlag {
   OptionSpec option;
-  std::string_view harmless;  // the value without effect, which is accepted, as is an empty one
+  std::string_view harmless;  // the value without effect, which is accepted; an empty one is, too
   std::string_view reason;    // reason of the refusal; follows a colon
 };
 
 std::span<const RefusedFlag> refused_torchrun_flags();
 
-// An error unless it has its harmless value. REQUIRES: `given` is one of the refused flags.
+// Returns an error unless the flag has its harmless value. REQUIRES: `given` is one of the refused
+// flags.
 Status check_refused_flag(const GivenOption& given);
 
 // Accepts the keys of --rdzv-conf that have no effect on one host.

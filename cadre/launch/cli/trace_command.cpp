@@ -42,7 +42,7 @@ Options
   --help     this text
 )";
 constexpr std::string_view kSuffix = ".flight";
-// A record has 128 KiB; this leaves room for other capacities.
+// A record has 128 KiB; the limit leaves room for other capacities.
 constexpr size_t kMaxRecordBytes = 64 << 20;
 
 struct TraceOptions {
@@ -109,8 +109,8 @@ Error no_records_in(const std::string& folder) {
                     folder, found));
 }
 
-// The given files, and the files *.flight of given folders, as one job; then each job that one of
-// its workers started.
+// Returns the given files, and the files *.flight of given folders, as one job; then each job that
+// one of its workers started.
 Result<std::vector<JobFiles>> find_jobs(const std::vector<std::string>& paths) {
   std::vector<JobFiles> jobs(1);
   for (const std::string& path : paths) {
@@ -141,7 +141,7 @@ Result<std::vector<JobFiles>> find_jobs(const std::vector<std::string>& paths) {
   return jobs;
 }
 
-// The time is read after the record, so that nothing in the record is later. Pipes are not opened,
+// Reads the time after the record, so that nothing in the record is later. Does not open pipes,
 // because they may never end.
 Result<FlightRecord> read_record(const std::string& path) {
   std::error_code failure;
@@ -155,7 +155,7 @@ Result<FlightRecord> read_record(const std::string& path) {
   return record;
 }
 
-// The records that can be read; problems with the others are reported.
+// Returns the records that can be read; reports problems with the others.
 std::vector<FlightRecord> read_records(const std::vector<std::string>& files, int& num_refused) {
   std::vector<FlightRecord> records;
   for (const std::string& path : files) {
@@ -170,8 +170,8 @@ std::vector<FlightRecord> read_records(const std::vector<std::string>& files, in
   return records;
 }
 
-// Distinguishes the groups of several jobs: by the number of the job in its folder, and by the
-// folder of a nested job.
+// Adds the number of the job in its folder and the folder of a nested job, which distinguish the
+// groups of several jobs.
 void append_json(const JobFiles& files, size_t number, const std::vector<GroupTrace>& traces,
                  nlohmann::ordered_json& json) {
   for (auto& group : nlohmann::ordered_json::parse(to_json(traces))) {
@@ -181,7 +181,7 @@ void append_json(const JobFiles& files, size_t number, const std::vector<GroupTr
   }
 }
 
-// The heading of each of several jobs with records in one folder.
+// Returns the heading of a job if there are several jobs with records in one folder.
 std::string title_of_job(size_t number, size_t num_jobs, int64_t made_at_s) {
   const std::string time = made_at_s == 0 ? "" : ", begun " + os::wall_clock_text(made_at_s);
   const std::string_view rest =

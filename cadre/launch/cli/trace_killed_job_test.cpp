@@ -19,7 +19,7 @@ constexpr int kNumRanks = 3;
 // The rank that the others wait for.
 constexpr int kIdler = 2;
 
-// The test below starts this test as its workers; run directly it is a group of one.
+// The test below starts this test as its workers; when it is run directly, the group has one rank.
 TEST(TraceKilledJobWorker, Sums) {
   const auto system = os::make_native_system();
   const auto group = connect_from_environment(*system, {}, system->deadline_in(kPatience));
@@ -80,7 +80,7 @@ TEST(TraceKilledJob, TheRecordsNameTheOperationBeforeAndAfterTheDeathOfAllRanks)
                 ContainsRegex("owes +rank 2 .*last seen after barrier #1, .* ago"));
     const std::vector<int> pids = pids_in(records);
     ASSERT_EQ(pids.size(), static_cast<size_t>(kNumRanks));
-    // Stopped first, so that none of them observes the death of another one.
+    // All are stopped first, so that none of them observes the death of another one.
     for (const int signal : {SIGSTOP, SIGKILL}) {
       for (const int pid : pids) ::kill(pid, signal);
     }

@@ -17,7 +17,7 @@ void BufferedOutput::append_piece(const void* writer, std::string_view prefix,
                                   const LinePiece& piece) {
   const bool goes_on = !piece.starts_line && line_writer_ != nullptr && line_writer_ == writer;
   if (!goes_on) {
-    // The newline of a line that another writer's line has already ended.
+    // This is the newline of a line that another writer's line has already ended.
     if (!piece.starts_line && piece.bytes.empty()) return;
     if (!is_at_line_start_) pending_.push_back('\n');
     pending_.append(prefix);

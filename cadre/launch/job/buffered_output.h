@@ -35,7 +35,7 @@ class BufferedOutput {
   }
   // Continues the writer's line if that is the last one; otherwise begins a line.
   void append_piece(const void* writer, std::string_view prefix, const LinePiece& piece);
-  // Until then no other writer may append.
+  // Until that time no other writer may append.
   void claim(const void* writer, TimePoint until);
   void release(const void* writer);
   bool is_claimed_by_other(const void* writer, TimePoint now) const {

@@ -15,7 +15,7 @@ using Json = nlohmann::json;
 
 constexpr int kMaxDepth = 16;  // nesting limit of a worker's JSON file
 
-// torchelastic reads a string, or an object with a timestamp.
+// torchelastic accepts a string, or an object with a timestamp.
 bool is_complete(const Json& root) {
   if (!root.is_object() || !root.contains("message")) return false;
   const Json& message = root["message"];
@@ -51,7 +51,7 @@ Status write_error_file(const std::string& path, const JobFailure& failure) {
   }
   if (!is_complete(root)) root = describe(failure);
   if (root["message"].is_object()) {
-    // As in Python's subprocess: a signal is negative.
+    // A signal is negative, as in Python's subprocess.
     const os::ExitStatus& status = failure.first.status;
     root["message"]["errorCode"] = status.signal != 0 ? -status.signal : status.shell_code();
   }

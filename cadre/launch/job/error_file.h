@@ -15,7 +15,8 @@
 
 namespace cadre::launch {
 
-inline constexpr size_t kMaxErrorFileBytes = 1 << 20;  // at most read of a worker's file
+// The most bytes that are read of a worker's file.
+inline constexpr size_t kMaxErrorFileBytes = 1 << 20;
 
 struct JobFailure {
   WorkerExit first;
@@ -23,12 +24,12 @@ struct JobFailure {
   int num_workers = 1;
   std::string worker_file;  // the TORCHELASTIC_ERROR_FILE of the worker
   std::deque<std::string> last_lines;
-  int64_t timestamp_s = 0;  // since 1970
+  int64_t timestamp_s = 0;  // seconds since 1970
 };
 
-// Writes {"message": {"message": ..., "errorCode": ..., "extraInfo": {"timestamp": ...}}}: the
-// worker's own file with the error code added, if there is one; otherwise the exit status, with the
-// last lines of output in place of the traceback.
+// Writes {"message": {"message": ..., "errorCode": ..., "extraInfo": {"timestamp": ...}}}. If the
+// worker has a file of its own, writes that with the error code added; otherwise the exit status,
+// with the last lines of output in place of the traceback.
 Status write_error_file(const std::string& path, const JobFailure& failure);
 
 }  // namespace cadre::launch

@@ -15,7 +15,7 @@ namespace {
 
 class ErrorFile : public ::testing::Test {
  protected:
-  // The error file after a failure of rank 1, whose own error file has `worker_content`.
+  // Returns the error file after a failure of rank 1, whose own error file has `worker_content`.
   nlohmann::json after(const std::string& worker_content, os::ExitStatus status = {.code = 3}) {
     const std::string worker_file = folder_.file("worker.json");
     if (!worker_content.empty()) std::ofstream(worker_file) << worker_content;

@@ -39,7 +39,7 @@ std::string last_lines_text(const FailureReport& report) {
   return text;
 }
 
-// A stopped worker does not answer, so a worker that waited for it often fails first.
+// A stopped worker does not answer, so a worker that waits for it often fails first.
 std::string stopped_text(const FailureReport& report) {
   std::vector<int> ranks;
   int signal = 0;
@@ -61,7 +61,7 @@ std::string outlived_text(const FailureReport& report, size_t num_ranks) {
                        report.grace);
 }
 
-// One line for all others, grouped by exit status.
+// Returns one line for all other workers, grouped by exit status.
 std::string others_text(const FailureReport& report) {
   const std::string stopped =
       cadre::format("stopped by cadre because rank {} failed", report.failure.rank);
@@ -124,7 +124,8 @@ std::string exception_in(const std::string& error_file) {
   const auto content = os::read_file(error_file, kMaxErrorFileBytes);
   if (!content.ok()) return "";
   const auto json = nlohmann::json::parse(*content, nullptr, /*allow_exceptions=*/false);
-  // {"message": {"message": "ValueError: ...", "extraInfo": {...}}}, or the inner text directly.
+  // Returns the inner text of {"message": {"message": "ValueError: ...", "extraInfo": {...}}}; it
+  // may also be given directly.
   if (!json.is_object() || !json.contains("message")) return "";
   const auto& message = json["message"];
   if (message.is_string()) return message.get<std::string>();

@@ -20,22 +20,23 @@ struct FailureReport {
   std::string host;
   std::string exception;  // from the error file of the worker; may be empty
   std::deque<std::string> last_lines;
-  size_t num_lines_just_shown = 0;  // the last ones of these, which are not repeated
+  // Number of the last lines that were just shown and are not repeated.
+  size_t num_lines_just_shown = 0;
   int num_workers = 1;
-  std::span<const WorkerExit> exits;  // all workers, the failed one too
+  std::span<const WorkerExit> exits;  // exits of all workers, the failed one included
   uint64_t num_oom_kills = 0;
-  // Ranks that the launcher killed, because they had not ended in this time after the signal.
+  // Ranks that the launcher killed because they had not ended within `grace`.
   std::span<const int> outlived = {};
   std::string grace = "";  // "30 s of SIGTERM"
 };
 
-// Several lines, the last one without its newline.
+// Returns several lines, the last one without its newline.
 std::string to_text(const FailureReport& report);
 
 // Formats ascending ranks: "0", "0-2, 5".
 std::string rank_ranges(std::span<const int> ranks);
 
-// The message in an error file of torch.distributed.elastic; empty if there is none.
+// Returns the message in an error file of torch.distributed.elastic; empty if there is none.
 std::string exception_in(const std::string& error_file);
 
 }  // namespace cadre::launch

@@ -29,19 +29,19 @@ namespace {
 
 constexpr std::array kSignals{SIGINT,  SIGTERM, SIGHUP,  SIGQUIT, SIGUSR1,
                               SIGUSR2, SIGTSTP, SIGCONT, SIGCHLD};
-// Two signals within this time count as one: people do not press Ctrl-C so fast, but programs such
-// as timeout(1) send two at once.
+// Two signals within this time count as one: people do not press Ctrl-C so quickly, but programs
+// such as timeout(1) send two at once.
 constexpr Duration kSameKeyPress = std::chrono::milliseconds(100);
-// Processes that workers left running may end by themselves in this time (as Python's does) ...
+// The time in which processes that workers left running may end by themselves (as Python's do).
 constexpr Duration kLinger = std::chrono::milliseconds(500);
-// ... and how long after SIGTERM.
+// The time that they have after SIGTERM.
 constexpr Duration kLeftoverGrace = std::chrono::seconds(5);
 constexpr Duration kKillTimeout = std::chrono::seconds(5);
 constexpr Duration kDrainTimeout = std::chrono::seconds(5);
 constexpr Duration kTick = std::chrono::seconds(1);
-// The interval of killing, which finds processes that fork meanwhile.
+// The interval of killing, which finds processes that were forked meanwhile.
 constexpr Duration kKillTick = std::chrono::milliseconds(20);
-// A pidfd and a connection to the store, in addition to one or two pipes.
+// A pidfd and a connection to the store, besides one or two pipes.
 constexpr uint64_t kDescriptorsPerWorker = 2;
 // Outputs, signals, the store's listener, and descriptors used while starting a worker.
 constexpr uint64_t kOwnDescriptors = 24;
@@ -120,7 +120,7 @@ class JobRun {
   os::System& system_;
   const JobSpec& spec_;
   os::Pollable& guardian_gone_;
-  // Must precede everything that starts a thread.
+  // Must be constructed before every member that starts a thread.
   os::SignalListener signals_;
   BufferedOutput output_{os::OutputStream::Target::kStandardOutput};
   const std::unique_ptr<BufferedOutput> own_error_ =
@@ -143,7 +143,7 @@ class JobRun {
   bool guardian_is_gone_ = false;
   std::vector<os::Descendant> unkillable_;
 
-  // State of the phase kStopping.
+  // State of the phase kStopping, until outlived_.
   std::string grace_;  // "30 s of SIGTERM"
   Deadline say_waiting_at_;
   bool has_said_ranks_ = false;
@@ -251,7 +251,7 @@ void JobRun::watch() {
   }
 }
 
-// If the reader of the output is slow, lines stay in the log, which is bounded.
+// If the reader of the output is slow, lines stay in the log, whose size is limited.
 void JobRun::show_log() {
   if (error_.is_full()) return;
   for (const std::string& line : log_.take()) say(line);
@@ -267,7 +267,7 @@ void JobRun::take_signals() {
     } else if (*signal == SIGCONT) {
       group_.resume();
     } else if (*signal == SIGUSR1 || *signal == SIGUSR2) {
-      group_.forward_signal(*signal);  // batch systems announce the time limit with it
+      group_.forward_signal(*signal);  // batch systems announce the time limit with these signals
     } else {
       on_stop_signal(*signal);
     }
@@ -283,7 +283,7 @@ void JobRun::say_stopped() {
   }
 }
 
-// Reported once; the job continues.
+// The loss is reported once, and the job continues.
 void JobRun::say_lost_output() {
   if (has_said_lost_output_ || !output_.failure()) return;
   has_said_lost_output_ = true;
@@ -385,12 +385,12 @@ bool JobRun::is_over() {
   return true;
 }
 
-// Enters the next phase when its time has come.
+// Enters the next phase when it is due.
 void JobRun::advance() {
   if (phase_ == Phase::kRunning) {
     if (group_.first_failure()) {
       ask_to_stop(SIGTERM);
-      wait_for_stop();  // otherwise no event may wake the loop in time
+      wait_for_stop();  // called here, because no event may wake the loop in time
     } else if (group_.all_ended()) {
       enter(Phase::kLingering, kLinger);
     }
@@ -430,14 +430,14 @@ int JobRun::exit_code(const std::optional<WorkerExit>& failure) const {
   return unkillable_.empty() && !output_.failure() && !error_.failure() ? 0 : 1;
 }
 
-// The worker has explained its failure on standard error.
+// Returns whether the worker has explained its failure on standard error.
 bool JobRun::has_reported(const os::ExitStatus& status) const {
   return status.is_known && status.signal == 0 &&
          std::ranges::find(spec_.reported_exit_codes, status.code) !=
              spec_.reported_exit_codes.end();
 }
 
-// If this launcher is itself a worker of torchrun or of another launcher.
+// Writes the error file if this launcher is itself a worker of torchrun or of another launcher.
 void JobRun::leave_for_caller(const WorkerExit& failure) {
   const std::string path = spec_.environment.get_or("TORCHELASTIC_ERROR_FILE", "");
   if (path.empty()) return;
@@ -455,7 +455,7 @@ void JobRun::leave_for_caller(const WorkerExit& failure) {
 
 int JobRun::finish() {
   const Deadline drained = system_.deadline_in(kDrainTimeout);
-  // What could not be killed holds its pipe, which does not end.
+  // A process that could not be killed keeps its pipe open.
   const Deadline ended = unkillable_.empty() ? drained : system_.deadline_in(kLinger);
   while (!group_.output_has_ended() && !ended.has_passed(system_.now())) {
     group_.step({}, ended);

@@ -25,30 +25,31 @@ namespace cadre::launch {
 
 struct JobSpec {
   std::string executable;              // a path
-  std::vector<std::string> arguments;  // argv; "${local_rank}" in them becomes the worker's rank
+  std::vector<std::string> arguments;  // argv; "${local_rank}" in it becomes the worker's rank
   os::Environment environment;         // torchrun's variables are added
-  os::Inherited inherited;             // by the launcher: workers get it back
+  os::Inherited inherited;             // inherited by the launcher: workers get the original values
   int num_workers = 1;
-  std::string run_id;  // empty: a random one
+  std::string run_id;  // empty: a random id
   std::string role = "default";
-  uint16_t store_port = 0;  // 0: a free one
+  uint16_t store_port = 0;  // 0: a free port
   LogLevel log_level = LogLevel::kWarning;
-  std::string folder;  // for the workers' error files; exists, and only its owner has access
-  // Before each line; ${rank}, ${local_rank}, ${role_name} and ${host} are replaced.
+  std::string folder;  // for the workers' error files; it exists, and only its owner has access
+  // The text before each line; ${rank}, ${local_rank}, ${role_name} and ${host} are replaced.
   std::string prefix_template = "[${rank}] ";
   bool colour_prefix = false;
   // Rank 0's output is passed on unchanged, so that it can rewrite lines in place.
   bool is_rank0_raw = false;
-  // Exit codes of workers that have explained their failure themselves: no report follows.
+  // Exit codes of workers that have explained their failure themselves: the launcher prints no
+  // report.
   std::vector<int> reported_exit_codes;
   // The time between the first signal to a worker and SIGKILL.
   Duration stop_grace = std::chrono::seconds(30);
 };
 
-// Runs the job to its end and returns the launcher's exit code: 0, that of the first worker that
-// failed (128 + signal if a signal ended it), 128 + the signal that stopped the job, or 1 if the
-// store could not be opened or output could not be written (a full disk). `guardian_gone` becomes
-// readable when all processes of the job must be killed at once (core/os/proc/guardian.h).
+// Runs the job to its end and returns the launcher's exit code: 0, the code of the first worker
+// that failed (128 + signal if a signal ended it), 128 + the signal that stopped the job, or 1 if
+// the store could not be opened or output could not be written (a full disk). `guardian_gone`
+// becomes readable when all processes of the job must be killed at once (core/os/proc/guardian.h).
 Result<int> run_job(os::System& system, const JobSpec& spec, os::Pollable& guardian_gone);
 
 }  // namespace cadre::launch

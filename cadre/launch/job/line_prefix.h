@@ -1,4 +1,4 @@
-// The text before each line of a worker's output, and other texts with a worker's numbers in them.
+// The text before each line of a worker's output, and other texts that contain a worker's numbers.
 //
 // Threads: pure functions. Blocking: never. Source: torchrun's --log-line-prefix-template and
 // ${local_rank} in arguments.
@@ -18,10 +18,10 @@ struct PrefixValues {
   std::string host;
 };
 
-// ${rank}, ${local_rank}, ${role_name} and ${host} are replaced; values are not searched again.
+// Replaces ${rank}, ${local_rank}, ${role_name} and ${host}; the values are not searched again.
 std::string line_prefix(std::string_view pattern, const PrefixValues& values);
 
-// In a colour of the rank that is readable on light and on dark terminals.
+// Returns the prefix in a colour of the rank that is readable on light and on dark terminals.
 std::string coloured(std::string_view prefix, Rank rank);
 
 // Replaces ${local_rank}.

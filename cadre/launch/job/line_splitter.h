@@ -1,10 +1,10 @@
 // Splits a stream of arbitrary bytes into lines.
 //
-// Threads: one owner. Blocking: never. Lifetime: pieces handed to the callback are valid during it.
+// Threads: one owner. Blocking: never. Lifetime: pieces are valid only during the callback.
 // A line is passed on as one piece if its newline arrives in time. A line longer than
-// kMaxPieceBytes, or at flush(), is passed on in pieces that do not end the line, so memory is
-// bounded. For a terminal, a carriage return restarts the line: of "10%\r20%\r30%\n" only "30%" is
-// shown. Otherwise the bytes stay unchanged.
+// kMaxPieceBytes, or one that is unfinished at flush(), is passed on in pieces that do not end the
+// line, so memory is bounded. For a terminal, a carriage return restarts the line: of
+// "10%\r20%\r30%\n" only "30%" is shown. Otherwise the bytes stay unchanged.
 #pragma once
 
 #include <cstddef>
@@ -20,11 +20,11 @@ struct LinePiece {
   std::string_view bytes;
   bool starts_line = true;
   bool ends_line = true;
-  bool was_shown = false;  // take_progress() has returned the whole line last
+  bool was_shown = false;  // the last take_progress() has returned the whole line
   friend bool operator==(const LinePiece&, const LinePiece&) = default;
 };
 
-// The text that a terminal shows for a line with carriage returns.
+// Returns the text that a terminal shows for a line with carriage returns.
 std::string_view visible_part(std::string_view line);
 
 class LineSplitter {
@@ -40,10 +40,10 @@ class LineSplitter {
   void flush(const Emit& emit);
   // Ends an unfinished line at the end of the stream.
   void finish(const Emit& emit);
-  // Whether a line has begun and not ended.
+  // Returns whether a line has begun and not ended.
   bool is_in_line() const { return is_open_ || !partial_.empty(); }
-  // The present text of a line that is rewritten in place (a progress bar), if it has changed since
-  // the last call.
+  // Returns the present text of a line that is rewritten in place (a progress bar), if it has
+  // changed since the last call.
   std::optional<std::string> take_progress();
 
  private:
@@ -59,7 +59,7 @@ class LineSplitter {
   bool is_open_ = false;  // a piece of the line was passed on
   bool rewrites_itself_ = false;
   bool has_new_progress_ = false;
-  std::string shown_progress_;  // the current line's; returned last by take_progress()
+  std::string shown_progress_;  // text of the current line that take_progress() returned last
 };
 
 }  // namespace cadre::launch

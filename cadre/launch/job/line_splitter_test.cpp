@@ -12,7 +12,7 @@ namespace {
 using Lines = std::vector<std::string>;
 using Returns = LineSplitter::Returns;
 
-// The lines that a reader sees: a piece that starts a line ends one that is unfinished.
+// The lines that a reader sees: a piece that starts a line ends an unfinished line.
 class SplitLines {
  public:
   explicit SplitLines(Returns returns = Returns::kKept) : splitter_(returns) {}
@@ -56,7 +56,7 @@ TEST(LineSplitter, CutsAtNewlines) {
   }
 }
 
-// A record in JSON, or a table's row, is one piece, whether it comes at once or in parts.
+// A record in JSON, or a row of a table, is one piece, whether it arrives at once or in parts.
 TEST(LineSplitter, ALineOfSixtyKilobytesIsOnePiece) {
   const std::string line(60'000, 'x');
   for (const size_t first : {size_t{60'000}, size_t{4'096}}) {
@@ -87,7 +87,7 @@ TEST(LineSplitter, TellsProgressOnceForEachChange) {
   SplitLines lines(Returns::kRewriteTheLine);
   LineSplitter& splitter = lines.splitter();
   lines.feed("loading");
-  EXPECT_EQ(splitter.take_progress(), std::nullopt);  // it does not rewrite itself
+  EXPECT_EQ(splitter.take_progress(), std::nullopt);  // the line has not been rewritten in place
   lines.feed("\r10%");
   EXPECT_EQ(splitter.take_progress(), "10%");
   EXPECT_EQ(splitter.take_progress(), std::nullopt);
@@ -104,10 +104,10 @@ TEST(LineSplitter, TellsWhenTheEndOfALineWasShownAsProgress) {
   splitter.feed("\r5/6\r6/6", emit);
   EXPECT_EQ(splitter.take_progress(), "6/6");
   splitter.feed("\n", emit);       // shown
-  splitter.feed("\r6/6\n", emit);  // another line, of which no progress was shown
+  splitter.feed("\r6/6\n", emit);  // another line, whose progress was not shown
   splitter.feed("\r5/6", emit);
   EXPECT_EQ(splitter.take_progress(), "5/6");
-  splitter.feed("\r6/6\n", emit);  // it changed since
+  splitter.feed("\r6/6\n", emit);  // the text has changed since it was shown
   splitter.feed("\r6/6", emit);
   EXPECT_EQ(splitter.take_progress(), "6/6");
   splitter.finish(emit);
@@ -138,7 +138,7 @@ TEST(LineSplitter, WhatWasFlushedStaysWhenTheLineStartsAnew) {
   EXPECT_EQ(lines.finish(), (Lines{"10%", "30%"}));
 }
 
-// For any bytes in any pieces: the same lines, and no piece above the bound.
+// For any bytes in any pieces the lines are the same, and no piece exceeds the limit.
 TEST(LineSplitter, DoesNotDependOnHowTheBytesArrive) {
   for (uint64_t seed = 0; seed < 200; ++seed) {
     SCOPED_TRACE(seed);
@@ -164,7 +164,7 @@ TEST(LineSplitter, DoesNotDependOnHowTheBytesArrive) {
 
 class LineTailTest : public ::testing::Test {
  protected:
-  // As a worker's line, shown on `output`.
+  // Writes a line of a worker that is shown on `output`.
   void write(BufferedOutput& output, const std::string& line) {
     output.append_line("", line);
     tail_.add({.bytes = line}, output);

@@ -1,7 +1,7 @@
 // The last lines that a worker wrote, kept for the report of its failure.
 //
 // Threads: one owner. Blocking: never. Memory: about kMaxLines times kMaxLineBytes.
-// Lifetime: the outputs that lines were shown on are compared by address only.
+// Lifetime: the outputs on which lines were shown are only compared by address.
 #pragma once
 
 #include <algorithm>
@@ -21,11 +21,11 @@ class LineTail {
  public:
   static constexpr size_t kMaxLines = 30;
   static constexpr size_t kMaxLineBytes = 2000;
-  // After at most this many lines of other ranks a shown line is not repeated.
+  // A shown line is not repeated if at most this many lines of other ranks follow it.
   static constexpr uint64_t kNearLines = 10;
 
-  // A piece that was passed to `shown_on` before. If a line is rewritten in place, its last text is
-  // kept.
+  // Adds a piece that was just passed to `shown_on`. Of a line that is rewritten in place, the last
+  // text is kept.
   void add(const LinePiece& piece, const BufferedOutput& shown_on) {
     line_.append(piece.bytes);
     const std::string_view visible = visible_part(line_);
@@ -46,7 +46,8 @@ class LineTail {
     return texts;
   }
 
-  // The number of last lines that `output` shows, with only few lines of other ranks after them.
+  // Returns the number of last lines that `output` shows with at most kNearLines lines of other
+  // ranks after them.
   size_t num_just_shown(const BufferedOutput& output) const {
     size_t num_shown = 0;
     for (size_t count = 1; count <= lines_.size(); ++count) {
@@ -61,7 +62,7 @@ class LineTail {
   struct Line {
     std::string text;
     const BufferedOutput* shown_on;
-    uint64_t line_number;  // on that output
+    uint64_t line_number;  // number of the line on that output
   };
 
   void end_line(const BufferedOutput& shown_on) {

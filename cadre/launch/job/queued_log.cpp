@@ -51,7 +51,7 @@ std::vector<std::string> QueuedLog::take_last() {
 }
 
 std::vector<std::string> QueuedLog::take_counted(TimePoint until) {
-  event_->clear();  // before the look: a line that comes later makes it readable again
+  event_->clear();  // before the lines are read: a later line makes it readable again
   std::vector<std::string> lines;
   const std::lock_guard lock(mutex_);
   count_dropped(until);

@@ -34,21 +34,22 @@ class QueuedLog final : public LogSink {
 
   void write(LogLevel level, std::string_view component, std::string_view message) override;
 
-  // Readable while there are lines.
+  // Readable while there are queued lines.
   os::Pollable& pollable() { return *event_; }
-  // "warning 2026-11-21T10:04:11.042Z store dropped peer=...", and the counts of dropped lines of
-  // past intervals: "warning 2026-11-21T10:04:21.042Z store dropped: 1995 more lines like these".
+  // Returns lines such as "warning 2026-11-21T10:04:11.042Z store dropped peer=...", and the counts
+  // of dropped lines of past intervals: "warning 2026-11-21T10:04:21.042Z store dropped: 1995 more
+  // lines like these".
   std::vector<std::string> take();
-  // As take(), with the counts of the present interval; for the end of the job.
+  // Does the same as take(), with the counts of the present interval. Called at the end of the job.
   std::vector<std::string> take_last();
 
  private:
   struct Kind {
     TimePoint interval_end{};
-    size_t num_lines = 0;    // in this interval
-    size_t num_dropped = 0;  // in this interval
+    size_t num_lines = 0;    // number in this interval
+    size_t num_dropped = 0;  // number in this interval
   };
-  // Adds lines with the counts of intervals that end by then.
+  // Adds lines with the counts of intervals that end at `until` or earlier.
   void count_dropped(TimePoint until);
   std::vector<std::string> take_counted(TimePoint until);
 
@@ -57,7 +58,7 @@ class QueuedLog final : public LogSink {
   const std::unique_ptr<os::Event> event_;
   std::mutex mutex_;
   std::vector<std::string> lines_;
-  // By level, and component with first word.
+  // The kinds by level, and by component together with first word.
   std::map<std::pair<std::string, std::string>, Kind> kinds_;
 };
 

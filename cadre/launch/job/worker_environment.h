@@ -1,4 +1,4 @@
-// What a worker finds: torchrun's variables and those of Cadre, and which signals it ignores.
+// What a worker inherits: torchrun's variables and those of Cadre, and the signals that it ignores.
 //
 // Threads: plain values. Blocking: never. Every variable is listed in
 // docs/guide/running/launching.md.
@@ -22,23 +22,23 @@ struct JobIdentity {
   std::string run_id;
   std::string role = "default";
   os::Secret token;        // the job's secret
-  std::string store_host;  // where the job's store listens
+  std::string store_host;  // address of the job's store
   uint16_t store_port = 0;
-  std::string error_folder;  // for the workers' error files
+  std::string error_folder;  // folder of the workers' error files
   int num_cores = 1;         // cores of the host, for all workers
 };
 
-// The file in which `rank` may store its exception as JSON.
+// Returns the file in which `rank` may store its exception as JSON.
 std::string error_file_of(const JobIdentity& job, Rank rank);
 
-// `inherited` with torchrun's and Cadre's variables added or replaced. OMP_NUM_THREADS, the number
-// of cores divided by the workers, is set only if `inherited` has none.
+// Returns `inherited` with torchrun's and Cadre's variables added or replaced. OMP_NUM_THREADS is
+// set to the number of cores divided by the number of workers, unless `inherited` has it.
 os::Environment worker_environment(const os::Environment& inherited, const JobIdentity& job,
                                    Rank rank);
 
-// As from a shell, a worker ignores what the launcher was started with ignored (SIGHUP under
-// nohup), except the signals by which the launcher stops it, and SIGCHLD, without whose default a
-// program learns nothing of its children.
+// Returns the signals that a worker ignores: like under a shell, those that the launcher ignored at
+// its start (SIGHUP under nohup). Exceptions are the signals with which the launcher stops workers,
+// and SIGCHLD, without whose default a program gets no exit status of its children.
 std::vector<int> signals_ignored_by_workers(std::span<const int> ignored);
 
 // For programs whose steps allocate the same sizes again and again: makes glibc's malloc keep freed

@@ -30,7 +30,7 @@ struct WorkerGroup::Worker {
   bool error_is_open = true;
   bool has_ended = false;
   bool was_asked_to_stop = false;
-  int stopped_by = 0;  // when it was last checked
+  int stopped_by = 0;  // value at the last check
 
   void pump(Bytes buffer, TimePoint now) {
     output_is_open =
@@ -55,7 +55,7 @@ Status WorkerGroup::start(std::span<const WorkerSpec> specs) {
     options.joins_output = &output_ == &error_;
     auto process = os::Process::start(options);
     if (!process.ok()) {
-      workers_.clear();  // kills those that were started
+      workers_.clear();  // kills the workers that were started
       return process.error();
     }
     workers_.push_back(
@@ -133,7 +133,7 @@ void WorkerGroup::collect_exits() {
                       .was_asked_to_stop = worker->was_asked_to_stop,
                       .stopped_by = worker->was_asked_to_stop ? worker->stopped_by : 0});
   }
-  // Among exits that were noticed together, one by a signal is the more likely cause: when a worker
+  // If several exits were noticed together, one by a signal is the more likely cause: when a worker
   // crashes, its peers notice a broken connection and exit within the same millisecond.
   std::stable_sort(exits_.begin() + static_cast<std::ptrdiff_t>(before), exits_.end(),
                    [](const WorkerExit& a, const WorkerExit& b) {

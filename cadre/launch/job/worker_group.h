@@ -2,10 +2,10 @@
 //
 // Threads: one, which must outlive the workers (see core/os/proc/process.h). The process must be a
 // subreaper (core/os/proc/guardian.h), so that processes which workers left running can be found.
-// Blocking: start() takes milliseconds per worker; step() until its Deadline. Lifetime: the
-// destructor kills workers that still run. The outputs outlive the WorkerGroup. Errors: start()
-// returns those of os::Process, with the rank; no worker runs then. Its owner decides when to stop
-// it (job.h).
+// Blocking: start() takes milliseconds for each worker; step() waits until its Deadline. Lifetime:
+// the destructor kills workers that still run. The outputs outlive the WorkerGroup. Errors: start()
+// returns those of os::Process, with the rank; then no worker runs. The owner decides when to stop
+// the group (job.h).
 #pragma once
 
 #include <memory>
@@ -36,8 +36,8 @@ struct WorkerExit {
   int pid = 0;
   os::ExitStatus status;
   Duration lifetime{};
-  bool was_asked_to_stop = false;  // the launcher had signalled it
-  int stopped_by = 0;              // the signal that had stopped it by then; 0: none
+  bool was_asked_to_stop = false;  // the launcher had signalled the worker
+  int stopped_by = 0;              // the signal that had stopped the worker by then; 0: none
 };
 
 // A worker that a signal has stopped.
@@ -65,9 +65,9 @@ class WorkerGroup {
   // Exits in the order in which they were noticed.
   const std::vector<WorkerExit>& exits() const { return exits_; }
   bool all_ended() const { return exits_.size() == workers_.size(); }
-  // Ascending.
+  // Returns the ranks of running workers, ascending.
   std::vector<int> running_ranks() const;
-  // The first worker that failed before it was asked to stop.
+  // Returns the first worker that failed before it was asked to stop.
   std::optional<WorkerExit> first_failure() const;
   const LineTail& tail(Rank rank) const;
 
@@ -77,10 +77,10 @@ class WorkerGroup {
   // Stops all descendants of this process, as for Ctrl-Z, until resume().
   void suspend();
   void resume();
-  // Workers that were stopped since the last call, other than by suspend().
+  // Returns the workers that were stopped since the last call, other than by suspend().
   std::vector<StoppedWorker> take_stopped();
   // Signals the process groups of the running workers, and continues stopped ones so that they
-  // receive it. Later exits do not count as failures.
+  // receive the signal. Later exits do not count as failures.
   void ask_to_stop(int signal);
   // Sends SIGTERM once to each process that the workers left running, except to process groups that
   // ask_to_stop() has signalled, because many programs treat a second signal as a request to end at
@@ -89,18 +89,18 @@ class WorkerGroup {
   // Reaps orphans of workers that have ended; called on SIGCHLD.
   void reap_orphans();
 
-  // Whether all pipes have ended, so that there is no more output.
+  // Returns whether all pipes have ended, so that there is no more output.
   bool output_has_ended() const;
-  // Shows lines without a newline. Called last.
+  // Ends lines that have no newline. Called last.
   void finish_output();
 
  private:
   struct Worker;
   void collect_exits();
-  // Whether a signal has stopped the worker since the last look.
+  // Returns whether a signal has stopped the worker since the last call.
   bool look_for_stop(Worker& worker) const;
   std::vector<BufferedOutput*> sinks();
-  // When step() must run even without an event.
+  // Returns the time at which step() must run even without an event.
   Deadline next_due() const;
   std::vector<os::PollItem> poll_items(std::span<const os::PollItem> also);
 

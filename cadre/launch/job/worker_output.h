@@ -18,7 +18,7 @@
 namespace cadre::launch {
 
 struct WorkerOutputOptions {
-  std::string prefix;   // before each line
+  std::string prefix;   // text before each line
   bool is_raw = false;  // bytes are passed on unchanged, so that lines can be rewritten in place
 };
 
@@ -34,15 +34,15 @@ class WorkerOutput {
   // false at the end of the stream. Reads nothing while the launcher's output is full or claimed by
   // another worker.
   bool pump(Stream stream, os::PipeReader& from, Bytes buffer, TimePoint now);
-  // Whether pump() would read.
+  // Returns whether pump() would read.
   bool has_room(Stream stream, TimePoint now) const { return may_write(lane(stream), now); }
   // Shows the present text of progress bars, which do not end their line for a long time.
   void show_progress(TimePoint now);
   // Shows lines that have not grown for kIdle.
   void show_unfinished(TimePoint now);
-  // When show_unfinished() or pump() must be called even without input.
+  // Returns the time at which show_unfinished() or pump() must be called even without input.
   std::optional<TimePoint> next_due(TimePoint now) const;
-  // Ends lines without a newline at the end of the streams.
+  // Ends the lines that have no newline at the end of the streams.
   void finish();
 
   const LineTail& tail() const { return tail_; }
@@ -52,7 +52,7 @@ class WorkerOutput {
     BufferedOutput* sink;
     LineSplitter splitter;
     TimePoint last_fed{};
-    bool has_claimed = false;  // the output, for the current line
+    bool has_claimed = false;  // this lane has claimed the output for its current line
     bool is_overdue = false;   // the pending part of the current line was shown
     bool has_ended = false;
   };

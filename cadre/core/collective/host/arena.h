@@ -1,9 +1,9 @@
-// The layout of the memory through which the ranks of a host group talk: a block for each rank,
-// which lies anywhere in the memory that they share.
+// The layout of the memory through which the ranks of a host group communicate: one block for each
+// rank, anywhere in the memory that they share.
 //
-// Threads: a plain view; who may touch what, and when, is said at each part. Blocking: never.
-// Lifetime: borrows the blocks. A block is zeroed by its rank before any other sees it, which is a
-// valid first state, so no rank initialises it and all may start at once.
+// Threads: a plain view; the parts below say who may access them, and when. Blocking: never.
+// Lifetime: borrows the blocks. A rank zeroes its block before other ranks see it. That is a valid
+// first state, so no rank has to initialise a block and all may start at once.
 //
 //   flags      two entries    what the rank called: number, fingerprint, and a small payload
 //              one step word  how far it is in an operation of several steps
@@ -12,10 +12,10 @@
 //   flat       two slots      payload of medium operations
 //   staging    chunks         payload of large operations
 //
-// Each part but the notice has one writer, its rank. Entries and flat slots alternate by the parity
-// of the sequence number, which counts a rank's entries: a rank writes those of number n + 2 only
-// after it has seen entry n + 1 of every rank, and a rank publishes that one only when it has read
-// everything of number n.
+// Each part except the notice is written by its own rank only. Entries and flat slots alternate by
+// the parity of the sequence number, which counts a rank's entries: a rank writes those of number n
+// + 2 only after it has seen entry n + 1 of every rank, and a rank publishes entry n + 1 only after
+// it has read everything of number n.
 #pragma once
 
 #include <array>
@@ -37,11 +37,11 @@ inline constexpr size_t kFlagAlignment = 128;
 inline constexpr size_t kInlineBytes = 96;
 inline constexpr size_t kFlatBytes = 32 << 10;
 inline constexpr size_t kChunkBytes = 512 << 10;
-// What the pipelines of staged.cpp count on: a rank may be three chunks ahead of its last reader.
+// The pipelines of staged.cpp rely on this: a rank may be three chunks ahead of its last reader.
 inline constexpr int kNumChunks = 4;
 
-// A rank's announcement of an operation. Payload and flag share their lines, so a small operation
-// costs one transfer between cores.
+// A rank's announcement of an operation. Payload and flag share their cache lines, so a small
+// operation costs one transfer between cores.
 struct alignas(kFlagAlignment) Entry {
   os::WaitWord sequence;  // number of this entry; published last
   uint64_t number;
@@ -55,11 +55,11 @@ struct alignas(kFlagAlignment) StepFlag {
 };
 
 struct alignas(kFlagAlignment) Notice {
-  // Set by the rank that sees two ranks call different operations: bit 32, and the sequence
-  // number in the low bits.
+  // Set by the rank that finds that two ranks called different operations: bit 32 is set, and the
+  // sequence number is in the low bits.
   std::atomic<uint64_t> mismatch;
-  // Set by the first rank that leaves an operation with an error: bit 63, the rank from bit 32 on,
-  // and the sequence number in the low bits.
+  // Set by the first rank that leaves an operation with an error: bit 63 is set, the rank is in the
+  // bits from 32 on, and the sequence number is in the low bits.
   std::atomic<uint64_t> left;
 };
 
@@ -67,13 +67,13 @@ class Arena {
  public:
   static constexpr size_t block_bytes() { return kBlockBytes; }
 
-  // Parts of a block: flags for every operation, flat slots for medium ones, and staging for large
-  // ones whose buffers peers cannot map.
+  // The parts of a block: flags for every operation, flat slots for medium ones, and staging for
+  // large operations on buffers that peers cannot map.
   static constexpr Range flags_part() { return {0, kPage}; }
   static constexpr Range flat_part() { return {kFlatOffset, 2 * kFlatBytes}; }
   static constexpr Range staging_part() { return {kChunkOffset, kNumChunks * kChunkBytes}; }
 
-  // Blocks by rank, page-aligned.
+  // `blocks` has the page-aligned block of each rank.
   explicit Arena(std::vector<std::byte*> blocks) : blocks_(std::move(blocks)) {}
 
   Notice& notice() const { return *reinterpret_cast<Notice*>(block(0) + kNoticeOffset); }
@@ -86,13 +86,13 @@ class Arena {
   std::byte* flat(Rank rank, uint32_t sequence) const {
     return block(rank) + kFlatOffset + (sequence % 2) * kFlatBytes;
   }
-  // Modulo kNumChunks.
+  // `index` counts all chunks; it is taken modulo kNumChunks.
   std::byte* chunk(Rank rank, size_t index) const {
     return block(rank) + kChunkOffset + (index % kNumChunks) * kChunkBytes;
   }
 
  private:
-  // Flags and payload stand in pages of their own.
+  // Flags and payload are on different pages.
   static constexpr size_t kPage = 4096;
   static constexpr size_t kEntryOffset = 0;
   static constexpr size_t kStepOffset = kEntryOffset + 2 * sizeof(Entry);

@@ -25,12 +25,12 @@ constexpr size_t divide_rounding_up(size_t a, size_t b) {
   return (a + b - 1) / b;
 }
 
-// Where the part of each rank lies in the output of a gather, or in the input of a reduce_scatter.
+// The ranges of the ranks' parts in the output of a gather, or in the input of a reduce_scatter.
 class RankParts {
  public:
-  // Equal ones, in rank order.
+  // Equal parts, in rank order.
   explicit RankParts(size_t each) : each_(each) {}
-  // By rank.
+  // The part of each rank.
   explicit RankParts(std::vector<Range> parts) : parts_(std::move(parts)) {}
 
   Range of(int rank) const {
@@ -55,15 +55,15 @@ struct ExchangeParts {
   size_t longest = 0;           // bytes of the longest part between any two ranks
 };
 
-// Part `index` of `total` bytes cut into parts of `part` bytes; the last ones may be short or
-// empty.
+// Returns part `index` of `total` bytes that are cut into parts of `part` bytes; the last parts may
+// be short or empty.
 constexpr Range part_of(size_t total, size_t part, size_t index) {
   const size_t begin = std::min(total, index * part);
   return {begin, std::min(part, total - begin)};
 }
 
-// Bytes of the part that each of `num_ranks` owners gets: whole cache lines, so that no two ranks
-// write one line, and so whole elements.
+// Returns the size of the part that each of `num_ranks` owners gets, in whole cache lines. So no
+// two ranks write to one line, and parts have whole elements.
 constexpr size_t owned_bytes(size_t total, int num_ranks) {
   constexpr size_t kLine = 64;
   const size_t share = divide_rounding_up(total, static_cast<size_t>(num_ranks));

@@ -8,15 +8,16 @@
 namespace cadre::host {
 namespace {
 
-// After an error this rank accesses no memory of its peers any more; signal_step(1) signals that to
-// them.
+// Checks the shared memory. After an error this rank no longer accesses memory of its peers;
+// signal_step(1) tells them so.
 Status begin(Peers& peers, const OpContext& op, const SharedBuffers& shared) {
   Status status = shared.check(peers, op);
   if (!status.ok()) peers.signal_step(1);
   return status;
 }
 
-// No rank may reuse its buffers before all ranks have read and written what they share.
+// Waits for all ranks. No rank may reuse its buffers before all have read and written what they
+// share.
 Status leave_together(Peers& peers, const OpContext& op, const SharedBuffers& shared) {
   peers.signal_step(1);
   op.progress.set_phase("leave");
@@ -28,9 +29,9 @@ Status leave_together(Peers& peers, const OpContext& op, const SharedBuffers& sh
 
 }  // namespace
 
-// Each rank folds its share of all inputs and stores it in all outputs. In place too: a block's
-// inputs are read before any output is written, and no other rank reads or writes this share. Plain
-// stores: streaming ones took 2.5 to 6 times as long from 64 KiB to 64 MiB.
+// Each rank reduces its share of all inputs and stores it in all outputs. This also works in place:
+// a block's inputs are read before any output is written, and no other rank accesses this share.
+// Uses plain stores: streaming ones took 2.5 to 6 times as long from 64 KiB to 64 MiB.
 Status direct_all_reduce(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                          size_t num_bytes, ReduceKind kind) {
   op.progress.set_phase("reduce");
@@ -59,7 +60,7 @@ Status direct_reduce_scatter(Peers& peers, const OpContext& op, const SharedBuff
   return leave_together(peers, op, shared);
 }
 
-// Starting with the next rank, so that not all read one rank's memory at the same time.
+// Starts with the next rank, so that not all ranks read one rank's memory at the same time.
 Status direct_all_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                          const Buffers& buffers, const RankParts& parts) {
   op.progress.set_phase("copy out");

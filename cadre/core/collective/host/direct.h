@@ -1,11 +1,10 @@
 // Operations on symmetric memory: ranks read each other's buffers in place, with no staging.
 //
-// Threads and blocking: as Peers; call after a successful Peers::enter. Lifetime: borrows all; the
-// caller keeps the memory until the return.
-// Errors: those of Peers' waits, and kAborted when a rank has left with an error, or has taken its
-// memory back in another group: it may hold anything by then. Cost of all_reduce, n bytes on P
-// ranks: each rank reads n and writes n, in one pass: the lower bound on memory traffic. The bits
-// equal those of the staged way.
+// Threads and blocking: same as Peers; call after a successful Peers::enter. Lifetime: borrows all;
+// the caller keeps the memory until the return. Errors: those of Peers' waits, and kAborted when a
+// rank has left with an error, or has taken its memory back because of another group: the memory
+// may have changed. Cost of all_reduce, n bytes on P ranks: each rank reads n and writes n, in one
+// pass, which is the lower bound on memory traffic. The bits equal those of the staged operations.
 #pragma once
 
 #include <vector>
@@ -19,23 +18,23 @@
 
 namespace cadre::host {
 
-// `outs` are the outputs of all ranks, or of the root alone: then it is a reduce.
+// `outs` has the outputs of all ranks; for a reduce only that of the root.
 Status direct_all_reduce(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                          size_t num_bytes, ReduceKind kind);
-// offset: of this rank's part in the inputs.
+// offset: the position of this rank's part in the inputs.
 Status direct_reduce_scatter(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                              size_t offset, Bytes out, ReduceKind kind);
 Status direct_all_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                          const Buffers& buffers, const RankParts& parts);
 Status direct_broadcast(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes data,
                         Rank root);
-// The root reads all inputs.
+// Called on the root it reads all inputs.
 Status direct_gather(Peers& peers, const OpContext& op, const SharedBuffers& shared,
                      const Buffers& buffers, const RankParts& parts, Rank root);
 // Only the root's entry of `ins` is read.
 Status direct_scatter(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes out,
                       Rank root);
-// offsets[r] is the place of this rank's part in rank r's input.
+// offsets[r] is the position of this rank's part in rank r's input.
 Status direct_all_to_all(Peers& peers, const OpContext& op, const SharedBuffers& shared, Bytes out,
                          const ExchangeParts& parts, const std::vector<size_t>& offsets);
 

@@ -16,17 +16,17 @@ using host::Buffers;
 
 namespace {
 
-// How long a rank that leaves with an error waits for peers that still access its memory. Only a
-// peer that is stopped or not scheduled takes longer.
+// How long a rank that leaves with an error waits for peers that still access its memory. A peer
+// takes longer only if it is stopped or not scheduled.
 constexpr Duration kPartingTime = std::chrono::milliseconds(20);
 
-// Up to this size one synchronization and a read of all inputs cost less than two synchronizations
-// and a read of shares.
+// Returns the size up to which one synchronization and a read of all inputs cost less than two
+// synchronizations and a read of shares.
 size_t flat_limit(int world_size) {
   return std::min(host::kFlatBytes, 2 * host::kFlatBytes / static_cast<size_t>(world_size));
 }
 
-// Parts that lie one behind the other.
+// Returns the ranges of parts that lie one behind the other.
 std::vector<host::Range> ranges_of(std::span<const uint64_t> sizes) {
   std::vector<host::Range> ranges;
   size_t begin = 0;
@@ -319,8 +319,8 @@ Status HostEngine::all_to_all(const OpContext& op, const Collective& c) {
                         std::vector<size_t>(num_ranks, mine));
 }
 
-// Each rank puts its row of the table into its slot and its data behind it, if there is room; what
-// all have announced decides whether all have.
+// Each rank puts its row of the table into its slot, and its data behind the row if there is room.
+// From the rows all ranks know whether the data of all ranks is in the slots.
 Status HostEngine::all_to_all_v(const OpContext& op, const Collective& c) {
   const int world_size = peers_.world_size();
   const auto me = static_cast<size_t>(peers_.rank().value);
@@ -345,7 +345,7 @@ Status HostEngine::all_to_all_v(const OpContext& op, const Collective& c) {
   }
   const Status fit = table.check(op);
   if (!fit.ok()) {
-    CADRE_RETURN_IF_ERROR(finish({}));  // on all ranks, before any touches memory of another
+    CADRE_RETURN_IF_ERROR(finish({}));  // on all ranks, before any accesses memory of another
     return fit;
   }
   std::vector<size_t> offsets;
@@ -364,7 +364,7 @@ Status HostEngine::all_to_all_v(const OpContext& op, const Collective& c) {
   return finish({});
 }
 
-// offsets[r] is the place of this rank's part in rank r's input.
+// offsets[r] is the position of this rank's part in rank r's input.
 Status HostEngine::exchange_large(const OpContext& op, const Buffers& buffers,
                                   const host::ExchangeParts& parts,
                                   const std::vector<size_t>& offsets) {
@@ -380,7 +380,7 @@ Status HostEngine::exchange_large(const OpContext& op, const Buffers& buffers,
       [&] { return host::staged_all_to_all(peers_, op, buffers, parts); });
 }
 
-// The payload goes into the announcement itself, or, if it is too large, into this rank's slot.
+// Enters with the payload in the announcement itself, or, if it is too large, in this rank's slot.
 Status HostEngine::enter_with(const OpContext& op, ConstBytes payload) {
   announced_ = {};
   if (payload.size() > host::kInlineBytes) {
@@ -399,7 +399,7 @@ const std::byte* HostEngine::payload_of(Rank rank, size_t num_bytes) const {
                                          : peers_.arena().flat(rank, peers_.sequence());
 }
 
-// Reduces the bytes at `offset` of the payloads of all ranks, of buffers.in.size() bytes each.
+// Reduces buffers.in.size() bytes at `offset` of the payloads of all ranks.
 void HostEngine::reduce_payloads(const Buffers& buffers, size_t offset, ReduceKind kind) {
   for (int rank = 0; rank < peers_.world_size(); ++rank) {
     const std::byte* payload =
@@ -419,16 +419,16 @@ Status HostEngine::enter_large(const OpContext& op, ConstBytes in, Bytes out) {
   is_inside_ = true;
   Status entered = peers_.enter(op, std::as_bytes(std::span(&announced_, 1)));
   if (entered.ok()) {
-    // Called here and not at the end, since a rank that entered early would otherwise sleep during
-    // all the work in between.
+    // Called here and not at the end, because a rank that entered early would otherwise sleep
+    // during the whole work.
     peers_.wake_sleepers();
     entered = peers_.check_left(op);
   }
   return entered.ok() ? entered : finish(entered);
 }
 
-// Called before this rank announces the operation, so that no peer waits inside it for a rank
-// without memory.
+// Called before this rank announces the operation: otherwise peers would wait in the operation for
+// a rank that has no memory.
 Status HostEngine::commit_flat() {
   if (has_flat_) return {};
   CADRE_RETURN_IF_ERROR(setup_.block.commit(host::Arena::flat_part()));
@@ -436,8 +436,7 @@ Status HostEngine::commit_flat() {
   return {};
 }
 
-// The memory of all stagings is large, and groups whose large buffers are symmetric need none of
-// it.
+// Staging is large, and groups whose large buffers are symmetric need none.
 Status HostEngine::commit_staging() {
   if (has_staging_) return {};
   const Status committed = setup_.block.commit(host::Arena::staging_part());
@@ -465,8 +464,8 @@ Status HostEngine::finish(Status status) {
 // The caller may reuse its buffers as soon as it has the error, while a peer that was stopped in
 // the middle of the operation may still access them later. So this rank marks itself as having left
 // and waits for its peers. If they are not done in time, it makes the pages of its output private;
-// what slow peers read too late they discard. Allocates nothing on success, because a lack of
-// memory may be the reason why this rank leaves.
+// slow peers discard what they read too late. Allocates nothing on success, because this rank may
+// leave for lack of memory.
 Status HostEngine::withdraw(std::string_view reason) {
   peers_.mark_left();
   const bool is_symmetric = announced_.in || announced_.out;

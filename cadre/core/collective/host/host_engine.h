@@ -1,16 +1,16 @@
-// The engine for ranks that share memory: flags and payload in a block of each rank, which all map.
+// The engine for ranks that share memory. Flags and payload are in a block of each rank, which all
+// ranks map.
 //
 // Threads: one operation at a time, from any thread. Engines over one HostMemory are independent.
 // Blocking: every operation, until all ranks have entered it and this rank has its result.
-// Lifetime: shares the memory; borrows the System and the Interrupt. Its end releases the holds on
-// the blocks of the others.
-// Errors: as Backend says. kUnavailable when
-// there is no memory for a part of this rank's block. kAborted for a large operand in memory that
-// this rank has taken back from its peers: it is not announced. The constructor throws kCorruption
-// for blocks that lie in no slice. An exception out of an operation ends it for this rank as an
-// error does. Numerics: every way to reduce folds in rank order, so the bits depend neither on the
-// regime nor on whether memory is symmetric; see collective/reduce.h. Source:
-// docs/decisions/0006-host-engine.md
+// Lifetime: shares the memory; borrows the System and the Interrupt. The destructor releases the
+// holds on the blocks of other ranks.
+// Errors: those of Backend. kUnavailable when there is no memory for a part of this rank's block.
+// kAborted for a large operand in memory that this rank has taken back from its peers; the
+// operation is then not announced. The constructor throws kCorruption for blocks that lie in no
+// slice. An exception inside an operation ends it for this rank like an error. Numerics: every
+// reduction adds in rank order, so the bits depend neither on the regime nor on whether memory is
+// symmetric; see collective/reduce.h. Source: docs/decisions/0006-host-engine.md
 //
 // Four regimes, chosen by the size and, for large ones, by what all ranks announced:
 //   inline  the payload travels in the cache lines of the announcement    one synchronization
@@ -43,16 +43,17 @@ namespace cadre {
 struct HostEngineSetup {
   std::shared_ptr<HostMemory> memory;  // shared by the engines and buffers of this rank
   Rank rank = 0;
-  // More ranks than cores on this host: waits give the core away instead of spinning.
+  // Whether there are more ranks than cores on this host. Then waits give the core away instead of
+  // spinning.
   bool oversubscribed = false;
-  std::vector<int> slots;     // in the memory, by rank
-  std::vector<Place> blocks;  // by rank
-  Piece block;                // this rank's, made by cut_block()
+  std::vector<int> slots;     // slots in the memory, by rank
+  std::vector<Place> blocks;  // blocks by rank
+  Piece block;                // this rank's block, made by cut_block()
 };
 
 class HostEngine final : public Backend {
  public:
-  // This rank's block, before the ranks exchange the places of theirs.
+  // Makes this rank's block. Called before the ranks exchange the places of their blocks.
   static Result<Piece> cut_block(HostMemory& memory, std::span<const int> slots);
 
   HostEngine(os::System& system, const os::Interrupt& interrupt, HostEngineSetup setup);
@@ -79,8 +80,7 @@ class HostEngine final : public Backend {
   const std::byte* payload_of(Rank rank, size_t num_bytes) const;
   void reduce_payloads(const host::Buffers& buffers, size_t offset, ReduceKind kind);
   Status enter_large(const OpContext& op, ConstBytes in, Bytes out);
-  // After enter_large(): directly on the wanted buffers, if all of them are shared, else through
-  // the staging.
+  // Called after enter_large(). Runs `direct` if all wanted buffers are shared, else `staged`.
   template <typename Direct, typename Staged>
   Status run_large(const host::Wanted& wanted, const Direct& direct, const Staged& staged);
   Status exchange_large(const OpContext& op, const host::Buffers& buffers,
@@ -93,12 +93,12 @@ class HostEngine final : public Backend {
 
   HostEngineSetup setup_;
   host::Peers peers_;
-  std::vector<const std::byte*> inputs_;  // scratch of reduce_payloads
+  std::vector<const std::byte*> inputs_;  // reused by reduce_payloads
   bool has_flat_ = false;                 // this rank's flat slots are committed
-  bool has_staging_ = false;              // and its staging
-  host::Announcement announced_;          // with the last operation; none with a small one
-  size_t num_out_bytes_ = 0;              // size of the buffer at announced_.out
-  bool is_inside_ = false;                // has announced an operation that has not ended
+  bool has_staging_ = false;              // this rank's staging is committed
+  host::Announcement announced_;  // announced with the last operation; empty if that was small
+  size_t num_out_bytes_ = 0;      // size of the buffer at announced_.out
+  bool is_inside_ = false;        // this rank has announced an operation that has not ended
 };
 
 }  // namespace cadre

@@ -1,10 +1,10 @@
 // all_reduce of the host engine on processes of this machine: size, ranks, best, median, p99, bus
-// bandwidth and its share of what a plain copy reaches in the same run.
+// bandwidth, and its share of the bandwidth of a plain copy in the same run.
 //
 //   host_engine_bench [ranks] [seconds per line]
 //
-// Inputs are written anew before each operation, and results are checked: clean inputs would stay
-// in both caches and flatter.
+// Inputs are written anew before each operation, because unchanged inputs would stay in the caches
+// and give better times. Results are checked.
 #include <sched.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ using testing::require;
 
 constexpr size_t kMaxBytes = 64 << 20;
 
-// What the ranks share: a block of each, and symmetric memory.
+// The memory that the ranks share: a block for each rank, and symmetric memory.
 struct Memory {
   std::vector<std::shared_ptr<HostMemory>> memories;
   std::vector<Piece> blocks;
@@ -76,7 +76,7 @@ class BenchRank {
 
   void barrier() { run(Collective::barrier()); }
 
-  // Runs the size often enough to fill the time, alike on all ranks; returns microseconds.
+  // Runs the size often enough to fill the time, equally often on all ranks; returns microseconds.
   std::vector<double> measure(Bytes data) {
     const double first_us = time_once(data);
     auto runs = static_cast<uint32_t>(seconds_ * 1e6 / std::max(first_us, 1.0));
@@ -133,7 +133,7 @@ void pin_to_core(int core) {
   sched_setaffinity(0, sizeof(cores), &cores);
 }
 
-// Bytes per microsecond of memcpy between two buffers of this size in this process.
+// Returns the bytes that memcpy copies in a microsecond between two buffers of this size.
 double copy_bandwidth(size_t num_bytes) {
   std::vector<std::byte> from(num_bytes, std::byte{1});
   std::vector<std::byte> to(num_bytes);

@@ -1,5 +1,5 @@
-// gather, scatter and all_to_all of the host engine against formulas: private and symmetric memory,
-// on threads, on processes and in the simulator; and what ranks learn when they disagree.
+// gather, scatter and all_to_all of the host engine against formulas, with private and symmetric
+// memory, on threads, on processes and in the simulator; and the errors of ranks that disagree.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ using testing::run_ranks_in_simulator;
 
 constexpr size_t kBytesPerRank = 16 << 20;
 
-// Where a rank's buffers lie: in vectors, or in its slice of symmetric memory.
+// Where a rank's buffers are: in vectors, or in its slice of symmetric memory.
 class Ground {
  public:
   Ground() = default;
@@ -44,8 +44,8 @@ class Ground {
   std::vector<std::vector<std::byte>> kept_;
 };
 
-// Each input is overwritten at once after the return, which shows in the others' results if they
-// still read it.
+// Overwrites an input directly after the return. If other ranks still read it, their results are
+// wrong.
 void spoil(Bytes bytes) {
   std::ranges::fill(bytes, std::byte{0xee});
 }
@@ -58,7 +58,7 @@ void check_gather(TestRank& rank, const RankContext& context, Ground place, size
   rank.gather(in, out, root).value_or_throw();
   spoil(in);
   require(!is_root || equal_bytes(out, expected), format("gather of {} to {}", size, root));
-  // In place: the root's input is its slice of the output.
+  // The root's input is its slice of the output.
   const Bytes all = place.make(expected.size());
   const Bytes own = all.subspan(size * static_cast<size_t>(context.rank.value), size);
   std::ranges::copy(part_between(context.rank, root, size), own.begin());
@@ -105,7 +105,7 @@ void check_all_to_all_v(TestRank& rank, const RankContext& context, Ground place
   require(equal_bytes(out, expected), format("all_to_all_v, {} bytes to rank {}", out.size(), me));
 }
 
-// None, inline, flat, staged, and several chunks; sizes of a rank's part.
+// The sizes of a rank's part: empty, inline, flat, staged, and several chunks.
 constexpr size_t kSizes[] = {0, 1, 13, 96, 9001, 40000, 600001};
 
 void check_all(TestRank& rank, const RankContext& context, const Ground& place) {
@@ -162,7 +162,7 @@ TEST_P(ExchangeTest, SymmetricBuffersAreReadInPlace) {
   EXPECT_TRUE(memory.is_staging_untouched());
 }
 
-// One rank alone has private memory: all go through the staging, to the same results.
+// Only one rank has private memory: all ranks use the staging, and get the same results.
 TEST(ExchangeSymmetricTest, OnePrivateBufferIsEnoughForTheStagedWay) {
   constexpr int kNumRanks = 3;
   TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});
@@ -188,8 +188,8 @@ TEST(ExchangeProcessTest, ProcessesReachTheSameResults) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Operations of changing kinds and sizes with nothing in between, in many orders of events; with
-// naps far beyond the deadline, a lost wake-up becomes a time-out.
+// Operations of different kinds and sizes follow each other directly, in many orders of events.
+// Naps are longer than the deadline, so a lost wake-up becomes a time-out.
 TEST(ExchangeSimulatorTest, EveryOrderOfEventsEndsRight) {
   constexpr int kNumRanks = 3;
   for (uint64_t seed = 1; seed <= 30; ++seed) {

@@ -35,7 +35,7 @@ TEST(HostEngineMismatchTest, EveryRankLearnsWhatAnotherCalled) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Ranks 1 and 2 disagree while rank 0, which both wait for first, never comes.
+// Ranks 1 and 2 disagree while both first wait for rank 0, which never enters.
 TEST(HostEngineMismatchTest, IsFoundWithoutWaitingForThoseWhoAreMissing) {
   TestMemory memory(3);
   const auto result = run_ranks_as_threads(3, [&](RankContext& context) {
@@ -101,7 +101,7 @@ TEST(HostEngineTimeoutTest, NamesARankThatDiedAsAProcess) {
     TestRank rank(context, memory);
     std::vector<std::byte> data(1 << 20);
     rank.all_reduce(data, data, kFloatSum).value_or_throw();
-    if (context.rank == 1) return;  // returns, so it never enters the next operation
+    if (context.rank == 1) return;  // so rank 1 never enters the next operation
     rank.set_patience(std::chrono::milliseconds(50));
     require_code(rank.all_reduce(data, data, kFloatSum), ErrorCode::kTimeout);
     require(rank.progress().waiting_for() == 1, "the wrong rank");
@@ -125,7 +125,7 @@ TEST(HostEngineInterruptTest, EndsAWaitThatSleeps) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The connections of rank 1 were cut, but it is alive and reads memory that rank 0 may reuse.
+// The connections of rank 1 were cut, but the rank is alive and reads memory that rank 0 may reuse.
 TEST(HostEngineLostRankTest, GetsNoResultFromMemoryThatItsPeersMayHaveUsedAgain) {
   TestMemory memory(2);
   memory.of(0).forget_holder(1);

@@ -1,5 +1,5 @@
 // A rank that leaves an operation on symmetric memory with an error uses its buffers again at once:
-// no peer returns OK with what it read there, and none writes there any more.
+// no peer returns OK with data that it read there too late, and none writes there later.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <signal.h>
@@ -33,14 +33,14 @@ constexpr ReduceKind kFloatsAdded{DType::kFloat32, ReduceOp::kSum};
 constexpr size_t kSliceBytes = 4 << 20;
 constexpr std::byte kReused{0x5a};
 
-// What the two ranks of the first test tell each other.
+// The words through which the two ranks of the first test synchronize.
 struct Progress {
   std::atomic<uint32_t> is_reused{0};
   std::atomic<uint32_t> is_finished{0};
 };
 
-// Pages of which the first touch waits until another rank has used its memory again: so this
-// process stands still in the middle of its work, as one that is stopped.
+// Pages whose first access waits until another rank has reused its memory: this process pauses in
+// the middle of its work, like a stopped one.
 struct Guard {
   std::byte* begin = nullptr;
   size_t num_bytes = 0;
@@ -67,7 +67,8 @@ void stand_still_at(Bytes pages, Progress& progress) {
   require(::mprotect(pages.data(), pages.size(), PROT_NONE) == 0, "mprotect");
 }
 
-// Throws in the first wait for a rank to leave the operation, as an allocation may at any place.
+// Throws in the first wait for a rank to leave the operation, as an allocation may throw at any
+// point.
 class ThrowingSystem final : public testing::ForwardingSystem {
  public:
   ThrowingSystem(os::System& inner, const os::WaitWord& word)
@@ -85,12 +86,12 @@ class ThrowingSystem final : public testing::ForwardingSystem {
   const os::WaitWord* word_;
 };
 
-// What ends rank 0's part of the operation.
+// How rank 0's part of the operation ends.
 enum class Ending { kTimeout, kException };
 
 class LateWriterTest : public ::testing::TestWithParam<Ending> {
  protected:
-  // Rank 0's operation, which fails while rank 1 stands still in the middle of it.
+  // Runs rank 0's operation, which fails while rank 1 pauses in the middle of it.
   static void fail(RankContext& context, const TestMemory& state, TestRank& rank) {
     const Bytes data = state.slice(context.rank);
     if (GetParam() == Ending::kException) {
@@ -104,7 +105,7 @@ class LateWriterTest : public ::testing::TestWithParam<Ending> {
   }
 };
 
-// Rank 0 writes one half of its memory and keeps the other as it is.
+// Rank 0 overwrites one half of its memory and keeps the other.
 TEST_P(LateWriterTest, NeitherSucceedsNorChangesTheMemoryOfTheRankThatLeft) {
   TestMemory state(2, {.slice_bytes = kSliceBytes});
   const auto words = os::make_native_system()->create_segment(sizeof(Progress)).value_or_throw();
@@ -114,10 +115,11 @@ TEST_P(LateWriterTest, NeitherSucceedsNorChangesTheMemoryOfTheRankThatLeft) {
     const Bytes data = state.slice(context.rank);
     if (context.rank == 1) {
       TestRank rank(context, state);
-      // So that a sum with it changes what rank 0 has by then.
+      // With these values a sum differs from what rank 0 has in its memory by then.
       std::ranges::fill(data, kReused);
       rank.barrier().value_or_throw();
-      // In the second half, of which this rank writes the sum into all buffers.
+      // The guarded page is in the second half, for which this rank writes the sum into all
+      // buffers.
       stand_still_at(state.slice(0).subspan(kSliceBytes / 4 * 3, 4096), progress);
       const Status status = rank.all_reduce(data, data, kFloatsAdded);
       progress.is_finished.store(1);
@@ -145,7 +147,7 @@ INSTANTIATE_TEST_SUITE_P(All, LateWriterTest,
                            return test.param == Ending::kTimeout ? "Timeout" : "Exception";
                          });
 
-// Rank 1 stands still at every point of the operation, for longer than rank 0 waits.
+// Rank 1 pauses at every point of the operation, for longer than rank 0 waits.
 TEST(HostEngineLeavingTest, NobodySucceedsWithMemoryThatItsOwnerUsesAgain) {
   constexpr int kNumRanks = 3;
   const testing::Inputs inputs = testing::random_inputs(kNumRanks, 20'000, DType::kFloat32, 5);

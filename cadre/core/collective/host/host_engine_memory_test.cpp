@@ -1,4 +1,4 @@
-// When the host engine wakes its peers, and what it says when there is no memory.
+// When the host engine wakes its peers, and its errors when there is no memory.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -20,11 +20,11 @@ using testing::require;
 constexpr ReduceKind kSumOfFloats{DType::kFloat32, ReduceOp::kSum};
 constexpr size_t kLargeBytes = 1 << 20;
 
-// A sleep lasts, and shows in the word, until the value changes, however slow the machine is: no
-// nap ends by itself. Wake-ups and published words are listed.
+// Lists wake-ups and published words. A sleep lasts until the value changes, however slow the
+// machine is, and shows in the word: no nap ends by itself.
 class ListeningSystem final : public testing::ForwardingSystem {
  public:
-  // `num_wakes`: shared by the ranks.
+  // The ranks share `num_wakes`.
   ListeningSystem(os::System& inner, std::atomic<int>& num_wakes)
       : ForwardingSystem(inner), num_wakes_(num_wakes) {}
 
@@ -65,8 +65,8 @@ class ListeningSystem final : public testing::ForwardingSystem {
   std::string events_;
 };
 
-// Rank 0 sleeps until rank 1 enters. Rank 1, the last one, must wake it before it begins to work,
-// not when the operation ends: a wake-up that is missing costs up to System::kMaxNap.
+// Rank 0 sleeps until rank 1 enters. Rank 1, the last one, must wake it before it begins its work,
+// not when the operation ends: a missing wake-up costs up to System::kMaxNap.
 class LastToEnterTest : public ::testing::TestWithParam<bool> {};
 
 TEST_P(LastToEnterTest, WakesTheSleepersBeforeItsOwnWork) {
@@ -101,7 +101,7 @@ TEST_P(LastToEnterTest, WakesTheSleepersBeforeItsOwnWork) {
 INSTANTIATE_TEST_SUITE_P(All, LastToEnterTest, ::testing::Values(true, false),
                          [](const auto& test) { return test.param ? "Direct" : "Staged"; });
 
-// A page of flags, and one for the header of the piece.
+// The page of the flags, and the page of the piece's header.
 constexpr size_t kForFlags = 2 * 4096;
 
 TEST(HostEngineReserveTest, ReservesWhatItWritesBeforeItWrites) {
@@ -124,7 +124,8 @@ TEST(HostEngineReserveTest, ReservesWhatItWritesBeforeItWrites) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Not by SIGBUS, and before it is announced: the next operation is the same on both ranks.
+// The error is no SIGBUS and comes before the announcement: the next operation is the same on both
+// ranks.
 TEST(HostEngineReserveTest, AMediumOperationWithoutMemoryIsRefusedBeforeItBegins) {
   TestMemory memory(1, {.num_free = {kForFlags, 0}});
   const auto result = testing::run_ranks_as_threads(1, [&](RankContext& context) {
@@ -153,7 +154,7 @@ TEST(HostEngineMemoryTest, ABlockOutsideOfItsSliceIsRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The pages of a block are not used again while another rank may look at its flags.
+// The pages of a block are not reused while another rank may read its flags.
 TEST(HostEngineMemoryTest, ABlockGoesWhenTheLastEngineThatReadsItHasGone) {
   const auto system = os::make_native_system();
   const os::Interrupt interrupt;

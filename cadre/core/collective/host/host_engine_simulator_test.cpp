@@ -1,4 +1,5 @@
-// The host engine in virtual time: many interleavings, and what survivors say of a killed rank.
+// The host engine in virtual time: many interleavings, and the errors of survivors of a killed
+// rank.
 #include <gtest/gtest.h>
 
 #include "cadre/core/base/format.h"
@@ -22,7 +23,7 @@ using testing::reference_reduction;
 using testing::require;
 using testing::run_ranks_in_simulator;
 
-// One of each regime, and of several chunks.
+// One count for each regime, and one that needs several chunks.
 constexpr size_t kCounts[] = {3, 500, 9000, 700000};
 
 struct Case {
@@ -50,7 +51,7 @@ void run_cases(TestRank& rank, RankContext& context, const std::vector<Case>& ca
   }
 }
 
-// With naps far beyond the deadline, a wake-up that was lost becomes a time-out.
+// Naps are longer than the deadline, so a lost wake-up becomes a time-out.
 TEST(HostEngineSimulatorTest, EveryOrderOfEventsEndsRightAndLosesNoWakeUp) {
   constexpr int kNumRanks = 3;
   const std::vector<Case> cases = make_cases(kNumRanks);
@@ -65,7 +66,7 @@ TEST(HostEngineSimulatorTest, EveryOrderOfEventsEndsRightAndLosesNoWakeUp) {
   }
 }
 
-// Wherever rank 1 is killed, the others name it, or had no more need of it.
+// Wherever rank 1 is killed, the others name it, or have completed without it.
 TEST(HostEngineSimulatorTest, SurvivorsNameTheRankThatWasKilledAtAnyPoint) {
   constexpr int kNumRanks = 3;
   const std::vector<Case> cases = make_cases(kNumRanks);

@@ -44,7 +44,7 @@ TEST_P(SymmetricTest, AllReduceEqualsTheFormulaWithoutStaging) {
     const std::vector<std::byte> expected = reference_reduction(inputs, kind);
     const auto result = run_ranks_as_threads(num_ranks, [&](RankContext& context) {
       TestRank rank(context, memory);
-      // Ranks hold their buffers at different places.
+      // Ranks have their buffers at different offsets.
       const size_t offset = static_cast<size_t>(context.rank.value) * 4096 + 8;
       const Bytes in = place(memory, context.rank, offset, of(inputs, context.rank));
       const Bytes out = memory.slice(context.rank).subspan(kBytesPerRank / 2, in.size());
@@ -71,7 +71,7 @@ TEST(SymmetricLostRankTest, DoesNotWriteToMemoryThatItsPeersMayReuse) {
     const Bytes out = memory.slice(context.rank).subspan(kNumBytes, kNumBytes);
     std::ranges::fill(out, kUntouched);
     const Status status = rank.all_reduce(in, out, kFloatSum);
-    if (context.rank == 0) return;  // it may have ended before rank 1
+    if (context.rank == 0) return;  // rank 0 may have returned before rank 1
     require(!status.ok() && status.error().code() == ErrorCode::kAborted, "rank 1 is lost");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -109,7 +109,7 @@ TEST_P(SymmetricTest, TheOtherOperationsReadPeersInPlace) {
   EXPECT_TRUE(memory.is_staging_untouched());
 }
 
-// One rank passes private memory: all must take the staged way, with the same bits.
+// One rank passes private memory: all must use the staging, with the same bits.
 TEST_P(SymmetricTest, OnePrivateBufferSendsAllThroughTheStaging) {
   const int num_ranks = GetParam();
   TestMemory memory(num_ranks, {.slice_bytes = kBytesPerRank});
@@ -169,8 +169,8 @@ TEST(SymmetricRootTest, ABroadcastAndAScatterNeedTheRootsBufferAlone) {
   EXPECT_TRUE(memory.is_staging_untouched());
 }
 
-// A group of ranks 0 and 2 next to the group of all three, over the same memory: each uses memory
-// of the other in place, and its end releases nothing of the first.
+// A group of ranks 0 and 2 and the group of all three use the same memory: each accesses memory of
+// the other group's ranks in place, and its end releases no memory of the first group.
 TEST(SymmetricGroupsTest, MemoryIsSymmetricInEveryGroupOfTheHost) {
   constexpr int kNumRanks = 3;
   constexpr size_t kBufferBytes = 1 << 20;
@@ -225,7 +225,7 @@ void require_aborted(const Status& status, std::string_view part) {
   require(status.error().message().find(part) != std::string::npos, status.error().message());
 }
 
-// The effect of a failure in another group on memory of this one.
+// Memory that was revoked because another group failed.
 TEST(SymmetricGroupsTest, MemoryThatWasTakenBackIsNeitherAnnouncedNorUsed) {
   constexpr int kNumRanks = 2;
   TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});
@@ -245,8 +245,8 @@ TEST(SymmetricGroupsTest, MemoryThatWasTakenBackIsNeitherAnnouncedNorUsed) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 1 revokes its memory after it has announced it: its peer detects that before its result
-// counts as valid.
+// Rank 1 revokes its memory after it has announced it: its peer notices that before it returns the
+// result.
 TEST(SymmetricGroupsTest, NoResultIsGoodThatWasReadFromMemoryTakenBackMeanwhile) {
   constexpr int kNumRanks = 2;
   TestMemory memory(kNumRanks, {.slice_bytes = kBytesPerRank});

@@ -42,8 +42,8 @@ std::vector<std::byte> slice_of(const std::vector<std::byte>& all, Rank rank, in
   return {begin, begin + static_cast<ptrdiff_t>(share)};
 }
 
-// What one rank does and checks; each overwrites its input at once after the return, which shows up
-// in the others' results if they still read it.
+// What one rank does and checks. Each rank overwrites its input directly after the return; if other
+// ranks still read it, their results are wrong.
 void check_all_reduce(TestRank& rank, Rank me, const Inputs& inputs,
                       const std::vector<std::byte>& expected, ReduceKind kind) {
   std::vector<std::byte> in = of(inputs, me);
@@ -72,7 +72,7 @@ void check_reduce_scatter(TestRank& rank, RankContext& context, const Inputs& in
   require(equal_bytes(own, expected), "reduce_scatter in place");
 }
 
-// To every rank; of large data, to the last.
+// Reduces to every rank; large data only to the last.
 void check_reduces(TestRank& rank, RankContext& context, const Inputs& inputs,
                    const std::vector<std::byte>& total, ReduceKind kind) {
   const bool is_large = total.size() > 1000000;
@@ -107,7 +107,7 @@ void check_all_gather(TestRank& rank, RankContext& context, const Inputs& inputs
   require(equal_bytes(out, expected), format("all_gather in place of {} bytes", in.size()));
 }
 
-// From every rank; of large data, from the last.
+// Broadcasts from every rank; large data only from the last.
 void check_broadcasts(TestRank& rank, RankContext& context, const Inputs& inputs) {
   const bool is_large = inputs[0].size() > 1000000;
   for (int root = is_large ? context.world_size - 1 : 0; root < context.world_size; ++root) {
@@ -118,7 +118,7 @@ void check_broadcasts(TestRank& rank, RankContext& context, const Inputs& inputs
   }
 }
 
-// One size of one reduction, with all that every rank needs to know worked out beforehand.
+// One size of one reduction, with inputs and expected results computed beforehand.
 struct ReductionCase {
   ReduceKind kind;
   Inputs inputs;
@@ -130,7 +130,7 @@ std::vector<ReductionCase> reduction_cases(int num_ranks, const std::vector<Redu
   std::vector<ReductionCase> cases;
   for (ReduceKind kind : kinds) {
     for (size_t count : counts) {
-      // A whole number of elements for each rank, so that it serves reduce_scatter too.
+      // A multiple of the number of ranks, so that reduce_scatter can use the same inputs.
       const auto ranks = static_cast<size_t>(num_ranks);
       Inputs inputs = random_inputs(ranks, (count + ranks - 1) / ranks * ranks, kind.dtype, count);
       std::vector<std::byte> expected = reference_reduction(inputs, kind);
@@ -195,8 +195,8 @@ TEST_P(HostEngineTest, DataIsMovedWhole) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Operations of changing sizes follow each other with nothing in between: whoever reuses a slot, an
-// entry or a chunk too early is found out.
+// Operations of different sizes follow each other directly: a rank that reuses a slot, an entry or
+// a chunk too early causes a wrong result.
 TEST_P(HostEngineTest, AnyOrderOfSizesIsSafe) {
   const int num_ranks = GetParam();
   TestMemory memory(num_ranks);

@@ -9,10 +9,10 @@
 namespace cadre::host {
 namespace {
 
-// About 50 to 100 us of giving the core away before going to sleep: a hand-over between two ranks
-// of one core costs 1.4 us, waking a sleeper on another core 10 us.
+// About 50 to 100 us in which a wait gives the core away before it sleeps. A switch between two
+// ranks on one core costs 1.4 us; waking a sleeper on another core costs 10 us.
 constexpr int kYieldLimit = 100;
-// The least that a rank with a core of its own spins.
+// The least number of spins of a rank that has a core of its own.
 constexpr int kEagerSpins = 64;
 constexpr uint64_t kMismatchBit = uint64_t{1} << 32;
 constexpr uint64_t kLeftBit = uint64_t{1} << 63;
@@ -50,7 +50,7 @@ Status Peers::enter(const OpContext& op, ConstBytes payload) {
   mine.fingerprint = op.fingerprint();
   if (!payload.empty()) std::memcpy(mine.payload.data(), payload.data(), payload.size());
   if (spin_limit_ > 0) {
-    // A publish() would stall here until this core owns the line; see wake_sleepers().
+    // publish() would stall here until this core owns the cache line; see wake_sleepers().
     mine.sequence.value.store(sequence_, std::memory_order_release);
     are_sleepers_awake_ = false;
   } else {
@@ -64,9 +64,9 @@ Status Peers::enter(const OpContext& op, ConstBytes payload) {
   return {};
 }
 
-// The store of the flag and the look at the sleepers must not change places, and making sure of it
-// costs a transfer of the line when it is done at once. Later the store has long left this core,
-// and the exchange on a line of our own is nearly free. A sleeper that is still missed naps for
+// The store of the flag and the read of the number of sleepers must not be reordered. A fence at
+// once would cost a transfer of the cache line. Later the store has long left this core, and the
+// exchange on a line of this rank's own is nearly free. A sleeper that is still missed sleeps for
 // System::kMaxNap at most.
 void Peers::wake_sleepers() {
   if (are_sleepers_awake_) return;
@@ -93,8 +93,8 @@ Status Peers::wait_for_all(uint32_t step, const OpContext& op) {
 }
 
 // All stores and loads here, and the load in check_left(), are sequentially consistent: a peer that
-// missed the mark had stored its step before, which are_done() then sees, or its entry, so that all
-// have entered.
+// missed the mark had stored its step before, which are_done() then sees, or its entry, and then
+// all ranks have entered.
 void Peers::mark_left() {
   uint64_t none = 0;
   const uint64_t mark = kLeftBit | static_cast<uint64_t>(rank_.value) << kLeftRankShift | sequence_;
@@ -112,7 +112,7 @@ Status Peers::check_left(const OpContext& op) const {
 }
 
 bool Peers::are_done(Duration patience) {
-  // As long as one has not entered, the others wait for it, and then all see the mark.
+  // As long as one rank has not entered, the others wait for it, and then all see the mark.
   for (int peer = 0; peer < world_size_; ++peer) {
     if (!has_reached(arena_.entry(peer, sequence_).sequence, sequence_)) return true;
   }
@@ -136,17 +136,17 @@ Status Peers::wait(const Goal& goal, const OpContext& op) {
       spin_budget_ = std::min(spin_limit_, 2 * spin_budget_);
       return {};
     }
-    // Not at first: on many CPUs a pause lasts as long as a transfer between cores.
+    // No pause at first: on many CPUs a pause takes as long as a transfer between cores.
     if (i >= kEagerSpins) pause();
     if (i % kEagerSpins == kEagerSpins - 1) CADRE_RETURN_IF_ERROR(check_interruptions(goal, op));
   }
-  // In vain: perhaps the scheduler has put the two of us on one core, where spinning only keeps the
-  // other from running.
+  // Spinning did not help: the scheduler may have put both ranks on one core, where spinning only
+  // keeps the other from running.
   spin_budget_ = std::min(spin_limit_, std::max(kEagerSpins, spin_budget_ / 2));
   wake_sleepers();
   op.progress.set_waiting_for(goal.rank);
   Status status = sleep(goal, op);
-  // After a time-out the name stays for whoever reports it.
+  // After a time-out the rank stays set for the error message.
   if (status.ok()) op.progress.set_waiting_for(-1);
   return status;
 }
@@ -170,8 +170,8 @@ Status Peers::sleep(const Goal& goal, const OpContext& op) {
   }
 }
 
-// A failure of a later operation may interrupt while this one is complete: whoever went on had seen
-// to that before, so what it published is looked at once more.
+// The failure of a later operation may interrupt this one although it is complete. The peers that
+// continued published their words before that, so the word is read once more.
 Status Peers::check_interruptions(const Goal& goal, const OpContext& op) {
   if (interrupt_.is_raised()) {
     if (has_reached(goal.word, goal.value)) return {};
@@ -181,8 +181,7 @@ Status Peers::check_interruptions(const Goal& goal, const OpContext& op) {
   return found_by_others() ? compare_arrived(op) : Status();
 }
 
-// A mismatch of a later sequence number than ours does not concern this operation: it will
-// complete.
+// A mismatch with a later sequence number does not concern this operation: it will complete.
 bool Peers::found_by_others() const {
   const uint64_t mark = arena_.notice().mismatch.load(std::memory_order_acquire);
   return mark != 0 && static_cast<int32_t>(static_cast<uint32_t>(mark) - sequence_) <= 0;
@@ -194,9 +193,9 @@ Status Peers::compare_entry(Rank peer, const OpContext& op) {
   return report_mismatch(peer, op);
 }
 
-// Looks at those who are there while another is waited for, so that a mismatch is found at once.
-// Only entries of this very sequence number: that of a rank which is already further has been
-// overwritten or was right.
+// Compares the entries of the ranks that have arrived while another is waited for, so that a
+// mismatch is found at once. Only entries of this sequence number count: a rank that is further has
+// overwritten its entry, which did match.
 Status Peers::compare_arrived(const OpContext& op) {
   for (int peer = 0; peer < world_size_; ++peer) {
     if (peer == rank_) continue;

@@ -1,9 +1,10 @@
-// How the ranks of a host group synchronize: announcing an operation, counting steps, waiting.
+// The synchronization of the ranks of a host group: they announce an operation, count steps, and
+// wait.
 //
-// Threads: one at a time, the one that runs the operation. Blocking: enter and the waits, until the
-// operation's deadline, the Interrupt, or a mismatch that any rank has found.
-// Lifetime: borrows the System and the Interrupt; the arena's memory outlives it.
-// Errors: kTimeout with OpProgress::waiting_for naming the first rank that is missing; kAborted;
+// Threads: one at a time, the one that runs the operation. Blocking: enter() and the waits, until
+// the operation's deadline, the Interrupt, or a mismatch that any rank has found. Lifetime: borrows
+// the System and the Interrupt; the arena's memory outlives it. Errors: kTimeout with
+// OpProgress::waiting_for naming the first missing rank; kAborted;
 // kInvalidArgument with OpProgress::set_mismatch. After an error the group is unusable.
 //
 // Flags are 32-bit counters that only grow and may wrap: they are compared by their difference.
@@ -26,9 +27,9 @@ namespace cadre::host {
 struct PeersOptions {
   Rank rank = 0;
   int world_size = 1;
-  // More ranks than cores: waiting must give the core away at once.
+  // Whether there are more ranks than cores. Then a wait gives the core away at once.
   bool oversubscribed = false;
-  // Where all counters of the arena stand: 0 in a fresh one.
+  // The initial value of all counters of the arena: 0 in a new arena.
   uint32_t first_count = 0;
 };
 
@@ -40,41 +41,41 @@ class Peers {
   Rank rank() const { return rank_; }
   int world_size() const { return world_size_; }
   const Arena& arena() const { return arena_; }
-  // The sequence number of the last enter(), and that of the next one.
+  // The sequence number of the last enter(). next_sequence() is that of the next one.
   uint32_t sequence() const { return sequence_; }
   uint32_t next_sequence() const { return sequence_ + 1; }
 
-  // Announces the operation with a payload of at most kInlineBytes and returns when every rank has
-  // announced the same one. Everything that a rank wrote before is then visible here.
+  // Announces the operation with a payload of at most kInlineBytes and waits until every rank has
+  // announced the same one. Everything that a rank wrote before its enter() is then visible here.
   Status enter(const OpContext& op, ConstBytes payload);
-  // What `rank` gave to the last enter().
+  // Returns the payload that `rank` passed to the last enter().
   const std::byte* payload_of(Rank rank) const {
     return arena_.entry(rank, sequence_).payload.data();
   }
 
   // Steps are counted from 0 in each operation. Everything written before signal_step(n) is visible
-  // to whoever has waited for n.
+  // to every rank that has waited for n.
   void signal_step(uint32_t step);
   Status wait_for(Rank rank, uint32_t step, const OpContext& op);
   Status wait_for_all(uint32_t step, const OpContext& op);
   // Ends an operation in which no rank reaches a step above `last`.
   void end_steps(uint32_t last) { step_base_ += last; }
 
-  // Marks that this rank ends the operation with an error, so that no peer calls its own result
-  // good which it read from, or wrote to, memory of this rank.
+  // Marks that this rank ends the operation with an error, so that no peer returns a result as
+  // valid that it read from, or wrote to, memory of this rank.
   void mark_left();
-  // kAborted when a rank has left this operation, or an earlier one, with an error. Look before
-  // touching memory of a peer, and once more after all peers have reached the last step.
+  // Returns kAborted if a rank has left this operation, or an earlier one, with an error. Call it
+  // before accessing memory of a peer, and once more after all peers have reached the last step.
   Status check_left(const OpContext& op) const;
-  // After mark_left(): whether no peer touches this rank's memory any more, because each has
-  // reached step 1, or cannot begin. Waits for at most `patience`.
+  // Called after mark_left(). Returns whether no peer accesses this rank's memory any more, because
+  // each has reached step 1, or cannot begin. Waits for at most `patience`.
   bool are_done(Duration patience);
-  // Wakes the ranks that sleep on this rank's entry, unless that is done. Call it after each
-  // enter() that succeeded: before much work, else at the end of the operation.
+  // Wakes the ranks that sleep on this rank's entry, unless they are awake. Call it after each
+  // successful enter(): before long work, else at the end of the operation.
   void wake_sleepers();
 
  private:
-  // What a wait is for; both kinds name the rank that is waited for.
+  // The goal of a wait; `rank` is the rank that is waited for.
   struct Goal {
     os::WaitWord& word;
     uint32_t value;
@@ -97,7 +98,8 @@ class Peers {
   const int world_size_;
   const int spin_limit_;
   const int yield_limit_;
-  int spin_budget_;  // spins of the next wait: grows when spinning pays, shrinks when it does not
+  // Spins of the next wait: grows when spinning succeeds, shrinks when it does not.
+  int spin_budget_;
   uint32_t sequence_;
   uint32_t step_base_;
   bool are_sleepers_awake_ = true;

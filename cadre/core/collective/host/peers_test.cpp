@@ -18,7 +18,7 @@ using cadre::testing::RankContext;
 using cadre::testing::require;
 using cadre::testing::run_ranks_as_threads;
 
-// Blocks side by side; ranks of a group have theirs anywhere.
+// Makes an arena whose blocks lie side by side; those of a real group may lie anywhere.
 Arena arena_in(Bytes memory) {
   std::vector<std::byte*> blocks;
   for (size_t at = 0; at + Arena::block_bytes() <= memory.size(); at += Arena::block_bytes()) {
@@ -43,7 +43,7 @@ TEST(ArenaTest, PartsLieApartAndInside) {
     parts.push_back({reinterpret_cast<std::byte*>(&arena.step_flag(rank)), sizeof(StepFlag)});
     for (size_t i = 0; i < kNumChunks; ++i) parts.push_back({arena.chunk(rank, i), kChunkBytes});
   }
-  // Two parts that overlapped would give one byte two marks.
+  // If two parts overlapped, one byte would get two marks.
   for (Bytes part : parts) {
     ASSERT_GE(part.data(), aligned.data());
     ASSERT_LE(part.data() + part.size(), aligned.data() + aligned.size());
@@ -54,7 +54,7 @@ TEST(ArenaTest, PartsLieApartAndInside) {
   }
 }
 
-// The numbers of docs/formats/shared-memory.md, written down by hand.
+// The numbers of docs/formats/shared-memory.md, written by hand.
 constexpr size_t kGoldenBlock = 4096 + 2 * 32768 + 4 * 524288;
 
 template <typename T>
@@ -75,12 +75,12 @@ std::vector<std::byte> golden_arena() {
   put<uint32_t>(memory, entry + 32, 9);                   // a place: piece, padding, offset
   put<uint64_t>(memory, entry + 40, 0x4142434445464748);
   put<uint32_t>(memory, 256, 77);                             // step of rank 0
-  put<uint8_t>(memory, 4096 + 32768, 0xaa);                   // its flat slot, odd numbers
-  put<uint8_t>(memory, 4096 + 2 * 32768 + 3 * 524288, 0xbb);  // its chunk 3
+  put<uint8_t>(memory, 4096 + 32768, 0xaa);                   // flat slot of rank 0, odd numbers
+  put<uint8_t>(memory, 4096 + 2 * 32768 + 3 * 524288, 0xbb);  // chunk 3 of rank 0
   return memory;
 }
 
-// Page-aligned, as the engine's.
+// Page-aligned, like the engine's memory.
 std::shared_ptr<os::SharedMemory> arena_memory() {
   return os::make_native_system()->create_segment(2 * Arena::block_bytes()).value_or_throw();
 }
@@ -124,7 +124,7 @@ TEST(ArenaTest, ReadsTheDocumentedBytes) {
   EXPECT_EQ(*arena.chunk(0, 3), std::byte{0xbb});
 }
 
-// All counters start just below the wrap; every wait must still be one for the others' arrival.
+// All counters start just below the wrap; every wait must still wait for the others' arrival.
 TEST(PeersTest, CountersWrap) {
   constexpr int kNumRanks = 3;
   constexpr uint32_t kStart = 0xfffffff0u;

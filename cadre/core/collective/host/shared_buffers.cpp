@@ -20,7 +20,7 @@ bool are_all_announced(const Peers& peers, const Wanted& wanted) {
   return true;
 }
 
-// The place comes from a peer, so it is validated.
+// The place comes from a peer, so resolve() checks it.
 Result<std::byte*> locate(SharedBuffers& shared, Rank rank, const SlotPlace& at, size_t num_bytes) {
   std::byte* const bytes = shared.memory.resolve(at, num_bytes);
   if (bytes == nullptr) {
@@ -29,7 +29,7 @@ Result<std::byte*> locate(SharedBuffers& shared, Rank rank, const SlotPlace& at,
                         rank, num_bytes, at.place.offset));
   }
   const auto* const revocation = &shared.memory.revocation_of(at.slot, at.place.piece);
-  // Input and output of a rank are often one buffer, and check() looks at each source.
+  // Input and output of a rank are often in one piece, which check() needs only once.
   const bool is_known = !shared.sources.empty() && shared.sources.back().revocation == revocation;
   if (!is_known) shared.sources.push_back({rank, revocation});
   return bytes;

@@ -12,10 +12,10 @@ void copy_range(std::byte* out, const std::byte* in, Range range) {
   copy(out + range.begin, in + range.begin, range.size, StorePolicy::kCached);
 }
 
-// Runs fill(i) and drain(i) for every chunk i, the drain one chunk behind, so that a rank that is
-// late for a moment holds up nobody. Step i + 1 says: chunk i is filled, and chunk i - 2 drained.
-// Chunk i takes the place of chunk i - kNumChunks, whose readers had drained it before they filled
-// chunk i - 2, that is, before step i - 1.
+// Runs fill(i) and drain(i) for every chunk i, the drain one chunk later, so that a rank that is
+// late for a moment does not delay the others. Step i + 1 means that chunk i is filled and chunk i
+// - 2 is drained. Chunk i uses the memory of chunk i - kNumChunks, whose readers drained it before
+// they filled chunk i - 2, that is, before step i - 1.
 template <typename Fill, typename Drain>
 Status run_pipeline(Peers& peers, const OpContext& op, uint32_t num_chunks, const Fill& fill,
                     const Drain& drain) {
@@ -41,14 +41,14 @@ uint32_t num_parts(size_t total, size_t part) {
   return static_cast<uint32_t>(divide_rounding_up(total, part));
 }
 
-// What a chunk that holds something for every rank has room for. Never empty: there is a line for
-// each of thousands of ranks.
+// Returns the room for each rank in a chunk that has data for every rank. Never 0: there is a cache
+// line for each of thousands of ranks.
 size_t chunk_part(size_t num_ranks) {
   return kChunkBytes / num_ranks / 64 * 64;
 }
 
-// One chunk of an all_reduce, or of a reduce, whose result one rank takes: its share for each
-// owner, and where they lie.
+// One chunk of an all_reduce, or of a reduce, whose result only one rank stores: the share of each
+// owner, and its position.
 class ReductionChunks {
  public:
   ReductionChunks(const Peers& peers, const Buffers& buffers, ReduceKind kind)
@@ -56,7 +56,8 @@ class ReductionChunks {
 
   uint32_t num_chunks() const { return num_parts(buffers_.in.size(), kChunkBytes); }
 
-  // The shares of the others; the place of our own is kept for the result.
+  // Copies the shares of the other owners; the position of this rank's share is kept for the
+  // result.
   void copy_in(uint32_t index) const {
     const Range chunk = part_of(buffers_.in.size(), kChunkBytes, index);
     for (int owner = 0; owner < peers_.world_size(); ++owner) {
@@ -66,8 +67,8 @@ class ReductionChunks {
     }
   }
 
-  // Our share of all inputs, into the staging for the others and into our own output, if we have
-  // one.
+  // Reduces this rank's share of all inputs into the staging for the other ranks, and into this
+  // rank's output, if it has one.
   void reduce_own(uint32_t index) {
     const Range chunk = part_of(buffers_.in.size(), kChunkBytes, index);
     const Range own = share(chunk, peers_.rank());
@@ -99,7 +100,7 @@ class ReductionChunks {
   size_t num_ranks() const { return static_cast<size_t>(peers_.world_size()); }
   std::byte* staging(Rank rank, uint32_t index) const { return peers_.arena().chunk(rank, index); }
 
-  // Within the chunk.
+  // Returns the owner's range within the chunk.
   Range share(Range chunk, Rank owner) const {
     return part_of(chunk.size, owned_bytes(chunk.size, peers_.world_size()),
                    static_cast<size_t>(owner.value));
@@ -111,9 +112,10 @@ class ReductionChunks {
   std::vector<const std::byte*> inputs_;
 };
 
-// Three stages, each one chunk behind the one before. Step 2i + 1 says: chunk i is copied in; step
-// 2i + 2: chunk i - 1 is reduced. A chunk's place is free again when all have copied out what lay
-// there, kNumChunks earlier; they did so before step 2(i - 1) + 1.
+// Three stages, each one chunk behind the previous stage. Step 2i + 1 means that chunk i is copied
+// in; step 2i + 2 that chunk i - 1 is reduced. The memory of a chunk is free again when all ranks
+// have copied out the chunk that was there, kNumChunks earlier; they did so before step 2(i - 1) +
+// 1.
 Status run_reduction(Peers& peers, const OpContext& op, const Buffers& buffers, ReduceKind kind) {
   static_assert(kNumChunks == 4);
   ReductionChunks chunks(peers, buffers, kind);
@@ -153,7 +155,7 @@ Status staged_reduce(Peers& peers, const OpContext& op, const Buffers& buffers, 
   return run_reduction(peers, op, {buffers.in, peers.rank() == root ? buffers.out : Bytes()}, kind);
 }
 
-// A chunk holds a piece of every rank's part; a part that has ended leaves its place empty.
+// A chunk holds a piece of every rank's part; a part that has ended leaves its range empty.
 Status staged_reduce_scatter(Peers& peers, const OpContext& op, const Buffers& buffers,
                              const RankParts& parts, ReduceKind kind) {
   const auto num_ranks = static_cast<size_t>(peers.world_size());
@@ -240,7 +242,7 @@ Status staged_gather(Peers& peers, const OpContext& op, const Buffers& buffers, 
   return run_pipeline(peers, op, num_parts(share, kChunkBytes), fill, drain);
 }
 
-// A chunk of the root holds a part of every rank's share.
+// A chunk of the root holds a piece of every rank's part.
 Status staged_scatter(Peers& peers, const OpContext& op, const Buffers& buffers, Rank root) {
   const auto num_ranks = static_cast<size_t>(peers.world_size());
   const auto me = static_cast<size_t>(peers.rank().value);
@@ -266,7 +268,7 @@ Status staged_scatter(Peers& peers, const OpContext& op, const Buffers& buffers,
   return run_pipeline(peers, op, num_parts(share, part), fill, drain);
 }
 
-// A chunk holds a piece of the part for every rank; a part that has ended leaves its place empty.
+// A chunk holds a piece of the part for every rank; a part that has ended leaves its range empty.
 Status staged_all_to_all(Peers& peers, const OpContext& op, const Buffers& buffers,
                          const ExchangeParts& parts) {
   const auto num_ranks = static_cast<size_t>(peers.world_size());

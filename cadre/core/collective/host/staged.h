@@ -1,12 +1,12 @@
-// Large operations on private memory: through the staging chunks of the arena, as pipelines.
+// Large operations on private memory: pipelines through the staging chunks of the arena.
 //
-// Threads and blocking: as Peers; call after a successful Peers::enter. Lifetime: borrows all.
+// Threads and blocking: same as Peers; call after a successful Peers::enter. Lifetime: borrows all.
 // Errors: those of Peers' waits.
 // Cost of all_reduce, n bytes on P ranks: each rank copies n (P-1)/P in, reads n to reduce its
 // share of each chunk, and copies n (P-1)/P out; the staging stays in the caches. (DeepSpeed's
 // "distributed all-reduce" and Rabenseifner's two phases, cut into chunks that overlap.) Every
-// element is folded in rank order by the rank that owns it and copied by all others, so the bits
-// equal those of any other way to reduce in rank order.
+// element is added in rank order by the rank that owns it, and copied by all others, so the bits
+// equal those of any other reduction in rank order.
 #pragma once
 
 #include <vector>
@@ -23,13 +23,14 @@ Status staged_all_reduce(Peers& peers, const OpContext& op, const Buffers& buffe
                          ReduceKind kind);
 Status staged_reduce_scatter(Peers& peers, const OpContext& op, const Buffers& buffers,
                              const RankParts& parts, ReduceKind kind);
-// As staged_all_reduce, but only the root takes the result; `out` is empty elsewhere.
+// Does the same as staged_all_reduce, but only the root stores the result; `out` is empty on other
+// ranks.
 Status staged_reduce(Peers& peers, const OpContext& op, const Buffers& buffers, ReduceKind kind,
                      Rank root);
 Status staged_all_gather(Peers& peers, const OpContext& op, const Buffers& buffers,
                          const RankParts& parts);
 Status staged_broadcast(Peers& peers, const OpContext& op, Bytes data, Rank root);
-// Elsewhere than on the root, gather's output and scatter's input are empty.
+// On ranks other than the root, gather's output and scatter's input are empty.
 Status staged_gather(Peers& peers, const OpContext& op, const Buffers& buffers, Rank root);
 Status staged_scatter(Peers& peers, const OpContext& op, const Buffers& buffers, Rank root);
 Status staged_all_to_all(Peers& peers, const OpContext& op, const Buffers& buffers,

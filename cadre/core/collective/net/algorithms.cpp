@@ -18,14 +18,14 @@ Block in_slot(Slot slot, Block block) {
 
 namespace {
 
-// Where the part of a rank lies behind those of the ranks before it.
+// Returns the block of a rank's part, if the parts lie in rank order.
 Block part_in_order(Slot slot, std::span<const uint64_t> counts, int rank) {
   const auto index = static_cast<size_t>(rank);
   const auto before = counts.first(index);
   return {slot, std::accumulate(before.begin(), before.end(), uint64_t{0}), counts[index]};
 }
 
-// The finished parts travel once around the ring. Each rank begins with its own part in the output.
+// The finished parts go once around the ring. Each rank begins with its own part in the output.
 template <typename PartOf>
 void add_ring_gather_steps(Schedule& schedule, PartOf part_of_rank) {
   const ScheduleKey& key = schedule.key;
@@ -68,7 +68,7 @@ void add_ring_reduce_scatter_of(Schedule& schedule, std::span<const uint64_t> co
   const ScheduleKey& key = schedule.key;
   const auto input_of = [&](int rank) { return part_in_order(Slot::kInput, counts, rank); };
   const uint64_t longest = *std::max_element(counts.begin(), counts.end());
-  // A partial result is sent while the next one is received: two places, in turn.
+  // A partial result is sent while the next one is received, so two buffers are used in turn.
   const auto partial = [&](int step) {
     return Block{Slot::kScratch, static_cast<uint64_t>(step % 2) * longest,
                  input_of(around(key, -step - 2)).count};
@@ -96,9 +96,9 @@ void add_ring_all_gather(Schedule& schedule) {
   });
 }
 
-// P = 2^k + extra. The first `extra` pairs of neighbours fold into one rank each; 2^k ranks double;
-// the folded ones get the result. Both partners add the lower ranks' sum first: so they compute the
-// same bits.
+// P = 2^k + extra. The first `extra` pairs of neighbours combine into one rank each; 2^k ranks run
+// the doubling; the other rank of each pair gets the result at the end. Both partners put the lower
+// ranks' sum first, so they compute the same bits.
 void add_recursive_doubling(Schedule& schedule) {
   const ScheduleKey& key = schedule.key;
   const int rank = key.rank;
@@ -141,7 +141,7 @@ void add_recursive_doubling(Schedule& schedule) {
 void add_bruck_all_gather(Schedule& schedule) {
   const ScheduleKey& key = schedule.key;
   const auto size = static_cast<uint64_t>(key.world_size);
-  // The run of `length` blocks from `first` on, in at most two pieces.
+  // Returns the `length` blocks from `first` on, in at most two pieces.
   const auto pieces_of = [&](int first, uint64_t length) {
     const auto begin = static_cast<uint64_t>(first);
     const uint64_t straight = std::min(length, size - begin);
@@ -192,7 +192,7 @@ void add_chain_broadcast(Schedule& schedule) {
   const int from_root = around(key, -key.root.value);
   const bool has_previous = from_root > 0;
   const bool has_next = from_root < key.world_size - 1;
-  // Nothing travels as one empty segment, so that the ranks still meet.
+  // Empty data is sent as one empty segment, so that the ranks still compare the operation.
   const uint64_t num_segments =
       std::max<uint64_t>(1, (key.count + key.segment_count - 1) / key.segment_count);
   const auto segment = [&](uint64_t index) {
@@ -253,8 +253,8 @@ void add_pairwise_exchange_of(Schedule& schedule, const PartCounts& counts) {
   }
 }
 
-// Empty parts are messages, too: they carry the fingerprint, by which ranks with other counts are
-// found.
+// Empty parts are sent as messages, too: they carry the fingerprint, which shows ranks with other
+// counts.
 void add_pairwise_gather_of(Schedule& schedule, std::span<const uint64_t> counts) {
   const ScheduleKey& key = schedule.key;
   const Block own{Slot::kInput, 0, counts[static_cast<size_t>(key.rank.value)]};

@@ -22,7 +22,7 @@ std::string to_string(const CrossoverTable& table) {
 }
 
 Algorithm choose(const Choice& choice, const CrossoverTable& table) {
-  // Sums of float16 and bfloat16 travel as float32.
+  // Sums of float16 and bfloat16 are sent as float32.
   const bool is_half = choice.dtype == DType::kBfloat16 || choice.dtype == DType::kFloat16;
   const uint64_t widening = is_half ? 2 : 1;
   switch (choice.kind) {
@@ -32,7 +32,7 @@ Algorithm choose(const Choice& choice, const CrossoverTable& table) {
                  ? Algorithm::kRecursiveDoubling
                  : Algorithm::kRing;
     case OpKind::kBroadcast:
-      // With two ranks both are one message, and the tree's is the simpler one.
+      // With two ranks both algorithms are one message, and the tree is the simpler one.
       return choice.num_bytes < table.broadcast_chain_bytes || choice.world_size == 2
                  ? Algorithm::kBinomialTree
                  : Algorithm::kChain;

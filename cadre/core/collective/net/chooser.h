@@ -1,7 +1,7 @@
-// Which algorithm runs an operation: a pure function, so that all ranks choose alike.
+// Chooses the algorithm of an operation. A pure function, so that all ranks choose the same.
 //
-// Threads: any. Blocking: never. Errors: none. Measurements never enter on the fly; a table may be
-// replaced for a whole group, on all its ranks.
+// Threads: any. Blocking: never. Errors: none. The choice does not depend on measurements at run
+// time; a table may be replaced for a whole group, on all its ranks.
 #pragma once
 
 #include <cstdint>
@@ -12,19 +12,19 @@
 
 namespace cadre {
 
-// reduce follows all_reduce's line, so that both give the same bits.
-// From so many bytes on the second algorithm of each line is taken. Those of rings are for up to 8
-// ranks: a ring's steps grow with the ranks, those of the other algorithm with their logarithm, so
-// for more ranks they grow in proportion (1,024 ranks: 8 MiB).
+// The sizes from which on the second algorithm of each line is used. reduce follows all_reduce's
+// line, so that both give the same bits. The sizes of rings are for up to 8 ranks: the steps of a
+// ring grow with the number of ranks, those of the other algorithm with its logarithm, so for more
+// ranks the sizes grow in proportion (1,024 ranks: 8 MiB).
 struct CrossoverTable {
   uint64_t all_reduce_ring_bytes = 64 << 10;   // recursive doubling, then ring
   uint64_t broadcast_chain_bytes = 256 << 10;  // binomial tree, then chain
   uint64_t all_gather_ring_bytes = 64 << 10;   // output size: Bruck, then ring
   uint64_t chain_segment_bytes = 128 << 10;
-  uint64_t gather_linear_bytes = 64 << 10;  // the root's buffer: binomial tree, then linear
+  uint64_t gather_linear_bytes = 64 << 10;  // size of the root's buffer: binomial tree, then linear
 };
 
-// "all_reduce recursive doubling, ring from 65536 B; ..."
+// Returns "all_reduce recursive doubling, ring from 65536 B; ..."
 std::string to_string(const CrossoverTable& table);
 
 struct Choice {

@@ -1,7 +1,7 @@
-// What the net engine does to elements besides adding them: divide, widen, narrow.
+// Operations of the net engine on elements besides additions: divide, widen, narrow.
 //
 // Threads: any. Blocking: never. Lifetime: buffers are borrowed until the call returns; they are
-// disjoint. Numerics: as in collective/reduce.h, whose kernels these are.
+// disjoint. Numerics: those of collective/reduce.h, whose kernels these functions use.
 #pragma once
 
 #include <cstddef>
@@ -12,9 +12,9 @@ namespace cadre {
 
 // data[i] /= divisor. REQUIRES: dtype is float32 or float64.
 void divide(std::byte* data, size_t count, DType dtype, int divisor);
-// float16 or bfloat16, as `dtype` says, to float32, exactly.
+// Converts float16 or bfloat16, as `dtype` says, to float32, exactly.
 void widen(float* out, const std::byte* in, size_t count, DType dtype);
-// float32 to float16 or bfloat16, rounded to nearest even; a NaN becomes 0x7e00 or 0x7fc0.
+// Converts float32 to float16 or bfloat16, rounded to nearest even; a NaN becomes 0x7e00 or 0x7fc0.
 void narrow(std::byte* out, const float* in, size_t count, DType dtype);
 
 }  // namespace cadre

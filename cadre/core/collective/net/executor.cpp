@@ -10,7 +10,7 @@
 namespace cadre {
 namespace {
 
-// What is received to be added goes through so much memory: half of a usual second-level cache.
+// The size of the buffer for received bytes that are added: half of a usual second-level cache.
 constexpr size_t kStagingBytes = 256 << 10;
 // A longer wait also polls peers from which no data is expected: a rank that runs a different
 // operation may be the reason why this one makes no progress.
@@ -40,7 +40,7 @@ ConstBytes bytes_of(const ScheduleRun& run, const Block& block) {
   const std::byte* slot = block.slot == Slot::kInput    ? run.memory.in
                           : block.slot == Slot::kOutput ? run.memory.out
                                                         : run.memory.scratch;
-  // An empty block may lie in memory that is not there.
+  // An empty block may have a null address.
   return block.count == 0 ? ConstBytes()
                           : ConstBytes(slot + block.begin * size, block.count * size);
 }
@@ -147,7 +147,8 @@ Status Executor::run_step(const OpContext& op, const ScheduleRun& run, const Ste
     if (moved > 0) continue;
     std::array<ChannelInterest, 2> interests;
     size_t num_interests = 0;
-    // The receive comes first, because its peer is the one that messages name.
+    // The receive comes first: wait() records the peer of the first interest as the one that this
+    // rank waits for, and error messages name that peer.
     if (is_receiving && incoming.wants_bytes()) {
       interests[num_interests++] = {.peer = step.recv_from, .want_recv = true};
     }
@@ -172,7 +173,7 @@ Status Executor::wait_watching(const OpContext& op, std::span<const ChannelInter
     link(peer).announce(header_);
     const bool is_awaited =
         std::ranges::find(interests, peer, &ChannelInterest::peer) != interests.end();
-    // An announcement that is not sent yet may need a connection first.
+    // An unsent announcement may need a connection first.
     const ChannelInterest interest{.peer = peer,
                                    .want_send = !is_awaited && !link(peer).is_send_done(),
                                    .want_recv = link(peer).wants_peek(),
@@ -198,15 +199,15 @@ Status Executor::check(const OpContext& op, Rank peer) {
   const auto text = [](const Fingerprint& fingerprint) {
     return OpDescriptor::from_fingerprint(fingerprint).to_string();
   };
-  // What this rank called with the peer's number, if that operation has completed here.
+  // The operation that this rank called with the peer's number, if it has completed here.
   const auto called = history_.find(theirs->number, header_);
   const bool is_running =
       theirs->number == header_.number && theirs->fingerprint == header_.fingerprint;
   const bool is_agreed = is_running || (called && *called == theirs->fingerprint);
   const std::string which = format("net engine: {} #{}", text(theirs->fingerprint), theirs->number);
   if (is_agreed && theirs->kind == OperationHeader::Kind::kRefusal) {
-    // With the number of the refused operation: a rank that is still in it ignores a refusal of a
-    // later one.
+    // The refusal keeps the number of the operation that was refused, because a rank that is still
+    // in that operation ignores the refusal of a later one.
     refuse(*theirs);
     return Error(ErrorCode::kAborted,
                  format("{}: rank {} refused it, because another rank called a different "

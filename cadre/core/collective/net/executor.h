@@ -2,8 +2,8 @@
 //
 // Threads: one at a time. Blocking: run(), until done, the operation's deadline or the Interrupt.
 // Lifetime: borrows the System and the Transport; buffers are borrowed until run() returns.
-// Errors: as Backend says. Each step sends and receives at the same time, so buffers that are full
-// on both sides never stop it.
+// Errors: those of Backend. Each step sends and receives at the same time, so it cannot block when
+// the buffers of both sides are full.
 #pragma once
 
 #include <memory>
@@ -26,21 +26,22 @@ struct SlotMemory {
   std::byte* scratch = nullptr;
 };
 
-// A run of a Schedule's steps on memory.
+// A range of a Schedule's steps, and the memory on which they run.
 struct ScheduleRun {
   const Schedule& schedule;
   size_t begin = 0;  // steps [begin, end)
   size_t end = 0;
   SlotMemory memory;
-  ReduceKind kind;              // the dtype also scales the blocks that are only moved
-  const char* phase = nullptr;  // null: after the schedule
+  ReduceKind kind;              // the dtype also gives the size of blocks that are only moved
+  const char* phase = nullptr;  // null: the name of the schedule's phase
 };
 
 class Executor {
  public:
   Executor(os::System& system, Transport& transport);
 
-  // Before the first run of an operation. An operation may have several runs, one after the other.
+  // Called before the first run of an operation. An operation may have several runs, one after the
+  // other.
   void begin(const OpContext& op, Algorithm algorithm);
   Status run(const OpContext& op, const ScheduleRun& run);
 
@@ -55,12 +56,13 @@ class Executor {
 
   os::System& system_;
   Transport& transport_;
-  std::vector<std::unique_ptr<Link>> links_;  // by rank, made when they are needed
-  std::vector<Rank> watched_;                 // by a wait that takes long
+  std::vector<std::unique_ptr<Link>> links_;  // links by rank, made when they are needed
+  std::vector<Rank> watched_;                 // ranks that a long wait watches
   CallHistory history_;
   OperationHeader header_;  // header of the current operation
   std::unique_ptr<std::byte[]> staging_;
-  std::vector<ChannelInterest> interests_;  // interests of a watching wait, kept for its memory
+  // Interests of a watching wait, kept to reuse their memory.
+  std::vector<ChannelInterest> interests_;
 };
 
 }  // namespace cadre

@@ -1,8 +1,10 @@
-// The receiving half of one step: puts what arrives in its place, or adds it piece by piece.
+// The receiving half of one step: stores received bytes at their position, or adds them piece by
+// piece.
 //
 // Threads: one at a time. Blocking: never. Lifetime: lives for one step; borrows all memory.
-// Errors: of the Link. What is to be added passes through a small staging buffer, which stays in
-// the core's cache: each piece is added while it is warm and while the rest is still on its way.
+// Errors: those of the Link. Bytes to be added pass through a small staging buffer, which stays in
+// the core's cache: each piece is added while it is in the cache and the rest is still being
+// received.
 #pragma once
 
 #include "cadre/core/collective/net/link.h"
@@ -10,14 +12,15 @@
 
 namespace cadre {
 
-// Where a step's elements lie in memory.
+// The memory for the elements that a step receives.
 struct IncomingPlace {
   Combine combine = Combine::kStore;
   Bytes target;
-  const std::byte* local = nullptr;  // unless kStore
-  ReduceKind kind;                   // unless kStore
-  int divisor = 1;                   // for complete sums; 1: none
-  // The step also sends the target's old content: nothing may be overwritten before it has left.
+  const std::byte* local = nullptr;  // null for kStore
+  ReduceKind kind;                   // unused for kStore
+  int divisor = 1;                   // divides complete sums; 1: no division
+  // The step also sends the old content of the target, which must not be overwritten before it is
+  // sent.
   bool target_is_sent = false;
 };
 
@@ -25,13 +28,13 @@ class Incoming {
  public:
   Incoming(const IncomingPlace& place, Bytes staging) : place_(place), staging_(staging) {}
 
-  // Receives and adds what it can. More than 0 when there was any progress. `num_sent` is how much
-  // of what this step sends has left.
+  // Receives and adds as much as possible. Returns more than 0 if there was any progress.
+  // `num_sent` is the number of bytes of this step's send that have been sent.
   Result<size_t> advance(Link& from, const OperationHeader& operation, size_t num_sent);
   bool is_done(const Link& from) const {
     return from.has_header() && num_done_ == place_.target.size();
   }
-  // False while there is no room to receive into.
+  // Returns false while there is no room to receive into.
   bool wants_bytes() const {
     return place_.combine == Combine::kStore || num_staged_ < staging_.size();
   }
@@ -43,7 +46,7 @@ class Incoming {
   IncomingPlace place_;
   Bytes staging_;
   size_t num_done_ = 0;    // bytes of the target that are final
-  size_t num_staged_ = 0;  // bytes that follow them, in staging
+  size_t num_staged_ = 0;  // bytes after the final ones, in staging
 };
 
 }  // namespace cadre

@@ -38,7 +38,7 @@ Result<size_t> Link::receive(const OperationHeader& operation, Bytes target) {
   if (!is_open_) {
     while (!incoming_) {
       if (inbox_end_ < OperationHeader::kBytes) {
-        // Not beyond what the caller expects: behind it the next operation may begin.
+        // Receives no more than the caller expects: the next operation may begin behind it.
         const size_t want = OperationHeader::kBytes + std::min(target.size(), kInlineBytes);
         const auto received =
             channel_.try_recv(Bytes(inbox_).subspan(inbox_end_, want - inbox_end_));
@@ -115,7 +115,7 @@ void Link::announce(OperationHeader operation) {
   operation.kind = OperationHeader::Kind::kAnnouncement;
   std::ranges::copy(operation.encode(), outbox_.data());
   unsent_ = {ConstBytes(outbox_.data(), OperationHeader::kBytes), {}};
-  // What is not sent now is sent before the next message.
+  // The unsent rest is sent before the next message.
   advance_announcement();
 }
 

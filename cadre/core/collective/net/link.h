@@ -1,10 +1,10 @@
 // The channel to one peer with framed operations: a header precedes each message, so a refusal or
-// an announcement between two messages cannot be mistaken for payload.
+// an announcement between two messages cannot be confused with payload.
 //
 // Threads: one at a time. Blocking: never. Lifetime: the channel outlives it; a payload is borrowed
 // until is_send_done().
-// Errors: of the channel; kCorruption for a header that is none. A header that differs from the
-// expected one is not an error here but found by difference(), so that the caller can name both
+// Errors: those of the channel; kCorruption for an invalid header. A header that differs from the
+// expected one is not an error here; difference() returns it, so that the caller can name both
 // operations.
 #pragma once
 
@@ -17,13 +17,14 @@
 
 namespace cadre {
 
-// The last operations of this rank: a late message of a peer is compared with what was called here.
+// The last operations of this rank, with which late messages of peers are compared.
 class CallHistory {
  public:
   void add(const OperationHeader& operation) {
     calls_[operation.number % kNumRemembered] = {operation.number, operation.fingerprint};
   }
-  // The fingerprint of one of the last operations before `operation`, by its number.
+  // Returns the fingerprint of operation `number`; nullopt unless that operation came before
+  // `operation` and is one of the last kNumRemembered.
   std::optional<Fingerprint> find(uint64_t number, const OperationHeader& operation) const;
 
  private:
@@ -32,7 +33,7 @@ class CallHistory {
     uint64_t number = 0;
     Fingerprint fingerprint = {};
   };
-  std::array<Call, kNumRemembered> calls_{};  // by number, modulo the size
+  std::array<Call, kNumRemembered> calls_{};  // by number modulo kNumRemembered
 };
 
 class Link {
@@ -40,53 +41,54 @@ class Link {
   // The history outlives the link.
   Link(Channel& channel, const CallHistory& history) : channel_(channel), history_(history) {}
 
-  // Begins to send `payload` as one message of the operation: its header goes ahead, in one piece
-  // with the payload's beginning.
+  // Begins to send `payload` as one message of the operation: the header is sent first, together
+  // with the beginning of the payload.
   void start_send(const OperationHeader& operation, ConstBytes payload);
-  // Bytes moved, header included.
+  // Returns the number of bytes sent, header included.
   Result<size_t> advance_send();
   bool is_send_done() const { return unsent_.size() == 0; }
-  // Payload bytes that have left, since start_send.
+  // The number of payload bytes sent since start_send().
   size_t num_sent() const { return num_sent_; }
 
-  // Payload bytes of one message received into `target`. 0 also while its header is incomplete; the
-  // caller looks at has_header() and difference().
+  // Receives payload of one message into `target` and returns the number of bytes. Returns 0 also
+  // while the header is incomplete; the caller checks has_header() and difference().
   Result<size_t> receive(const OperationHeader& operation, Bytes target);
-  // Whether the message's header has arrived and is the expected one.
+  // Returns whether the message's header has arrived and is the expected one.
   bool has_header() const { return is_open_; }
-  // All payload of the message has been received: the next byte belongs to another header.
+  // Called when all payload of the message has been received: the next byte belongs to another
+  // header.
   void end_message() { is_open_ = false; }
-  // Receives a header and nothing behind it, although this operation may not expect any from this
+  // Receives a header but no payload, although this operation may not expect a message from this
   // peer. So this rank detects a peer that runs another operation or refuses this one. An ended
-  // channel is no error here, since nothing more is needed from it.
+  // channel is no error here, because this operation needs nothing more from it.
   Status peek(const OperationHeader& operation);
   bool wants_peek() const { return !is_open_ && !incoming_ && !has_ended_; }
-  // The header from the peer that does not match `operation`: an announcement that contradicts a
-  // call of this rank, else the next header.
+  // Returns the header from the peer that does not match `operation`: an announcement that
+  // contradicts a call of this rank, else the next header.
   std::optional<OperationHeader> difference(const OperationHeader& operation) const;
 
-  // Whether the peer runs or refuses a later operation, so that it has completed this one.
+  // Returns whether the peer runs or refuses a later operation, so that it has completed this one.
   bool is_ahead_of(const OperationHeader& operation) const {
     return incoming_ && incoming_->number > operation.number && !has_contradiction(operation);
   }
 
-  // A new operation begins: its header is expected from now on.
+  // Called when a new operation begins: from then on its header is expected.
   void begin_operation();
-  // Announces to the peer, once, that this rank waits in `operation`, unless data of it was sent to
-  // the peer already. So two ranks that wait for each other in different operations detect the
-  // mismatch. Best effort.
+  // Announces to the peer, once, that this rank waits in `operation`, unless this rank has sent
+  // data of the operation to the peer. So two ranks that wait for each other in different
+  // operations detect the mismatch. Best effort.
   void announce(OperationHeader operation);
   // Sends the rest of an announcement. On an ended channel the announcement is dropped: the channel
-  // would stay ready for sending, so a wait for it would return at once again and again.
+  // would always be ready for sending, so a wait for it would return at once again and again.
   void advance_announcement();
   // Sends the peer a refusal of `operation`, unless a message to it is incomplete.
   void refuse(const OperationHeader& operation);
-  // The same for a channel without a link, on which no message was sent yet.
+  // Does the same for a channel without a link, on which no message was sent yet.
   static void refuse(Channel& channel, OperationHeader operation);
 
  private:
-  // So much payload is received together with the header in one system call: a receiver that finds
-  // the beginning of a message alone would have to wait twice.
+  // The number of payload bytes that are received together with the header in one system call:
+  // otherwise a receiver would have to wait twice for a short message.
   static constexpr size_t kInlineBytes = 4096;
 
   Status parse_incoming(const OperationHeader& operation);
@@ -101,19 +103,20 @@ class Link {
 
   bool has_sent_header_ = false;
   bool has_announced_ = false;
-  // An announcement that is still on its way out, and a header.
+  // An announcement that is partly unsent, and a header.
   std::array<std::byte, 2 * OperationHeader::kBytes> outbox_;
-  Channel::Parts unsent_;  // what of the outbox is still to be sent, and of the payload
+  Channel::Parts unsent_;  // the unsent part of the outbox and of the payload
   size_t num_sent_ = 0;
 
-  bool is_open_ = false;    // the current message's header has been taken
-  bool has_ended_ = false;  // the channel ended while it was only looked at
+  bool is_open_ = false;    // the header of the current message was taken
+  bool has_ended_ = false;  // the channel ended during peek()
   std::array<std::byte, OperationHeader::kBytes + kInlineBytes> inbox_;
   size_t inbox_begin_ = 0;
   size_t inbox_end_ = 0;
-  std::optional<OperationHeader> incoming_;  // a message's or a refusal's, parsed, not yet taken
-  // The first announcement that was not compared yet, since it is of a later operation, or that
-  // contradicts. It is kept apart, so that it never hides the refusal that may follow it.
+  // Header of a message or a refusal, parsed but not yet taken.
+  std::optional<OperationHeader> incoming_;
+  // The first announcement that contradicts, or that is of a later operation and was not compared
+  // yet. It is kept separately, so that it never hides a refusal behind it.
   std::optional<OperationHeader> announced_;
 };
 

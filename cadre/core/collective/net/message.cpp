@@ -10,8 +10,8 @@ namespace {
 
 constexpr uint32_t kMagic = 0x334f4443;  // "CDO3"
 
-// Writes fields one after the other, low byte first; on the path of every message, so without an
-// allocation.
+// Writes fields one after the other, low byte first. Allocates nothing, because it runs for every
+// message.
 class HeaderWriter {
  public:
   template <typename T>

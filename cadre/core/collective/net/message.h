@@ -1,7 +1,7 @@
-// The header by which ranks frame operations on their channels: parse and write.
+// The header that frames operations on the ranks' channels: parse and write.
 //
 // Threads: any. Blocking: never. Errors: kCorruption for bytes that no rank of this build sends.
-// The format stands in docs/formats/net-messages.md; message_fuzz.cpp fuzzes the parser.
+// docs/formats/net-messages.md defines the format; message_fuzz.cpp fuzzes the parser.
 #pragma once
 
 #include <array>
@@ -14,14 +14,14 @@
 
 namespace cadre {
 
-// Before each message of an operation that one rank sends to another.
+// The header before each message that one rank sends to another in an operation.
 struct OperationHeader {
   static constexpr size_t kBytes = 32;
 
   enum class Kind : uint8_t {
-    kMessage = 0,       // a message of this operation follows
-    kRefusal = 1,       // the sender runs this operation, saw another one here, and gives up
-    kAnnouncement = 2,  // the sender waits in this operation; nothing of it follows yet
+    kMessage = 0,  // a message of this operation follows
+    kRefusal = 1,  // the sender runs this operation, received a header of another one, and gives up
+    kAnnouncement = 2,  // the sender waits in this operation; no payload follows
   };
 
   Kind kind = Kind::kMessage;

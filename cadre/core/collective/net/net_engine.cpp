@@ -10,7 +10,7 @@
 namespace cadre {
 namespace {
 
-// Schedules are kept for so many different operations; a training step has a few dozen.
+// The schedules of so many different operations are kept; a training step has a few dozen.
 constexpr size_t kMaxSchedules = 256;
 
 uint64_t sum_of_first(const std::vector<uint64_t>& sizes, size_t count) {
@@ -21,7 +21,7 @@ void copy_unless_same(std::byte* to, ConstBytes from) {
   if (!from.empty() && to != from.data()) std::memcpy(to, from.data(), from.size());
 }
 
-// Minimum and maximum round nothing.
+// Minimum and maximum do not round.
 bool needs_widening(ReduceKind kind) {
   const bool is_half = kind.dtype == DType::kBfloat16 || kind.dtype == DType::kFloat16;
   return is_half && kind.op != ReduceOp::kMin && kind.op != ReduceOp::kMax;
@@ -101,7 +101,7 @@ Status NetEngine::run(const OpContext& op, const Collective& c) {
   return Error(ErrorCode::kInternal, format("net engine: {} is not a collective", c.kind));
 }
 
-// The schedule moves what other ranks send; it counts bytes of a rank's part.
+// The schedule moves the data of other ranks; it counts bytes of a rank's part.
 Status NetEngine::move(const OpContext& op, const Collective& c) {
   const auto world_size = static_cast<size_t>(transport_.world_size());
   const bool is_whole_of_parts = c.kind != OpKind::kBroadcast && c.kind != OpKind::kBarrier;
@@ -148,8 +148,8 @@ Status NetEngine::reduce(const OpContext& op, const Collective& c) {
   return reduce_scatter_widened(op, schedule, c);
 }
 
-// The steps that add run on a float32 copy; what is complete is rounded once; the steps that only
-// move run on the rounded result.
+// Runs the steps that add on a float32 copy, rounds complete elements once, and runs the steps that
+// only move on the rounded result.
 Status NetEngine::all_reduce_widened(const OpContext& op, const Schedule& schedule,
                                      SlotMemory memory, ReduceKind kind) {
   const uint64_t count = schedule.key.count;
@@ -195,7 +195,7 @@ Status NetEngine::reduce_scatter_v(const OpContext& op, const Collective& c) {
   return run_schedule(op, schedule, {.in = c.in.data(), .out = c.out.data()}, kind);
 }
 
-// All in float32; the root rounds at the end.
+// All steps run in float32; the root rounds at the end.
 Status NetEngine::reduce_widened(const OpContext& op, const Schedule& schedule, SlotMemory memory,
                                  ReduceKind kind) {
   const uint64_t count = schedule.key.count;
@@ -236,7 +236,8 @@ Status NetEngine::all_to_all_v(const OpContext& op, const Collective& c) {
                             {.dtype = DType::kUint8}});
 }
 
-// So all ranks learn of parts that do not fit, and none has moved any data by then.
+// All ranks exchange the sizes first, so all notice parts that do not fit before any data was
+// moved.
 Status NetEngine::exchange_sizes(const OpContext& op, PartTable& table) {
   const Bytes rows = table.bytes();
   const Schedule& schedule = schedule_for(

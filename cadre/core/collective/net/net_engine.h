@@ -1,10 +1,10 @@
-// The engine for ranks that talk over channels: chooser, schedules and their executor.
+// The engine for ranks that communicate over channels: chooser, schedules and their executor.
 //
 // Threads: one operation at a time, from any thread. Blocking: every operation, until done, its
 // deadline or the Interrupt of its Transport. Lifetime: borrows the System and the Transport.
-// Errors: as Backend says. Numerics: the order of additions stands in the Schedule; sums, averages
-// and products of float16 and bfloat16 travel as float32 until they are complete and are rounded
-// once. Both: docs/decisions/0005-net-engine.md.
+// Errors: those of Backend. Numerics: the Schedule contains the order of additions; sums, averages
+// and products of float16 and bfloat16 are sent as float32 until they are complete and are rounded
+// once (docs/decisions/0005-net-engine.md).
 #pragma once
 
 #include <map>
@@ -28,8 +28,8 @@ class NetEngine final : public Backend {
   Completion submit(const OpContext& op, std::span<const Collective> collectives) override;
 
  private:
-  // Memory that grows to the largest need and is kept, because touching new pages costs more than
-  // an operation.
+  // Memory that grows to the largest need and is kept, because the first access to new pages costs
+  // more than an operation.
   class GrowingBuffer {
    public:
     std::byte* bytes(size_t num_bytes);
@@ -40,12 +40,12 @@ class NetEngine final : public Backend {
   };
 
   Status run(const OpContext& op, const Collective& c);
-  // Without arithmetic, and with it.
+  // move() runs the collectives without arithmetic, reduce() those with a reduction.
   Status move(const OpContext& op, const Collective& c);
   Status reduce(const OpContext& op, const Collective& c);
   Status all_gather_v(const OpContext& op, const Collective& c);
   Status all_to_all_v(const OpContext& op, const Collective& c);
-  // part: bytes of a rank.
+  // part: the number of bytes of one rank.
   void copy_own_part(const Collective& c, size_t part) const;
 
   const Schedule& schedule_for(const Choice& choice, uint64_t count, Rank root);

@@ -1,5 +1,5 @@
-// Ranks that call different operations over TCP: whatever a rank has received by then, it never
-// returns OK with a wrong result.
+// Ranks that call different operations over TCP: whatever a rank has received, it never returns OK
+// with a wrong result.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ using testing::require;
 using testing::TransportGroup;
 using testing::TransportKind;
 
-// Both algorithms of each operation on the counts below.
+// With these sizes the counts below use both algorithms of each operation.
 constexpr CrossoverTable kEarlyCrossovers = {.all_reduce_ring_bytes = 1000,
                                              .broadcast_chain_bytes = 1000,
                                              .all_gather_ring_bytes = 1000,
@@ -38,7 +38,7 @@ struct Call {
 
 using Numbers = std::vector<int32_t>;
 
-// Element `index` of what a rank brings; sums of few of them are unequal to every one of them.
+// Returns element `index` of a rank's input. The sum of a few elements equals none of them.
 int32_t number_from(int rank, uint64_t index) {
   return (rank + 1) * 1'000'003 + static_cast<int32_t>(index) * 7919;
 }
@@ -57,7 +57,7 @@ Numbers summed(int world_size, uint64_t begin, uint64_t count) {
   return sums;
 }
 
-// `begin` and `count` elements of every rank, one rank after the other.
+// Returns `count` elements from `begin` of every rank, one rank after the other.
 Numbers concatenated(int world_size, uint64_t begin, uint64_t count) {
   Numbers all;
   for (int rank = 0; rank < world_size; ++rank) {
@@ -106,8 +106,8 @@ Outcome run_call(EngineRank& engine, const Call& call, int rank, int world_size)
   }
 }
 
-// What the call gives when all ranks make it. None for a barrier, which nobody may leave unless all
-// have entered.
+// Returns the result of the call if all ranks make it; nullopt for a barrier, which no rank may
+// leave unless all have entered.
 std::optional<Numbers> expected_of(const Call& call, int rank, int world_size) {
   const uint64_t own = call.count * static_cast<uint64_t>(rank);
   const bool is_root = rank == call.root;
@@ -133,7 +133,7 @@ std::optional<Numbers> expected_of(const Call& call, int rank, int world_size) {
   }
 }
 
-// calls[r] is what rank r calls. Empty, or what was wrong.
+// calls[r] is the call of rank r. Returns the empty text, or what was wrong.
 std::string wrong_results(os::System& system, const std::vector<Call>& calls,
                           const CrossoverTable& table) {
   const int world_size = static_cast<int>(calls.size());
@@ -142,7 +142,8 @@ std::string wrong_results(os::System& system, const std::vector<Call>& calls,
     const int rank = transport.rank();
     EngineRank engine(system, transport, table);
     engine.barrier().value_or_throw();
-    // A rank that nobody tells of the mismatch waits: over this engine there is no monitor.
+    // A rank that gets no report of the mismatch waits until its deadline: this engine has no
+    // monitor here.
     engine.set_patience(milliseconds(100));
     const Call& call = calls[static_cast<size_t>(rank)];
     const Outcome outcome = run_call(engine, call, rank, world_size);
@@ -156,7 +157,7 @@ std::string wrong_results(os::System& system, const std::vector<Call>& calls,
   });
 }
 
-// Rank 0 learns of the mismatch from rank 2 while rank 1 waits for rank 0's second message.
+// Rank 0 notices the mismatch with rank 2 while rank 1 waits for rank 0's second message.
 TEST(NetEngineDisagreementTest, ARefusalIsNeverTakenForPayload) {
   const auto system = os::make_native_system();
   const Call call{.kind = OpKind::kReduceScatter, .count = 1};

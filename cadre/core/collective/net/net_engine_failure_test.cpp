@@ -80,7 +80,7 @@ TEST_P(NetEngineFailureTest, ACallOfSeveralCollectivesEndsAtTheFirstThatDiffers)
 }
 
 // Gathers `size` bytes to rank 0, but on rank 3 to rank 3, and runs a barrier. Ranks 0 and 3 do not
-// watch each other, and most others have completed the gather: they find the mismatch when they
+// watch each other, and most others have completed the gather: they notice the mismatch when they
 // wait in the barrier.
 Status gather_to_two_roots(EngineRank& engine, Rank rank, size_t size, int world_size) {
   CADRE_RETURN_IF_ERROR(engine.barrier());
@@ -106,7 +106,7 @@ TEST_P(NetEngineFailureTest, TwoRootsThatAreFarApartAreFoundByTheOthers) {
 
 // A message that was sent in part hides the refusal from its receiver. In a Communicator the
 // control plane reports the failure; here a rank that fails interrupts the others, and at least one
-// rank must find the mismatch.
+// rank must notice the mismatch.
 TEST_P(NetEngineFailureTest, TwoRootsOfLongMessagesAreFoundByOneRankAtLeast) {
   constexpr int kRanks = 8;
   const TransportGroup group(*system_, GetParam(), kRanks);
@@ -123,8 +123,9 @@ TEST_P(NetEngineFailureTest, TwoRootsOfLongMessagesAreFoundByOneRankAtLeast) {
   EXPECT_GE(num_found.load(), 1);
 }
 
-// In its second operation rank 1 receives a refusal of the first one, and forwards that to rank 2:
-// rank 2 may still be in the first operation, which a refusal of the second would not end.
+// Rank 1 is in its second operation when a refusal of the first arrives. It must forward the
+// refusal under the number of the first operation: rank 2 may still be in that one, and would
+// ignore a refusal of the second.
 TEST_P(NetEngineFailureTest, ARefusalIsPassedOnUnderItsOwnNumber) {
   const TransportGroup group(*system_, GetParam(), 3);
   EngineRank engine(*system_, group.of(1));
@@ -155,7 +156,7 @@ TEST_P(NetEngineFailureTest, ARefusalIsPassedOnUnderItsOwnNumber) {
   EXPECT_EQ(last->number, 1u);
 }
 
-// A peer that already waited in the next operation when it learned that this one was given up.
+// The peer already waited in the next operation when it was told that this one had failed.
 TEST_P(NetEngineFailureTest, AnAnnouncementHidesNoRefusal) {
   const TransportGroup group(*system_, GetParam(), 2);
   const OpDescriptor barrier{.kind = OpKind::kBarrier};
@@ -176,7 +177,7 @@ TEST_P(NetEngineFailureTest, AnAnnouncementHidesNoRefusal) {
   EXPECT_EQ(status.error().code(), ErrorCode::kAborted) << status.error().message();
 }
 
-// A channel that accepts no bytes, until it has ended.
+// A channel that accepts no bytes, and later has ended.
 class EndingChannel final : public Channel {
  public:
   Result<size_t> try_send(ConstBytes) override {
@@ -211,7 +212,7 @@ TEST_P(NetEngineFailureTest, ADifferentCountIsAnotherOperation) {
   const TransportGroup group(*system_, GetParam(), 2);
   const std::string failures = group.run([&](Transport& transport) {
     EngineRank engine(*system_, transport);
-    // Long enough that neither side could send all of it without the other's help.
+    // Too long for either side to send everything unless the other side receives.
     std::vector<std::byte> data((4 << 20) + 4 * static_cast<size_t>(transport.rank()));
     const auto status = engine.all_reduce(data, data, DType::kFloat32, ReduceOp::kSum);
     require_mismatch(status, engine.progress(), 1 - transport.rank(), OpKind::kAllReduce);
@@ -220,7 +221,7 @@ TEST_P(NetEngineFailureTest, ADifferentCountIsAnotherOperation) {
 }
 
 // The root of a broadcast receives from no rank, and rank 2 waits for rank 1 only. The first rank
-// that finds the mismatch sends refusals, so the named ranks depend on timing; but no rank waits
+// that notices the mismatch sends refusals, so the named ranks depend on timing; but no rank waits
 // until its deadline.
 TEST_P(NetEngineFailureTest, ARankThatExpectsNothingFromTheOddOneIsToldToo) {
   const TransportGroup group(*system_, GetParam(), 3);
@@ -236,7 +237,7 @@ TEST_P(NetEngineFailureTest, ARankThatExpectsNothingFromTheOddOneIsToldToo) {
     const auto status = engine.broadcast(data, 0);
     require(!status.ok(), "it succeeded");
     if (status.error().code() == ErrorCode::kAborted)
-      return;  // refused by the other rank of the broadcast
+      return;  // the other rank of the broadcast refused it
     require_mismatch(status, engine.progress(), 1, OpKind::kBarrier);
   });
   EXPECT_EQ(failures, "");

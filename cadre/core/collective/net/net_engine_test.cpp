@@ -25,23 +25,23 @@ using testing::require;
 using testing::TransportGroup;
 using testing::TransportKind;
 
-// None, fewer than ranks, odd, and more than a header's inline payload.
+// Counts: 0, fewer than ranks, odd, and more than a header's inline payload.
 constexpr std::array<uint64_t, 4> kCounts = {0, 1, 7, 4099};
-// Large ones take the other algorithms with this table, and without it on few ranks.
+// With this table the largest count uses the second algorithm of each operation.
 constexpr CrossoverTable kSmallCrossovers = {.all_reduce_ring_bytes = 16,
                                              .broadcast_chain_bytes = 1000,
                                              .all_gather_ring_bytes = 500,
                                              .chain_segment_bytes = 1000};
 
-// Small whole numbers: their sums are exact in every dtype, so any order gives the same. Factors
-// are 1, -1 and 2, so that products are exact too.
+// Small whole numbers, whose sums are exact in every dtype, so every order gives the same bits.
+// Factors of products are 1, -1 and 2, so that products are exact too.
 int number_of(int rank, uint64_t index, ReduceOp op) {
   const uint64_t mixed = static_cast<uint64_t>(rank) * 5 + index * 3 + index / 7;
   if (op == ReduceOp::kProduct) return std::array{1, -1, 2}[mixed % 3];
   return static_cast<int>(mixed % 11);
 }
 
-// Elements begin .. begin + count - 1 of what the rank brings.
+// Returns elements begin .. begin + count - 1 of the rank's input.
 std::vector<std::byte> input_of(int rank, DType dtype, uint64_t count, ReduceOp op = ReduceOp::kSum,
                                 uint64_t begin = 0) {
   std::vector<std::byte> bytes(count * size_of(dtype));
@@ -51,7 +51,7 @@ std::vector<std::byte> input_of(int rank, DType dtype, uint64_t count, ReduceOp 
   return bytes;
 }
 
-// The reference folds in rank order; here every order gives the same.
+// The reference adds in rank order; here every order gives the same bits.
 std::vector<std::byte> reduced(DType dtype, ReduceOp op, int world_size, uint64_t begin,
                                uint64_t count) {
   testing::Inputs inputs;
@@ -63,7 +63,7 @@ std::vector<std::byte> reduced(DType dtype, ReduceOp op, int world_size, uint64_
 
 class NetEngineTest : public ::testing::TestWithParam<TransportKind> {
  protected:
-  // Runs the body as every rank of worlds of several sizes.
+  // Runs the body on every rank of groups of several sizes.
   void for_each_world(const std::function<void(EngineRank&, int rank, int world_size)>& body,
                       const CrossoverTable& table = kSmallCrossovers) {
     for (int world_size = 1; world_size <= kMaxRanks; ++world_size) {
@@ -194,8 +194,8 @@ TEST_P(NetEngineTest, LargeBuffersWithTheDefaultTable) {
   }
 }
 
-// Recursive doubling sends and adds the same memory at once; here far more of it than channels and
-// staging hold.
+// Recursive doubling sends and adds the same memory at once; here there is more of it than channels
+// and staging hold.
 TEST_P(NetEngineTest, RecursiveDoublingOfMuchInPlace) {
   constexpr uint64_t kCount = 700'001;
   const CrossoverTable never_ring{.all_reduce_ring_bytes = 1 << 30};
@@ -211,7 +211,8 @@ TEST_P(NetEngineTest, RecursiveDoublingOfMuchInPlace) {
   }
 }
 
-// No rank leaves before the last one has entered: each counts itself in before it enters.
+// No rank leaves before the last one has entered: each rank increments the counter before it
+// enters.
 TEST_P(NetEngineTest, NobodyLeavesABarrierBeforeAllHaveEntered) {
   constexpr int kRounds = 20;
   std::array<std::atomic<int>, kMaxRanks + 1> entered{};

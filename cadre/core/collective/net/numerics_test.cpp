@@ -24,14 +24,14 @@ constexpr int kMaxNumericsRanks = 9;
 constexpr CrossoverTable kAlwaysRing = {.all_reduce_ring_bytes = 0};
 constexpr CrossoverTable kNeverRing = {.all_reduce_ring_bytes = 1 << 30};
 
-// Numbers of very different size, so that every order of additions rounds differently.
+// Numbers of very different sizes, so that every order of additions rounds differently.
 float element(int rank, uint64_t index) {
   Random random(kSeed + static_cast<uint64_t>(rank) * kNumericsCount + index);
   const auto exponent = static_cast<int>(random.below(24)) - 12;
   return std::ldexp(static_cast<float>(random.unit()) - 0.5F, exponent);
 }
 
-// The value that the rank brings: already rounded to its dtype.
+// Returns the rank's input, rounded to its dtype.
 float brought(int rank, uint64_t index, DType dtype) {
   const float value = element(rank, index);
   if (dtype == DType::kFloat32) return value;
@@ -50,7 +50,7 @@ float ring_sum(uint64_t index, int world_size, DType dtype) {
   return sum;
 }
 
-// Neighbours first: pairs of the folded ranks, then a balanced tree.
+// Adds neighbours first: the pairs of combined ranks, then a balanced tree.
 float tree_sum(uint64_t index, int world_size, DType dtype) {
   int size = 1;
   while (2 * size <= world_size) size *= 2;
@@ -101,7 +101,8 @@ TEST_P(NumericsTest, BitsFollowTheDocumentedOrderOnAllRanksAndInEveryRun) {
           for (uint64_t i = 0; i < kNumericsCount; ++i) {
             const float sum = GetParam().reference(i, world_size, dtype);
             const float divisor = op == ReduceOp::kAvg ? static_cast<float>(world_size) : 1.0F;
-            append_element(expected, dtype, sum / divisor);  // halves round here, and only here
+            // 16-bit floats round here, and only here.
+            append_element(expected, dtype, sum / divisor);
           }
           for (int run = 0; run < 3; ++run) {
             const auto in = input_of(transport.rank(), dtype);
@@ -122,7 +123,7 @@ TEST_P(NumericsTest, BitsFollowTheDocumentedOrderOnAllRanksAndInEveryRun) {
   }
 }
 
-// The reference itself must be able to tell orders apart.
+// The reference itself must give different bits for different orders.
 TEST(NumericsReferenceTest, TheTwoOrdersRoundDifferently) {
   int num_different = 0;
   for (uint64_t i = 0; i < kNumericsCount; ++i) {

@@ -8,18 +8,18 @@
 namespace cadre {
 namespace {
 
-// A run of ranks on the circle that begins at the root: [first, first + length).
+// A range of ranks on the circle, counted from the root: [first, first + length).
 struct Run {
   int first = 0;
   int length = 0;
 };
 
-// The place of this rank in the binomial tree whose root is the root.
+// The position of this rank in the binomial tree whose root is key.root.
 struct TreePlace {
   int place;                  // distance from the root on the circle
-  int extent;                 // the ranks of its subtree: places [place, place + extent)
-  int parent;                 // rank, kNobody for the root
-  std::vector<Run> children;  // the largest first
+  int extent;                 // the subtree has the places [place, place + extent)
+  int parent;                 // rank of the parent; kNobody for the root
+  std::vector<Run> children;  // subtrees of the children, the largest first
 };
 
 TreePlace place_in_tree(const ScheduleKey& key) {
@@ -37,15 +37,15 @@ TreePlace place_in_tree(const ScheduleKey& key) {
   return tree;
 }
 
-// Where the parts of a subtree lie on one rank: at the root in rank order, between in the order of
-// places behind the rank's own.
+// The blocks of a subtree's parts on one rank: on the root in rank order, on other ranks in the
+// order of places behind the rank's own part.
 class SubtreeBlocks {
  public:
   SubtreeBlocks(const ScheduleKey& key, const TreePlace& tree, Slot root_slot)
       : key_(key), tree_(tree), root_slot_(root_slot) {}
 
-  // The run in the pieces in which it travels: its first rank's part, which has a slot of its own
-  // there, and the rest, cut where it passes from the last rank to rank 0.
+  // Returns the pieces in which the run is sent: the part of its first rank, which the child keeps
+  // in a separate slot, and the rest, divided where it passes from the last rank to rank 0.
   std::vector<Block> of(Run run) const {
     std::vector<Block> blocks = {block({run.first, 1})};
     const int wrap = key_.world_size - key_.root.value;  // the place of rank 0
@@ -71,7 +71,7 @@ class SubtreeBlocks {
   Slot root_slot_;
 };
 
-// The pieces of this rank's subtree as its parent sees them: its own part, then the rest.
+// Returns the pieces of this rank's subtree as its parent sees them: its own part, then the rest.
 std::vector<Block> own_pieces(const ScheduleKey& key, const TreePlace& tree, Slot own_slot) {
   std::vector<Block> blocks = SubtreeBlocks(key, tree, own_slot).of({tree.place, tree.extent});
   blocks[0] = {own_slot, 0, key.count};
@@ -88,15 +88,16 @@ int rank_at(const ScheduleKey& key, int place) {
 
 }  // namespace
 
-// Recursive doubling's tree (algorithms.h), walked on the root's side alone: after the exchange at
-// distance d only the ranks whose place agrees with the root's in the bits below 2d hold a sum.
+// Walks the tree of recursive doubling (algorithms.h) only on the root's side: after the exchange
+// at distance d only the ranks whose place agrees with the root's in the bits below 2d hold a sum.
 void add_tree_reduce(Schedule& schedule) {
   const ScheduleKey& key = schedule.key;
   const int doubling = static_cast<int>(std::bit_floor(static_cast<unsigned>(key.world_size)));
   const int extra = key.world_size - doubling;
   const auto place_of = [&](int rank) { return rank < 2 * extra ? rank / 2 : rank - extra; };
   const int root_place = place_of(key.root);
-  // The rank of a folded pair that takes part: the root if it is in the pair, else the odd rank.
+  // Returns the rank of a combined pair that takes part: the root if it is in the pair, else the
+  // odd rank.
   const auto holder_of = [&](int place) {
     if (place == root_place) return key.root.value;
     return place < extra ? 2 * place + 1 : place + extra;
@@ -120,7 +121,7 @@ void add_tree_reduce(Schedule& schedule) {
   int distance = 1;
   if (key.rank != holder_of(place)) {
     schedule.steps.push_back({.send_to = holder_of(place), .send = held});
-    distance = doubling;  // its part is done
+    distance = doubling;  // this rank is done
   } else if (key.rank < 2 * extra) {
     receive(key.rank ^ 1, false);
   }
@@ -140,7 +141,7 @@ void add_ring_reduce(Schedule& schedule) {
   const bool is_root = key.rank == key.root;
   const auto part = [&](int rank) { return part_of(key.count, key.world_size, rank); };
   const uint64_t longest = part(0).count;
-  // The root adds where the result belongs; the others in two places, in turn.
+  // The root adds in its output; other ranks use two buffers in turn.
   const auto partial = [&](int step, Block block) {
     if (is_root) return in_slot(Slot::kOutput, block);
     return Block{Slot::kScratch, static_cast<uint64_t>(step % 2) * longest, block.count};
@@ -170,7 +171,7 @@ void add_ring_reduce(Schedule& schedule) {
   }
 }
 
-// The nearest child's subtree is the smallest and ready first.
+// The nearest child's subtree is the smallest, so its data is ready first.
 void add_binomial_gather(Schedule& schedule) {
   const ScheduleKey& key = schedule.key;
   const TreePlace tree = place_in_tree(key);
@@ -187,7 +188,7 @@ void add_binomial_gather(Schedule& schedule) {
   }
 }
 
-// The farthest child's subtree is the largest and goes first.
+// The farthest child's subtree is the largest, so its data is sent first.
 void add_binomial_scatter(Schedule& schedule) {
   const ScheduleKey& key = schedule.key;
   const TreePlace tree = place_in_tree(key);

@@ -1,4 +1,4 @@
-// What schedules cost, in steps, partners and bytes, and which of their steps add.
+// The cost of schedules in steps, partners and bytes, and which of their steps add.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kMostRanks = 17;
 
-// How many ranks a rank exchanges messages with.
+// Returns the number of ranks with which a rank exchanges messages.
 size_t num_partners(const Schedule& schedule) {
   std::set<int> partners;
   for (const Step& step : schedule.steps) partners.insert({step.send_to, step.recv_from});
@@ -23,9 +23,10 @@ size_t num_partners(const Schedule& schedule) {
   return partners.size();
 }
 
-// A tree's interior holds what comes from beyond; the root's traffic is the same in both. A tree
-// has a message, or two where its places wrap round, for each child; so the root of a tree has as
-// many partners as the tree is deep, and that of a linear schedule has all others.
+// Inner ranks of a tree hold the parts of their subtrees; the root's traffic is the same as in a
+// linear schedule. A tree has one message for each child, or two where its places wrap around. So
+// the root of a tree has as many partners as the tree is deep, and the root of a linear schedule
+// has all others.
 TEST(ScheduleCostTest, TreesHaveFewPartnersAndLinearOnesSendEveryByteOnce) {
   for (int world_size = 2; world_size <= kMostRanks; ++world_size) {
     const auto log = static_cast<size_t>(std::bit_width(static_cast<unsigned>(world_size - 1)));
@@ -55,15 +56,15 @@ TEST(ScheduleCostTest, TreesHaveFewPartnersAndLinearOnesSendEveryByteOnce) {
   }
 }
 
-// Which messages between two ranks belong to the reduce part, in their order, as both see them.
+// Whether each message between two ranks belongs to the reduce part, in order, as both see it.
 struct MessageParts {
   std::vector<bool> sent;
   std::vector<bool> received;
 };
 
-// The reduce part may run in another dtype than the rest. So it holds all additions and nothing
-// that is received only to be kept, both ends of a message count it to the same part, and at its
-// end every element is complete on some rank.
+// The reduce part may run in another dtype than the rest. So it holds all additions, and nothing
+// that is only stored. Both ends of a message count it to the same part, and at the end of the part
+// every element is complete on some rank.
 TEST(ScheduleCostTest, TheReducePartHoldsTheAdditionsAndNothingElse) {
   constexpr uint64_t kCount = 70;
   for (const Algorithm algorithm : {Algorithm::kRing, Algorithm::kRecursiveDoubling}) {

@@ -1,6 +1,6 @@
-// Schedules run here in memory, with no buffer between ranks: a step's send and receive happen only
-// when both sides stand at them. So a schedule that could deadlock on any network stops here, and
-// each value carries who contributed to it, in which order.
+// Runs schedules in memory, without buffers between ranks: a step's send and receive happen only
+// when both ranks have reached them. So a schedule that could deadlock on any network stops here.
+// Each value contains which ranks contributed to it, and in which order.
 #include "cadre/core/collective/net/schedule.h"
 
 #include <gtest/gtest.h>
@@ -22,10 +22,10 @@ constexpr int kMaxScheduleRanks = 17;
 constexpr std::array<uint64_t, 7> kScheduleCounts = {0, 1, 2, 7, 16, 17, 101};
 constexpr int kBitsPerRank = 3;
 
-// An element's history instead of its number.
+// The history of an element, used instead of a number.
 struct Value {
-  uint64_t contributions = 0;  // kBitsPerRank bits for each rank: how often it was added
-  uint64_t history = 0;        // a hash that tells (a+b)+c from a+(b+c) and from (b+a)+c
+  uint64_t contributions = 0;  // kBitsPerRank bits for each rank: how often the rank was added
+  uint64_t history = 0;        // a hash that differs for (a+b)+c, a+(b+c) and (b+a)+c
   int completions = 0;
 
   friend bool operator==(const Value&, const Value&) = default;
@@ -56,7 +56,7 @@ struct RankState {
   size_t at = 0;
   bool sent = false;
   bool received = false;
-  std::vector<Value> outgoing;  // as it was when the step began
+  std::vector<Value> outgoing;  // the sent values when the step began
 
   bool is_done() const { return at == schedule.steps.size(); }
   const Step& step() const { return schedule.steps[at]; }
@@ -98,7 +98,7 @@ struct RankState {
   }
 };
 
-// True when all ranks reach their end.
+// Returns true if all ranks reach the end of their schedule.
 bool run(std::vector<RankState>& ranks) {
   for (RankState& rank : ranks) rank.begin_step();
   for (bool progress = true; progress;) {
@@ -134,8 +134,8 @@ bool has_root(OpKind kind) {
          kind == OpKind::kScatter;
 }
 
-// How many times key.count elements a rank's buffers have, as Backend says; where the buffer does
-// not count, none, so that nothing may touch it.
+// Returns the length of a rank's input in units of key.count, as Backend defines it; 0 if the
+// buffer is not used, so that no step may access it.
 uint64_t input_parts(const ScheduleKey& key, int rank) {
   const auto size = static_cast<uint64_t>(key.world_size);
   if (key.kind == OpKind::kScatter) return rank == key.root ? size : 0;
@@ -148,7 +148,7 @@ uint64_t output_parts(const ScheduleKey& key, int rank) {
   return key.kind == OpKind::kAllGather || key.kind == OpKind::kAllToAll ? size : 1;
 }
 
-// What a rank keeps of its own input the engine copies before.
+// Copies the part of its own input that a rank keeps, as the engine does first.
 void copy_own_part(const ScheduleKey& key, int rank, RankState& state) {
   const auto own = static_cast<ptrdiff_t>(key.count * static_cast<uint64_t>(rank));
   const auto count = static_cast<ptrdiff_t>(key.count);
@@ -182,7 +182,7 @@ std::vector<RankState> make_ranks(const ScheduleKey& key, bool is_in_place) {
   return ranks;
 }
 
-// What element i of a rank's output must be, where data is only moved.
+// Returns the expected element i of a rank's output for operations that only move data.
 Value moved_value(const ScheduleKey& key, int rank, uint64_t i) {
   if (key.kind == OpKind::kBroadcast) return value_of(key.root, i);
   if (key.kind == OpKind::kScatter) {
@@ -287,7 +287,7 @@ TEST(SchedulesTest, AllReduceWorksInPlaceWithTheSameOrder) {
   }
 }
 
-// To every root, in place or not.
+// Tests every root, in place or not.
 TEST(SchedulesTest, ReduceAddsInTheOrderOfTheAllReduceThatBelongsToIt) {
   const std::array<std::pair<Algorithm, Algorithm>, 2> pairs = {
       {{Algorithm::kRing, Algorithm::kRing},
@@ -343,7 +343,7 @@ TEST(SchedulesTest, AllToAllOfAnySizesMovesEachPartOnceAndSendsNoEmptyOne) {
           const auto to = row.begin() + rank;
           const uint64_t begin = std::accumulate(row.begin(), to, uint64_t{0});
           for (uint64_t i = 0; i < *to; ++i, ++at) {
-            if (from == rank) continue;  // the engine copies it
+            if (from == rank) continue;  // the engine copies this part
             ASSERT_EQ(*at, value_of(from, begin + i));
           }
         }
@@ -352,7 +352,7 @@ TEST(SchedulesTest, AllToAllOfAnySizesMovesEachPartOnceAndSendsNoEmptyOne) {
   }
 }
 
-// A barrier is right when each rank's last step depends on every rank's first.
+// A barrier is correct if each rank's last step depends on every rank's first step.
 TEST(SchedulesTest, NobodyLeavesABarrierBeforeAllHaveEntered) {
   for (int world_size = 2; world_size <= kMaxScheduleRanks; ++world_size) {
     const ScheduleKey key{

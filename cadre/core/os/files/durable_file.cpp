@@ -7,7 +7,7 @@
 namespace cadre::os {
 namespace {
 
-// "/" for "/a", "." for "a".
+// Returns "/" for "/a" and "." for "a".
 std::string folder_of(const std::string& path) {
   const size_t slash = path.rfind('/');
   if (slash == std::string::npos) return ".";
@@ -25,7 +25,7 @@ Status write_file(FileSystem& files, const std::string& path, std::span<const Co
   auto file = files.create(path);
   if (!file.ok()) return file.error();
   const Status status = write_and_sync(**file, pieces);
-  if (!status.ok()) (void)files.remove(path);  // the first error is the one to report
+  if (!status.ok()) (void)files.remove(path);  // `status` is the error to report
   return status;
 }
 
@@ -51,14 +51,14 @@ Status make_folders(FileSystem& files, const std::string& path) {
   CADRE_RETURN_IF_ERROR(make_folders(files, above));
   const Status made = files.make_folder(path);
   if (!made.ok()) {
-    const auto now = files.kind_of(path);  // another process may have made it
+    const auto now = files.kind_of(path);  // another process may have made the folder
     if (!now.ok() || *now != FileKind::kFolder) return made;
   }
   return files.sync(above);
 }
 
 Status remove_all(FileSystem& files, const std::string& path) {
-  const auto is_gone = [&] {  // because another process removes the same
+  const auto is_gone = [&] {  // true if another process has removed the path
     const auto kind = files.kind_of(path);
     return kind.ok() && !*kind;
   };

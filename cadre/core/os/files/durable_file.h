@@ -1,7 +1,8 @@
-// Files and folders that survive a power cut: what large or several files need to appear as one.
+// Files and folders that survive a power cut, for data that is large or consists of several files
+// and must appear as a whole.
 //
 // Write the files into a temporary folder with write_file, then publish it with rename_path: a
-// reader sees all of them or none. One small file alone: replace_file (file.h).
+// reader sees all of them or none. For one small file use replace_file (file.h).
 // Threads: any. Blocking: for the time of the disk. Lifetime: borrows the FileSystem for the call.
 // Errors: kUnavailable with the path and the system's reason (a full disk, missing rights).
 #pragma once
@@ -16,25 +17,26 @@
 
 namespace cadre::os {
 
-// Creates or replaces `path` with the pieces one after the other, and syncs it. After an error the
-// file is gone.
+// Creates or replaces `path` with the pieces one after the other, and syncs it. Removes the file
+// after an error.
 CADRE_EXPORT Status write_file(FileSystem& files, const std::string& path,
                                std::span<const ConstBytes> pieces);
 // Syncs `from` (a folder's entries, too), renames it to `to` and syncs the folder of `to`. A folder
 // can replace only an empty folder.
 CADRE_EXPORT Status rename_path(FileSystem& files, const std::string& from, const std::string& to);
-// As rename_path where `to` exists already, a full folder, too: the two names change places in one
-// step, and what `to` was is now `from`.
+// Exchanges two existing files or folders in one step: what was at `from` is then at `to`, and the
+// reverse. Folders need not be empty. Syncs like rename_path().
 CADRE_EXPORT Status exchange_paths(FileSystem& files, const std::string& from,
                                    const std::string& to);
-// Makes the folder and the missing ones above it, each durable.
+// Makes the folder and its missing parents, each durable.
 CADRE_EXPORT Status make_folders(FileSystem& files, const std::string& path);
-// Removes a file, or a folder with all that is in it; nothing if there is none. Follows no links.
+// Removes a file, or a folder with its content; does nothing if the path does not exist. Follows no
+// links.
 CADRE_EXPORT Status remove_all(FileSystem& files, const std::string& path);
-// As in file.h.
+// Does the same as replace_file() of file.h, on `files`.
 CADRE_EXPORT Status replace_file(FileSystem& files, const std::string& path, ConstBytes content);
 
-// On the file system of the operating system.
+// Does the same on the file system of the operating system.
 CADRE_EXPORT Status write_file(const std::string& path, std::span<const ConstBytes> pieces);
 
 }  // namespace cadre::os

@@ -18,7 +18,7 @@ constexpr size_t kReadChunk = 64 << 10;
 }  // namespace
 
 Result<std::string> read_file(const std::string& path, size_t max_bytes) {
-  // Without waiting: the name may be that of a FIFO without a writer.
+  // O_NONBLOCK: the path may be a FIFO, whose opening would wait for a writer.
   const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
   struct stat info {};
   if (!fd.is_open() || ::fstat(fd.get(), &info) != 0) {
@@ -31,7 +31,8 @@ Result<std::string> read_file(const std::string& path, size_t max_bytes) {
   std::string content;
   for (;;) {
     const size_t have = content.size();
-    // One byte over the bound tells a file that is too large from one that just fits.
+    // One byte more than the limit is read, which distinguishes a file that is too large from one
+    // that just fits.
     const size_t room = std::min(kReadChunk, max_bytes - have) + 1;
     content.resize(have + room);
     const ssize_t received = ::read(fd.get(), content.data() + have, room);

@@ -1,8 +1,9 @@
-// Whole files: read with a bound, and replaced in one step. How they are replaced: durable_file.h.
+// Whole files: read with a limit, and replaced in one step. durable_file.h says how they are
+// replaced.
 //
 // Threads: any. Blocking: for the time of the disk.
 // Errors: kUnavailable with the path and the system's reason; kInvalidArgument for a file over the
-// bound, and for a pipe, a socket or a device, of which nobody knows when it ends.
+// limit, and for a pipe, a socket or a device, because they have no known end.
 #pragma once
 
 #include <string>
@@ -13,12 +14,12 @@
 
 namespace cadre::os {
 
-// The whole file; kInvalidArgument if it has more than `max_bytes`. Works for /proc too, whose
-// files say they have 0 bytes.
+// Returns the whole file; kInvalidArgument if it has more than `max_bytes`. Works for /proc too,
+// where the size of a file is given as 0.
 CADRE_EXPORT Result<std::string> read_file(const std::string& path, size_t max_bytes);
 
-// Writes a temporary file beside `path`, syncs it, renames it over `path` and syncs the folder: a
-// reader sees the old content or the new, even after a power cut.
+// Writes a temporary file beside `path`, syncs it, renames it to `path` and syncs the folder: a
+// reader sees the old or the new content, even after a power cut.
 CADRE_EXPORT Status replace_file(const std::string& path, ConstBytes content);
 
 }  // namespace cadre::os

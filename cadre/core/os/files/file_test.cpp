@@ -51,8 +51,7 @@ TEST(File, NamesWhatIsMissing) {
   EXPECT_EQ(replace_file("/no/such/file", {}).error().code(), ErrorCode::kUnavailable);
 }
 
-// The target cannot be replaced: the temporary file must go, and the target stay.
-// Opening a pipe would wait for whoever writes into it.
+// Opening a pipe would wait for a writer.
 TEST(File, APipeIsRefused) {
   const testing::TemporaryFolder folder;
   const std::string path = folder.file("pipe");

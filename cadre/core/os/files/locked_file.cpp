@@ -12,11 +12,11 @@
 namespace cadre::os {
 namespace {
 
-// Far behind the content, whose bytes need no lock of their own.
+// The locked bytes are far behind the content, whose bytes are never locked.
 constexpr off_t kWriterByte = off_t{1} << 62;
 constexpr off_t kPresenceByte = kWriterByte + 1;
 
-// Sets a lock (F_RDLCK, F_WRLCK, F_UNLCK) on one byte; 0 or the errno.
+// Sets a lock (F_RDLCK, F_WRLCK, F_UNLCK) on one byte. Returns 0 or the errno.
 int set_lock(int fd, short kind, off_t byte) {
   struct flock lock {};
   lock.l_type = kind;
@@ -117,7 +117,7 @@ Status LockedFile::append_at(size_t offset, ConstBytes data) {
     if (written < 0) {
       const Error error =
           errno_error(ErrorCode::kUnavailable, cadre::format("write {}", path_), errno);
-      // If this fails as well, the next one who writes finds the torn end and cuts it off.
+      // If this fails as well, the next writer finds the incomplete end and truncates it.
       (void)truncate(offset);
       return error;
     }

@@ -1,10 +1,10 @@
 // The SharedFile of the operating system.
 //
 // Threads: one owner at a time. Blocking: for the time of the disk; taking a lock never waits.
-// Lifetime: closed by the destructor; the kernel drops the locks of a process that dies, so nobody
-// can leave a lock behind. Errors: kUnavailable with the path and the system's reason.
-// The locks are of the open file (F_OFD_SETLK), so two handles of one process exclude each other
-// too, and they work over NFS where flock would.
+// Lifetime: closed by the destructor; the kernel drops the locks of a process that dies, so no lock
+// stays behind. Errors: kUnavailable with the path and the system's reason. A lock belongs to the
+// open file (F_OFD_SETLK), so two handles of one process exclude each other too. Unlike flock, such
+// locks also work over NFS.
 #pragma once
 
 #include <sys/types.h>
@@ -24,7 +24,7 @@ class CADRE_EXPORT LockedFile final : public SharedFile {
   static constexpr mode_t kOwnerOnly = 0600;
   static constexpr mode_t kReadableByAll = 0644;
 
-  // Creates the file, if it is not there, with the rights of `mode` that the process' umask leaves.
+  // Creates the file, if it does not exist, with `mode` less the process' umask.
   static Result<LockedFile> open(const std::string& path, mode_t mode = kOwnerOnly);
 
   Result<bool> try_lock() override;
@@ -40,7 +40,8 @@ class CADRE_EXPORT LockedFile final : public SharedFile {
   Status remove() override;
 
  private:
-  // As Fd::check(): before the descriptor is used.
+  // Returns an error if the descriptor was closed from outside (Fd::check()). Called before each
+  // use of the descriptor.
   Status check_own() const;
 
   LockedFile(Fd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}

@@ -26,7 +26,8 @@ Result<MappedFile> MappedFile::create(const std::string& path, size_t num_bytes,
   }
   const std::string what = cadre::format("create {} with {} bytes", path, num_bytes);
   CADRE_RETURN_IF_ERROR(check_file_size(what, num_bytes));
-  // A reader of the former file keeps it whole: the name is freed, not the content overwritten.
+  // Removes the name instead of overwriting the content, so a reader of the previous file keeps it
+  // whole.
   if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
     return errno_error(ErrorCode::kUnavailable, what, errno);
   }

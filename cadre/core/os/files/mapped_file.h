@@ -16,12 +16,12 @@ namespace cadre::os {
 
 class CADRE_EXPORT MappedFile {
  public:
-  // Who may read the file, besides what the process' umask forbids: its user alone (0600), or all
-  // (0644).
+  // The users who may read the file, unless the process' umask forbids it: its owner only (0600),
+  // or all users (0644).
   enum class Readers : bool { kUser, kAll };
 
-  // Creates or replaces the file, zeroed, with its blocks reserved: a full disk is an error here
-  // and not a SIGBUS later. The folder must exist.
+  // Creates or replaces the file, filled with zeros, with its blocks reserved: a full disk is an
+  // error here and not a SIGBUS later. The folder must exist.
   static Result<MappedFile> create(const std::string& path, size_t num_bytes,
                                    Readers readers = Readers::kAll);
 

@@ -25,7 +25,7 @@ namespace {
 
 constexpr mode_t kNewFolderMode = 0755;
 
-// Linux writes at most 2 GiB a call; smaller pieces notice a full disk earlier.
+// Linux writes at most 2 GiB in one call; with smaller pieces a full disk is noticed earlier.
 constexpr size_t kWriteChunk = size_t{64} << 20;
 
 Status status_of(int result, std::string_view what, const std::string& path) {
@@ -63,7 +63,7 @@ class NativeOutputFile final : public OutputFile {
 
   const Fd fd_;
   const std::string path_;
-  uint64_t num_written_ = 0;  // the file was empty at first
+  uint64_t num_written_ = 0;  // the file was empty when it was opened
 };
 
 class NativeSizedFile final : public SizedFile {
@@ -83,7 +83,7 @@ Status rename_with(const std::string& from, const std::string& to, unsigned flag
 }  // namespace
 
 Result<std::unique_ptr<OutputFile>> NativeFileSystem::create(const std::string& path) {
-  // Without waiting: the name may be that of a FIFO without a reader.
+  // O_NONBLOCK: the path may be a FIFO, whose opening would wait for a reader.
   Fd fd(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK | O_NOCTTY,
                kNewFileMode));
   struct stat info = {};
@@ -165,7 +165,7 @@ Status NativeFileSystem::make_folder(const std::string& path) {
 Status NativeFileSystem::sync(const std::string& path) {
   const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd.is_open()) return status_of(-1, "sync", path);
-  // EINVAL: a file system that cannot sync folders has no ordering to lose.
+  // EINVAL: the file system cannot sync folders, and has no order of writes to keep.
   if (::fsync(fd.get()) == 0 || errno == EINVAL) return {};
   return status_of(-1, "sync", path);
 }

@@ -1,4 +1,4 @@
-// A folder for files that are the user's alone.
+// A folder for files that only their user may read.
 //
 // Threads: any. Blocking: for the time of the disk. Errors: kUnavailable with the path and the
 // system's reason.
@@ -11,8 +11,8 @@
 
 namespace cadre::os {
 
-// Creates the folder and those above it that are missing. The folder itself is open to its user
-// only (0700) if it is created here; an existing one keeps its mode.
+// Creates the folder and its missing parents. The folder itself is open to its user only (0700) if
+// it is created here; an existing folder keeps its mode.
 CADRE_EXPORT Status make_private_folder(const std::string& path);
 
 }  // namespace cadre::os

@@ -1,4 +1,4 @@
-// Opening of regular files to read, and which file a path or a descriptor leads to.
+// Opens regular files for reading, and identifies the file to which a path or a descriptor leads.
 //
 // Threads: any. Blocking: for the time of the disk. Lifetime: plain values, and the descriptor that
 // open_regular_file() returns. Errors: kUnavailable with the path and the system's reason;
@@ -16,8 +16,8 @@ struct stat;
 
 namespace cadre::os {
 
-// Equal values of two processes on one machine mean one file, also in different mount namespaces.
-// On different machines they mean nothing.
+// Two processes on one machine that have equal values have the same file, also in different mount
+// namespaces. Values of different machines cannot be compared.
 struct FileIdentity {
   uint64_t device = 0;
   uint64_t inode = 0;
@@ -26,10 +26,10 @@ struct FileIdentity {
 };
 
 FileIdentity identity_of(const struct stat& status);
-// The file to which symbolic links lead.
+// Returns the identity of the file at `path`, behind symbolic links.
 CADRE_EXPORT Result<FileIdentity> file_identity(const std::string& path);
 
-// Sets `status` to that of the open file.
+// Sets `status` to the status of the open file.
 Result<Fd> open_regular_file(const std::string& path, struct stat& status);
 
 }  // namespace cadre::os

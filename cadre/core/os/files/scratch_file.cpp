@@ -14,10 +14,10 @@
 namespace cadre::os {
 namespace {
 
-// Linux moves at most 2 GiB in one call.
+// Linux reads or writes at most 2 GiB in one call.
 constexpr size_t kMostInOneCall = size_t{1} << 30;
 
-// For file systems that have no O_TMPFILE: the name is there for an instant.
+// Opens a file on file systems without O_TMPFILE: its name exists only for a moment.
 Fd open_and_unlink(const std::string& folder) {
   std::string path = folder + "/cadre-scratch-XXXXXX";
   Fd fd(::mkostemp(path.data(), O_CLOEXEC));

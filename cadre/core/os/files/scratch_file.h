@@ -1,8 +1,8 @@
-// A file without a name, for what does not fit in memory: it grows as it is written, and its space
-// is free again when the process ends, however that happens.
+// A file without a name, for data that does not fit in memory. The file grows as it is written, and
+// its space is free again when the process ends, in whatever way.
 //
-// Threads: any. Blocking: for the time of the disk; what is written lies in the page cache until
-// the kernel wants the memory. Lifetime: the destructor gives the space back. Errors: kUnavailable
+// Threads: any. Blocking: for the time of the disk; written data stays in the page cache until the
+// kernel needs the memory. Lifetime: the destructor frees the space. Errors: kUnavailable
 // with the folder and the system's reason (no folder, full disk); kInvalidArgument where the
 // descriptor was closed from outside (fd.h).
 #pragma once
@@ -23,11 +23,12 @@ class CADRE_EXPORT ScratchFile {
 
   // offset: in bytes.
   Status write(uint64_t offset, ConstBytes bytes) const;
-  // kCorruption if less was written there.
+  // Fails with kCorruption if fewer than bytes.size() bytes were written from `offset` on.
   Status read(uint64_t offset, Bytes bytes) const;
   const std::string& folder() const { return folder_; }
-  const Fd& fd() const { return fd_; }  // to map it
-  // As Fd::check(): before the descriptor is used.
+  const Fd& fd() const { return fd_; }  // for mapping the file
+  // Returns an error if the descriptor was closed from outside (Fd::check()). Called before each
+  // use of the descriptor.
   Status check_own() const;
 
  private:

@@ -51,7 +51,7 @@ Status ScratchArena::reserve_up_to(size_t end) {
   const int status =
       ::posix_fallocate(file_.fd().get(), static_cast<off_t>(begin), static_cast<off_t>(num_bytes));
   if (status != 0) {
-    free_blocks(begin, num_bytes);  // those that were found
+    free_blocks(begin, num_bytes);  // frees the blocks that fallocate has reserved
     return errno_error(
         ErrorCode::kUnavailable,
         cadre::format("reserve {} bytes in folder \"{}\", whose disk has {} bytes free", num_bytes,
@@ -82,7 +82,7 @@ Result<ScratchMemory> ScratchArena::allocate(size_t num_bytes) {
   return ScratchMemory(shared_from_this(), Bytes(static_cast<std::byte*>(start), size), offset);
 }
 
-// Where the file system cannot, the blocks stay until the file goes.
+// If the file system cannot free blocks, they stay until the file is removed.
 void ScratchArena::free_blocks(size_t begin, size_t num_bytes) {
   if (::getpid() != owner_ || !file_.fd().is_own()) return;
   ::fallocate(file_.fd().get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,

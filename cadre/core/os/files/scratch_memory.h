@@ -1,15 +1,15 @@
-// Memory that lies in a file on disk instead of in the machine's memory, for data that may be
-// larger than that: the kernel keeps as much of it as fits and writes the rest to the disk.
+// Memory in a file on disk, for data that may be larger than the machine's memory: the kernel keeps
+// as much of it in memory as fits and writes the rest to the disk.
 //
-// The file has no name, so nothing is left of it when its process ends, in whatever way.
+// The file has no name, so it vanishes when its process ends, in whatever way.
 // Threads: allocate() and reserve() from any; the bytes under the user's own rules. Blocking: for
 // the time of the disk. Lifetime: a ScratchMemory keeps the file and gives its blocks back to the
-// disk. A forked child shares the memory with its parent: it must not write to it, and what it
-// destroys stays the parent's.
-// Errors: kUnavailable with the folder, for a missing folder, a full disk, and a file that would be
-// larger than the process may make one. Blocks are reserved before memory is handed out, so a write
-// to it never ends the process by SIGBUS for want of disk space. kInvalidArgument where the file's
-// descriptor was closed from outside (fd.h): memory that was handed out stays usable.
+// disk. A forked child shares the memory with its parent and must not write to it. A ScratchMemory
+// that the child destroys frees no blocks of the parent.
+// Errors: kUnavailable with the folder, for a missing folder, a full disk, and a file that would
+// exceed the process' limit on file sizes. Blocks are reserved before memory is returned, so a
+// write never ends the process with SIGBUS when the disk is full. kInvalidArgument if the file's
+// descriptor was closed from outside (fd.h); memory from earlier calls stays usable.
 #pragma once
 
 #include <sys/types.h>
@@ -30,7 +30,7 @@ namespace cadre::os {
 class ScratchMemory;
 
 class CADRE_EXPORT ScratchArena : public std::enable_shared_from_this<ScratchArena> {
-  struct Key {  // only create() can make one
+  struct Key {  // only create() can make a Key
     explicit Key() = default;
   };
 
@@ -39,24 +39,24 @@ class CADRE_EXPORT ScratchArena : public std::enable_shared_from_this<ScratchAre
   ScratchArena(Key, ScratchFile file);
 
   const std::string& folder() const { return file_.folder(); }
-  // Reserves blocks, in whole pages, for the calls of allocate() that follow.
+  // Reserves blocks, in whole pages, for later calls of allocate().
   Status reserve(size_t num_bytes);
-  // Whole pages, page-aligned and zeroed. num_bytes: at least 1.
+  // Returns whole pages, page-aligned and filled with zeros. num_bytes: at least 1.
   Result<ScratchMemory> allocate(size_t num_bytes);
 
-  // num_bytes in whole pages.
+  // Returns `num_bytes` rounded up to whole pages.
   static size_t in_pages(size_t num_bytes);
 
  private:
   friend class ScratchMemory;
 
-  Status reserve_up_to(size_t end);  // under the lock
+  Status reserve_up_to(size_t end);  // REQUIRES: mutex_ is locked
   void free_blocks(size_t begin, size_t num_bytes);
 
   const ScratchFile file_;
   const pid_t owner_;
   std::mutex mutex_;
-  size_t end_ = 0;           // end of what was handed out; offsets are not used again
+  size_t end_ = 0;           // end of the allocated offsets, which are never used again
   size_t reserved_end_ = 0;  // end of the file's reserved blocks
 };
 
@@ -75,7 +75,7 @@ class CADRE_EXPORT ScratchMemory {
 
   std::shared_ptr<ScratchArena> arena_;  // shared by all memory in its file
   Bytes bytes_;
-  size_t offset_ = 0;  // in the file
+  size_t offset_ = 0;  // offset in the file
 };
 
 }  // namespace cadre::os

@@ -1,10 +1,10 @@
-// A regular file that is read by position and notices that it was changed.
+// A regular file that is read by position, with a check whether it was changed.
 //
-// Reads copy, so a file that is cut short is an error. With a mapping it would end the process
-// (SIGBUS). Threads: all methods const and callable from any. Blocking: reads wait for the
-// disk. Lifetime: owns a descriptor, so a file that is replaced or removed by its name stays
-// readable as it was. Errors: kUnavailable with the path and the system's reason; kInvalidArgument
-// for a pipe, a socket or a device, and with the path for a file that has changed.
+// Reads copy the bytes, so a file that was truncated gives an error. With a mapping it would end
+// the process (SIGBUS). Threads: all methods are const and callable from any. Blocking: reads wait
+// for the disk. Lifetime: owns a descriptor, so a file that is replaced or removed under its name
+// stays readable with its old content. Errors: kUnavailable with the path and the system's reason;
+// kInvalidArgument for a pipe, a socket or a device, and with the path for a file that has changed.
 #pragma once
 
 #include <cstdint>
@@ -19,17 +19,17 @@
 
 namespace cadre::os {
 
-// Differs if the file of a name was written, cut short or replaced. A program that restores the
-// time of the last change is not noticed.
+// Differs if the file of a name was written, truncated or replaced. A program that writes a file
+// and restores its modification time is not noticed.
 struct FileVersion {
   FileIdentity identity;
   uint64_t num_bytes = 0;
-  int64_t modified_ns = 0;  // since 1970
+  int64_t modified_ns = 0;  // time of the last change, since 1970
 
   friend bool operator==(const FileVersion&, const FileVersion&) = default;
 };
 
-// The version of the file to which the path leads now.
+// Returns the present version of the file at `path`.
 CADRE_EXPORT Result<FileVersion> file_version(const std::string& path);
 
 class CADRE_EXPORT VersionedFile {
@@ -37,12 +37,12 @@ class CADRE_EXPORT VersionedFile {
   static Result<VersionedFile> open(const std::string& path);
 
   const std::string& path() const { return path_; }
-  // When it was opened.
+  // The version that the file had when it was opened.
   const FileVersion& version() const { return version_; }
-  // Of the open file now.
+  // Returns the version that the open file has now.
   Result<FileVersion> current_version() const;
 
-  // Fills `out` with the bytes from `offset` on. A file that ends before is an error.
+  // Fills `out` with the bytes from `offset` on. Fails if the file has fewer bytes.
   Status read_at(size_t offset, Bytes out) const;
 
  private:
@@ -54,14 +54,16 @@ class CADRE_EXPORT VersionedFile {
   FileVersion version_;
 };
 
-// The whole file in pieces of up to kPieceBytes, in memory that next() uses again. One thread.
+// Reads the whole file in pieces of up to kPieceBytes. next() reuses the memory. Used by one
+// thread.
 class CADRE_EXPORT FilePieces {
  public:
   static constexpr size_t kPieceBytes = size_t{4} << 20;
 
   // `file` outlives this.
   explicit FilePieces(const VersionedFile& file) : file_(file) {}
-  // An empty one behind the last. Errors of VersionedFile::read_at().
+  // Returns the next piece; an empty one after the last. Errors are those of
+  // VersionedFile::read_at().
   Result<ConstBytes> next();
 
  private:
@@ -70,7 +72,7 @@ class CADRE_EXPORT FilePieces {
   size_t offset_ = 0;
 };
 
-// For a message: what has changed, "has 10 bytes instead of 20".
+// Says in a message what has changed: "has 10 bytes instead of 20".
 CADRE_EXPORT std::string change_text(const FileVersion& before, const FileVersion& now);
 
 }  // namespace cadre::os

@@ -42,16 +42,16 @@ bool contains(const std::vector<std::string>& parts, std::string_view wanted) {
   return std::ranges::find(parts, wanted) != parts.end();
 }
 
-// A hierarchy as it is mounted here.
+// A hierarchy of control groups that is mounted here.
 struct CgroupMount {
   bool is_version_2 = false;
-  std::vector<std::string> controllers;  // in version 1, among the mount's other options
-  std::string group;                     // the group at the mount point: "/" but in a container
+  std::vector<std::string> controllers;  // version 1: the names are among the options of the mount
+  std::string group;                     // the group at the mount point: "/" except in a container
   std::string folder;                    // the mount point
 };
 
-// "30 23 0:26 /docker/a /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory": the words before the
-// dash may have optional ones among them, those after it have a fixed place.
+// Reads lines such as "30 23 0:26 /docker/a /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory".
+// There may be optional words before the dash; the words after it have fixed positions.
 std::vector<CgroupMount> read_mounts(const std::string& root) {
   constexpr size_t kGroup = 3;
   constexpr size_t kFolder = 4;
@@ -69,7 +69,7 @@ std::vector<CgroupMount> read_mounts(const std::string& root) {
   return mounts;
 }
 
-// This process's group in the hierarchy, from "4:cpu,cpuacct:/docker/a" and "0::/docker/a".
+// Returns this process's group in the hierarchy, from "4:cpu,cpuacct:/docker/a" and "0::/docker/a".
 std::string own_group(const std::string& memberships, const CgroupMount& mount,
                       std::string_view controller) {
   for (const std::string& line : split(memberships, '\n')) {
@@ -84,9 +84,9 @@ std::string own_group(const std::string& memberships, const CgroupMount& mount,
   return "/";
 }
 
-// The control group's folder and those above it, up to the mount point. One that does not lie below
-// what is mounted (a process that was moved in from outside of the container) has the mount point
-// alone.
+// Returns the control group's folder and its parents, up to the mount point. If the group is not
+// below the mounted one (the process was moved in from outside the container), returns only the
+// mount point.
 std::vector<fs::path> folders_of(const std::string& root, const CgroupMount& mount,
                                  const std::string& group) {
   const std::string above = mount.group == "/" ? "" : mount.group;
@@ -105,11 +105,12 @@ void tighten(std::optional<T>& limit, T candidate) {
 
 void add_memory_limit(const CgroupMount& mount, const fs::path& folder, CgroupLimits& limits) {
   const char* name = mount.is_version_2 ? "memory.max" : "memory.limit_in_bytes";
-  const auto bytes = parse_number(read_or_empty(folder / name));  // "max": no number
+  const auto bytes = parse_number(read_or_empty(folder / name));  // "max" is not parsed as a number
   if (bytes && *bytes < kUnlimitedBytes) tighten(limits.memory_bytes, *bytes);
 }
 
-// "50000 100000" in one file, or in two; version 1 writes -1 for no limit, version 2 "max".
+// Reads "50000 100000" from one file (version 2) or from two (version 1). No limit is -1 in version
+// 1 and "max" in version 2.
 void add_core_limit(const CgroupMount& mount, const fs::path& folder, CgroupLimits& limits) {
   std::istringstream text(mount.is_version_2 ? read_or_empty(folder / "cpu.max")
                                              : read_or_empty(folder / "cpu.cfs_quota_us") + " " +

@@ -48,14 +48,14 @@ TEST_F(CgroupRoot, TheTightestOfNestedGroupsOfVersion2Counts) {
   EXPECT_EQ(limits.cores, 1.5);
 }
 
-// A container that has the host's view of the groups, while only its own is mounted.
+// The container sees the host's names of groups, but only its own group is mounted.
 TEST_F(CgroupRoot, TheMountedGroupIsTheContainersOwn) {
   write("/proc/self/mountinfo", "30 23 0:26 /docker/a /sys/fs/cgroup ro - cgroup2 cgroup rw");
   write("/proc/self/cgroup", "0::/docker/a/inner");
   write("/sys/fs/cgroup/memory.max", std::to_string(64 * kMiB));
   write("/sys/fs/cgroup/inner/memory.max", std::to_string(32 * kMiB));
   EXPECT_EQ(read_cgroup_limits(root()).memory_bytes, 32 * kMiB);
-  write("/proc/self/cgroup", "0::/../b");  // moved in from outside
+  write("/proc/self/cgroup", "0::/../b");  // the process was moved in from outside the container
   EXPECT_EQ(read_cgroup_limits(root()).memory_bytes, 64 * kMiB);
 }
 

@@ -11,16 +11,16 @@
 namespace cadre::os {
 
 struct DescriptorLimit {
-  uint64_t soft = 0;  // what holds
-  uint64_t hard = 0;  // what the soft limit may be raised to without privileges
+  uint64_t soft = 0;  // the limit in force
+  uint64_t hard = 0;  // the highest value of the soft limit without privileges
   friend bool operator==(const DescriptorLimit&, const DescriptorLimit&) = default;
 };
 
 CADRE_EXPORT DescriptorLimit descriptor_limit();
 
-// Raises the soft limit to the hard one and returns the limits of before. The soft limit is low by
-// custom, because select() cannot handle descriptors from 1024 on: a program that is executed by
-// this process is to get it back.
+// Raises the soft limit to the hard one and returns the previous limits. The default soft limit is
+// low because select() cannot handle descriptors from 1024 on. Therefore a program that this
+// process executes must get the previous limit.
 CADRE_EXPORT DescriptorLimit raise_descriptor_limit();
 
 }  // namespace cadre::os

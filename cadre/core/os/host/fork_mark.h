@@ -1,8 +1,9 @@
-// Tells a process from the children that it forks: a page that the kernel zeroes in each child.
+// Tells whether the running process is a forked child, by a page that the kernel zeroes in each
+// child.
 //
 // Threads: any. Blocking: never. Lifetime: owns its page, in the child too.
 // Errors: Error(kUnavailable) when the process has no memory left. Kernels before 4.14 do not zero
-// the page; there children are not told apart. A look costs two loads, about 1 ns.
+// the page; there a child is taken for its parent. A check costs two loads, about 1 ns.
 // Source: MADV_WIPEONFORK, made for random number generators.
 #pragma once
 
@@ -18,8 +19,8 @@ class ForkMark {
   ForkMark(const ForkMark&) = delete;
   ForkMark& operator=(const ForkMark&) = delete;
 
-  // Whether this process was forked, without exec, from the one that made the mark, or from such a
-  // child.
+  // Returns whether this process was forked, without exec, from the process that made the mark,
+  // directly or through other forked children.
   bool is_in_child() const { return word_->load(std::memory_order_relaxed) == 0; }
 
  private:

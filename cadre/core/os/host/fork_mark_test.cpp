@@ -9,7 +9,7 @@
 namespace cadre::os {
 namespace {
 
-// What a forked child, or the child of one, thinks of the mark.
+// Exit codes that say what the mark returned in a forked child, or in the child of one.
 enum Verdict : int { kAtHome = 10, kInChild = 11 };
 
 int verdict_of_descendant(const ForkMark& mark, int num_forks) {

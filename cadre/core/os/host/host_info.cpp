@@ -28,7 +28,7 @@ const std::string& boot_id() {
   return id;
 }
 
-// Abstract unix addresses are known within one network namespace only.
+// Abstract unix addresses are valid only within one network namespace.
 std::string read_network_namespace() {
   struct stat info {};
   return ::stat("/proc/self/ns/net", &info) == 0 ? format("-net-{}", info.st_ino) : "";
@@ -40,7 +40,7 @@ std::string read_host_name() {
   return name.data();
 }
 
-// Fails on machines with more than 1024 cores; there all cores are near enough.
+// Fails on machines with more than 1024 cores; num_usable_cores() is then the number of all cores.
 cpu_set_t usable_cores() {
   cpu_set_t cores;
   CPU_ZERO(&cores);
@@ -70,7 +70,7 @@ constexpr uint64_t kMaxSegmentBytes = kTebibyte / 16;
 constexpr uint64_t kMaxSegmentBytes = 16 * kTebibyte;
 #endif
 
-// A segment counts as addresses, and as a file.
+// A segment is limited as address space and as a file.
 uint64_t max_segment_bytes() {
   rlimit addresses{};
   const bool is_limited =

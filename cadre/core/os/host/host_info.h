@@ -1,4 +1,4 @@
-// What the machine and the process say about themselves.
+// Properties of the machine and of this process.
 //
 // Threads: any. Blocking: never. Errors: Error(kInternal) when /proc cannot be read.
 #pragma once

@@ -1,14 +1,14 @@
-// How often the kernel has killed a process of this machine for want of memory.
+// How often the kernel has killed a process of this machine because memory was short.
 //
-// Threads: any. Blocking: never. Source: oom_kill of /proc/vmstat, which anyone may read and which
-// counts kills by a container's limit too.
+// Threads: any. Blocking: never. Source: oom_kill of /proc/vmstat, which any user may read. It also
+// counts kills by a container's limit.
 #pragma once
 
 #include <cstdint>
 
 namespace cadre::os {
 
-// Since the machine started; 0 where the kernel does not say.
+// Returns the number of kills since the machine started; 0 if the kernel has no such counter.
 uint64_t count_memory_kills();
 
 }  // namespace cadre::os

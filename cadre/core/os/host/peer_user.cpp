@@ -30,14 +30,14 @@ Error unknown_user(std::string_view reason) {
                cadre::format("the user of the process at the other end is unknown: {}", reason));
 }
 
-// One end of a TCP connection, as the kernel's tables have it.
+// One end of a TCP connection in the form of the kernel's tables.
 struct TcpEnd {
   int family = AF_UNSPEC;
   std::array<uint32_t, 4> words{};  // the address in network order; IPv4: one word
-  uint16_t port = 0;                // in network order
+  uint16_t port = 0;                // port in network order
 };
 
-// An IPv4 address in the form of an IPv6 one belongs to a socket of IPv4.
+// An IPv4 address that is written as an IPv6 one belongs to an IPv4 socket.
 TcpEnd to_end(const sockaddr_storage& storage) {
   TcpEnd end{.family = storage.ss_family};
   if (end.family == AF_INET) {
@@ -60,8 +60,8 @@ TcpEnd to_end(const sockaddr_storage& storage) {
 
 // Both ends of a connection, seen from the peer.
 struct PeerView {
-  TcpEnd own;     // the peer's
-  TcpEnd remote;  // ours
+  TcpEnd own;     // the peer's end
+  TcpEnd remote;  // this process's end
 };
 
 Result<PeerView> view_of_peer(int fd) {
@@ -79,7 +79,7 @@ Result<PeerView> view_of_peer(int fd) {
   return view;
 }
 
-// `inode` 0: the process has closed the socket, and the kernel finishes the connection as root's.
+// `inode` 0: the process has closed the socket, and the kernel finishes the connection as root.
 Result<uint32_t> owner(uint32_t user, uint64_t inode) {
   if (inode == 0) return unknown_user("it has closed its socket");
   return user;
@@ -117,7 +117,7 @@ Result<uint32_t> tcp_peer_user_by_diag(int fd) {
   if (!netlink.is_open() || ::send(netlink.get(), &question, sizeof(question), 0) < 0) {
     return errno_error(ErrorCode::kUnavailable, "ask the kernel by sock_diag", errno);
   }
-  // The kernel answers within send().
+  // The kernel has answered when send() returns.
   alignas(nlmsghdr) std::array<char, 8192> answer;
   const ssize_t received = ::recv(netlink.get(), answer.data(), answer.size(), MSG_DONTWAIT);
   if (received < static_cast<ssize_t>(NLMSG_LENGTH(sizeof(inet_diag_msg)))) {
@@ -132,7 +132,8 @@ Result<uint32_t> tcp_peer_user_by_diag(int fd) {
   return owner(message.idiag_uid, message.idiag_inode);
 }
 
-// "sl local rem st tx:rx tr:when retrnsmt uid timeout inode ...", a line for each socket.
+// Reads the table, which has a line for each socket: "sl local rem st tx:rx tr:when retrnsmt uid
+// timeout inode ...".
 Result<uint32_t> tcp_peer_user_by_table(int fd) {
   const auto view = view_of_peer(fd);
   if (!view.ok()) return view.error();

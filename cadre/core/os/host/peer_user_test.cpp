@@ -25,7 +25,7 @@ TEST(PeerUser, BothSourcesNameTheOwnerOfTheOtherEnd) {
       EXPECT_EQ(tcp_peer_user_by_table(end->poll_handle()).value_or_throw(), ::geteuid());
       EXPECT_TRUE(end->check_peer_user().ok());
     }
-    // The kernel finishes the connection of a closed socket in root's name.
+    // The kernel finishes the connection of a closed socket as root.
     client.reset();
     EXPECT_FALSE(tcp_peer_user_by_diag(server->poll_handle()).ok());
     EXPECT_FALSE(tcp_peer_user_by_table(server->poll_handle()).ok());

@@ -8,7 +8,7 @@
 namespace cadre::os {
 namespace {}  // namespace
 
-// "pid (name) state ppid pgrp ... starttime(field 22) ...". The name may hold spaces and
+// Reads "pid (name) state ppid pgrp ... starttime(field 22) ...". The name may contain spaces and
 // parentheses, so the fields are counted from the last ')'.
 std::optional<ProcessStat> read_process_stat(int pid) {
   const auto text = read_file(cadre::format("/proc/{}/stat", pid), kMaxStatBytes);

@@ -1,7 +1,7 @@
 // A short secret in memory that core files leave out.
 //
-// Threads: as a std::shared_ptr to constant text. Blocking: never. Lifetime: copies share one page,
-// which is overwritten when the last of them ends. Errors: std::bad_alloc.
+// Threads: safe to share, like a std::shared_ptr to constant text. Blocking: never. Lifetime:
+// copies share one page, which is overwritten when the last of them ends. Errors: std::bad_alloc.
 #pragma once
 
 #include <cstddef>
@@ -19,13 +19,14 @@ class CADRE_EXPORT Secret {
   Secret(std::string_view text);
   Secret(const char* text) : Secret(std::string_view(text)) {}
   Secret(const std::string& text) : Secret(std::string_view(text)) {}
-  // Overwrites the text it was given.
+  // Overwrites `text` after copying it.
   Secret(std::string&& text);
 
   std::string_view view() const;
   bool empty() const { return page_ == nullptr; }
 
-  // In a time that may tell where they differ: not for what a peer sent.
+  // Not in constant time: the duration may reveal where the texts differ, so do not compare with
+  // bytes that a peer sent.
   friend bool operator==(const Secret& a, const Secret& b) { return a.view() == b.view(); }
 
  private:

@@ -15,8 +15,8 @@
 namespace cadre::os {
 namespace {
 
-// Whether the kernel put this text there when the program was started: fields 50 and 51 of
-// /proc/self/stat, counted from the last ')', after which field 3 comes.
+// Returns whether the kernel put this text there when the program was started, by fields 50 and 51
+// of /proc/self/stat. Fields are counted from the last ')', which is followed by field 3.
 bool is_in_first_environment(const char* text) {
   const auto stat = read_file("/proc/self/stat", kMaxStatBytes);
   if (!stat.ok()) return false;
@@ -30,7 +30,7 @@ bool is_in_first_environment(const char* text) {
   return fields && at >= begin && at < end;
 }
 
-// The environment is the process's, so what was taken from it is, too.
+// The environment belongs to the whole process, and so do the secrets taken from it.
 struct Taken {
   std::mutex mutex;
   std::map<std::string, Secret> secrets;  // guarded by mutex
@@ -50,7 +50,8 @@ std::optional<Secret> take_secret_variable(const std::string& name) {
   if (value == nullptr) return std::nullopt;
   if (*value != '\0') {
     all.secrets[name] = Secret(value);
-    // A text that the program put there itself may be a constant; it is replaced.
+    // If the program itself set the variable, its text may be a constant, so the variable is set
+    // anew.
     if (is_in_first_environment(value)) {
       ::explicit_bzero(value, ::strlen(value));
     } else {

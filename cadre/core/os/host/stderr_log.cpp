@@ -33,7 +33,7 @@ class StderrLog::Impl {
   Impl(LogLevel level, Rank rank)
       : logger_("cadre", std::make_shared<spdlog::sinks::stderr_sink_mt>()) {
     logger_.set_level(level_of(level));
-    // The time as wall_clock_text() has it, so that the launcher's lines sort among the workers'.
+    // The format of wall_clock_text(), so that the launcher's lines sort among the workers'.
     logger_.set_pattern(cadre::format("%l %Y-%m-%dT%H:%M:%S.%eZ rank={} %v", rank),
                         spdlog::pattern_time_type::utc);
   }

@@ -1,4 +1,4 @@
-// Log lines on standard error: level, time, rank, component, then what happened as key=value.
+// Log lines on standard error: level, time, rank, component, and the event as key=value.
 //
 // Threads: any. Blocking: for the time of a write. Errors: none; a line that cannot be written is
 // lost. "warning 2026-11-21T10:00:00.123Z rank=2 store dropped peer=10.0.0.7 reason=..."
@@ -14,7 +14,7 @@ namespace cadre::os {
 
 class CADRE_EXPORT StderrLog final : public LogSink {
  public:
-  // Drops what is below `level`.
+  // Drops lines below `level`.
   StderrLog(LogLevel level, Rank rank);
   ~StderrLog() override;
 

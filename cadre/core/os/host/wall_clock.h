@@ -1,5 +1,5 @@
-// The date and time for people, for log lines, reports and file names only: it jumps when someone
-// sets it.
+// The date and time for people, only for log lines, reports and file names: it jumps when someone
+// sets the clock.
 //
 // Threads: any. Blocking: never.
 #pragma once
@@ -11,10 +11,10 @@
 
 namespace cadre::os {
 
-// UTC in ISO 8601 with milliseconds: "2026-11-21T10:04:11.042Z".
+// Returns the time in UTC, in ISO 8601 with milliseconds: "2026-11-21T10:04:11.042Z".
 CADRE_EXPORT std::string wall_clock_text();
 
-// The same of a time that wall_clock_seconds() gave, without milliseconds.
+// Returns the text of a time from wall_clock_seconds(), without milliseconds.
 std::string wall_clock_text(int64_t seconds);
 
 // Seconds since 1970.

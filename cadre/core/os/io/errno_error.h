@@ -1,4 +1,4 @@
-// Turns errno into an Error with what was tried and the system's words for why it failed.
+// Turns errno into an Error that names the attempted action and the system's reason.
 //
 // Threads: any. Blocking: never.
 #pragma once

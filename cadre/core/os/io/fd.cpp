@@ -12,10 +12,11 @@
 namespace cadre::os {
 namespace {
 
-// All descriptors of kinds such as eventfd and epoll share one inode, which has no file type.
-// What tells two of them apart is the signal of asynchronous notification: it is kept with the open
-// description, nothing is sent as long as O_ASYNC is not set, and a new description has none.
-constexpr int kMarkShift = 56;      // in the number of the inode
+// All descriptors of kinds such as eventfd and epoll share one inode, which has no file type. Two
+// of them are distinguished by the signal of asynchronous notification (F_SETSIG): the kernel keeps
+// it with the open file description, sends nothing unless O_ASYNC is set, and a new description has
+// none.
+constexpr int kMarkShift = 56;      // position in the number of the inode
 constexpr uint32_t kNumMarks = 64;  // signal numbers: 1 to 64
 
 bool shares_inode(const struct statx& info) {
@@ -27,8 +28,8 @@ uint64_t mark_of(int number) {
   return mark > 0 ? static_cast<uint64_t>(mark) << kMarkShift : 0;
 }
 
-// In turn, so that a descriptor of the library that follows another one with the same number has
-// another mark. Where the kernel refuses, descriptors of one kind stay alike.
+// Uses the marks in turn, so that a descriptor of the library that reuses a number has another mark
+// than its predecessor. If the kernel refuses, descriptors of one kind cannot be distinguished.
 void mark(int number) {
   static std::atomic<uint32_t> last{0};
   const uint32_t turn = last.fetch_add(1, std::memory_order_relaxed);
@@ -78,8 +79,9 @@ Fd& Fd::operator=(Fd&& other) noexcept {
   return *this;
 }
 
-// What the kernel knows already: to ask a file system over a network would take its time, and NFS
-// would first send all that was written. nullopt if there is no such descriptor; leaves errno.
+// Asks only for what the kernel knows already: a query to a network file system would take time,
+// and NFS would first send all written data. Returns nullopt if there is no such descriptor. Leaves
+// errno unchanged.
 std::optional<Fd::Inode> Fd::inode_of(int number) {
   const int error_number = errno;
   struct statx info {};
@@ -94,7 +96,7 @@ std::optional<Fd::Inode> Fd::inode_of(int number) {
   return inode;
 }
 
-// A file system that cannot tell proves nothing.
+// Returns true if the file system has no inode numbers to compare.
 bool Fd::is_own() const {
   const std::optional<Inode> inode = inode_of(number_);
   return inode && (*inode == inode_ || inode->number == 0 || inode_.number == 0);
@@ -105,7 +107,7 @@ Status Fd::check(std::string_view what) const {
   return closed_from_outside(what, number_);
 }
 
-// After EINTR Linux has closed the descriptor all the same, so there is nothing to repeat.
+// After EINTR Linux has closed the descriptor all the same, so the call is not repeated.
 void Fd::close() {
   if (number_ < 0) return;
   if (is_own()) ::close(number_);

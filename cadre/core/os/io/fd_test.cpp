@@ -1,5 +1,5 @@
-// A program closes descriptors of Cadre, and a file of its own gets their numbers. Nothing of the
-// file may change, and the next use of the number says what has happened.
+// A program closes descriptors of Cadre, and a file of its own gets their numbers. The file must
+// not change, and the next use of the number must return an error that says what has happened.
 #include "cadre/core/os/io/fd.h"
 
 #include <fcntl.h>
@@ -41,13 +41,14 @@ constexpr size_t kPages = 65536;
 
 class ClosedFromOutside : public ::testing::Test {
  protected:
-  // The numbers that were opened since the fixture was made belong to the program's file now.
+  // Gives the program's file the numbers of all descriptors that were opened since the fixture was
+  // made.
   void steal() {
     stolen_ = testing::opened_since(before_);
     ASSERT_FALSE(stolen_.empty());
     for (const int number : stolen_) file_.take_number(number);
   }
-  // No byte was written, and nobody has closed what is the program's.
+  // Expects that no byte was written to the program's file and that its descriptors are open.
   void expect_intact() {
     EXPECT_TRUE(file_.is_intact());
     for (const int number : stolen_) {
@@ -86,7 +87,7 @@ TEST_F(ClosedFromOutside, ADescriptorClosesOnlyWhatIsItsOwn) {
   expect_intact();
 }
 
-// A program's own eventfd or epoll, which have the inode of all others.
+// The program's own eventfd or epoll has the same inode as all others.
 TEST_F(ClosedFromOutside, ADescriptorOfTheSameKindIsNotItsOwn) {
   const std::vector<std::function<int()>> kinds = {
       [] { return ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK); },
@@ -114,7 +115,7 @@ TEST_F(ClosedFromOutside, ADescriptorOfTheSameKindIsNotItsOwn) {
   }
 }
 
-// Moved and duplicated descriptors are the same open file.
+// A moved or duplicated descriptor is the same open file.
 TEST_F(ClosedFromOutside, AMarkMovesWithTheDescriptor) {
   Fd fd(::eventfd(0, EFD_CLOEXEC));
   const Fd moved = std::move(fd);
@@ -139,7 +140,7 @@ TEST_F(ClosedFromOutside, AnEventWritesNothing) {
   expect_intact();
 }
 
-// The poll began before, so only a look at the descriptor can end it.
+// The poll began before the descriptor was closed, so only the check of the descriptor can end it.
 TEST_F(ClosedFromOutside, APollOfAnEventEnds) {
   const auto event = system_->make_event();
   const int number = event->poll_handle();

@@ -1,8 +1,9 @@
-// Whether the kernel's number of something that is polled still belongs to it.
+// Checks whether the descriptor of a polled object still belongs to it.
 //
-// A poll does not notice that a descriptor was closed from outside (fd.h): it goes on waiting for
-// what no number leads to any more, or waits for a file of the program. So the waits of the native
-// System end now and then to ask, and report what is not their own any more as ready.
+// A poll does not notice that a descriptor was closed from outside (fd.h): it continues to wait
+// although the number leads nowhere, or waits for a file of the program. Therefore the waits of the
+// native System end now and then for this check, and report objects that lost their descriptor as
+// ready.
 //
 // Threads: any. Blocking: never. Lifetime: borrows the target for the call.
 #pragma once
@@ -20,10 +21,10 @@ class HandleOwner {
   virtual bool owns_handle() const = 0;
 };
 
-// The longest wait before the handles are looked at again.
+// The longest wait before the descriptors are checked again.
 inline constexpr Duration kHandleLook = std::chrono::seconds(1);
 
-// True for a target without a handle.
+// Returns true for a target without a descriptor.
 inline bool owns_handle(const Pollable& target) {
   const auto* owner = dynamic_cast<const HandleOwner*>(&target);
   return owner == nullptr || owner->owns_handle();

@@ -1,7 +1,7 @@
-// The network interfaces of this host: on which addresses it is reached, and which one leads to a
-// peer.
+// The network interfaces of this host: the addresses at which it is reached, and the one that leads
+// to a peer.
 //
-// Threads: any. Blocking: as resolve() in socket_address.h for a name; else never.
+// Threads: any. Blocking: for a name, like resolve() in socket_address.h; otherwise never.
 // Errors: those of resolve().
 #pragma once
 
@@ -13,14 +13,15 @@
 
 namespace cadre::os {
 
-// Where to listen for `address`: a numeric or unix address there; a name at all that it resolves
-// to. A name of this host that leads to loopback alone, as Debian's /etc/hosts has it (127.0.1.1),
-// means something else to every other host: then at each address of this host's interfaces as well.
-// "localhost" is loopback. Never all interfaces by a wildcard.
+// Returns the addresses at which to listen for `address`. For a numeric or unix address that is the
+// address itself; for a name, all addresses to which it resolves. A name of this host that leads
+// only to loopback, as in Debian's /etc/hosts (127.0.1.1), means something else to every other
+// host: then the addresses of this host's interfaces are added. "localhost" is loopback. The result
+// never has the wildcard address.
 Result<std::vector<SocketAddress>> listening_addresses(const Address& address);
 
-// "from 10.0.0.2 on eth0", how this host's packets to `target` leave; why they cannot, when no
-// route leads there. For messages.
+// Says in a message how this host's packets to `target` leave, "from 10.0.0.2 on eth0", or why they
+// cannot if there is no route.
 std::string describe_route_to(const SocketAddress& target);
 
 }  // namespace cadre::os

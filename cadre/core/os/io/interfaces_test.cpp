@@ -1,5 +1,5 @@
-// Which addresses a name means to a listener. What several hosts see of it is tested in network
-// namespaces (tests/process).
+// The addresses at which a listener listens for a name. What several hosts see of them is tested in
+// network namespaces (tests/process).
 #include "cadre/core/os/io/interfaces.h"
 
 #include <gtest/gtest.h>

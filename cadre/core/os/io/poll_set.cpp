@@ -20,8 +20,8 @@ bool wants_something(const PollItem& item) {
 
 }  // namespace
 
-// The kernel has forgotten what was closed from outside, and the number may belong to a file of the
-// program; wait() reports it.
+// Does nothing for a descriptor that was closed from outside: the kernel has forgotten it, and the
+// number may belong to a file of the program. wait() reports it.
 void PollSet::change_in_kernel(int operation, uint64_t key, const PollItem& item) {
   if (!epoll_.is_own() || !owns_handle(*item.target)) return;
   epoll_event event{};
@@ -46,7 +46,7 @@ void PollSet::watch(uint64_t key, const PollItem& item) {
         watched.item.want_read != item.want_read || watched.item.want_write != item.want_write;
     if (wants && !watched.is_in_kernel) change_in_kernel(EPOLL_CTL_ADD, key, item);
     if (wants && watched.is_in_kernel && is_changed) change_in_kernel(EPOLL_CTL_MOD, key, item);
-    // The kernel would report the errors even of one that wants nothing.
+    // The kernel would report the errors even of an item that wants neither reading nor writing.
     if (!wants && watched.is_in_kernel) change_in_kernel(EPOLL_CTL_DEL, key, item);
     watched.is_in_kernel = wants;
   }
@@ -74,7 +74,7 @@ void PollSet::wait_in_kernel(Deadline deadline) {
   std::array<epoll_event, kMaxEventsPerWait> events;
   while (true) {
     const Duration budget = std::min(deadline.remaining(system_.now()), kHandleLook);
-    // Rounded up: a wait that ends early would be begun again at once, in a spin.
+    // Rounded up: after a wait that ends too early the caller would wait again at once, and spin.
     const auto budget_ms = std::chrono::ceil<std::chrono::milliseconds>(budget).count();
     const int num_ready =
         ::epoll_wait(epoll_.get(), events.data(), kMaxEventsPerWait, static_cast<int>(budget_ms));

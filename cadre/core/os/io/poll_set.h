@@ -1,11 +1,12 @@
-// Many things to poll, kept between polls: what a server with thousands of idle clients waits on. A
-// wait costs as much as there is ready, not as much as is watched.
+// A set of objects to poll that is kept between polls, for a server with thousands of idle clients.
+// The cost of a wait depends on the number of ready objects, not on the number of watched ones.
 //
-// Threads: one owner. Blocking: wait(), until its Deadline. Lifetime: the System and everything
-// watched outlive the set, or are forgotten first. Errors: Error(kInternal) thrown by the
-// constructor and watch() when the kernel has no descriptors or memory left.
-// Over epoll for what has a poll_handle(); over System::poll in the simulator, and after the epoll
-// was closed from outside (fd.h). What was closed from outside is ready, within kHandleLook.
+// Threads: one owner. Blocking: wait(), until its Deadline. Lifetime: the System outlives the set;
+// a watched object outlives the set or is forgotten first. Errors: the constructor and watch()
+// throw Error(kInternal) when the kernel has no descriptors or memory left.
+// Uses epoll for objects with a poll_handle(); uses System::poll in the simulator, and after the
+// epoll descriptor was closed from outside (fd.h). An object whose descriptor was closed from
+// outside is reported as ready within kHandleLook.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ class PollSet {
  public:
   struct Ready {
     uint64_t key = 0;
-    bool can_read = false;  // an ended or broken stream is both, as with System::poll
+    bool can_read = false;  // both are true for an ended or broken stream, as with System::poll
     bool can_write = false;
   };
 
@@ -31,12 +32,12 @@ class PollSet {
   PollSet(const PollSet&) = delete;
   PollSet& operator=(const PollSet&) = delete;
 
-  // Watches the item's target from now on, or changes what is wanted of it; `key` names it. One
-  // that wants nothing is passed over.
+  // Watches the item's target, or changes what is wanted of a target that is watched already. `key`
+  // identifies it. An item that wants neither reading nor writing is not polled.
   void watch(uint64_t key, const PollItem& item);
-  // Before the target goes. Unknown keys are ignored.
+  // Called before the target is destroyed. Unknown keys are ignored.
   void forget(uint64_t key);
-  // What is ready, empty at the deadline; valid until the next call.
+  // Returns the ready objects, none at the deadline. The span is valid until the next call.
   std::span<const Ready> wait(Deadline deadline);
 
  private:
@@ -51,7 +52,7 @@ class PollSet {
   void change_in_kernel(int operation, uint64_t key, const PollItem& item);
 
   System& system_;
-  Fd epoll_;  // open once something with a handle is watched
+  Fd epoll_;  // opened when the first object with a handle is watched
   std::unordered_map<uint64_t, Watched> watched_;
   std::vector<Ready> ready_;
 };

@@ -1,8 +1,8 @@
-// Between Address and the kernel's sockaddr.
+// Converts between Address and the kernel's sockaddr.
 //
 // Threads: any. Errors: kInvalidArgument for a name that cannot be an address, kUnavailable for a
-// host name that does not resolve just now.
-// Blocking: resolve() of a name asks the system's resolver, which keeps its own time limits
+// host name that does not resolve at present.
+// Blocking: resolve() of a name asks the system's resolver, which has its own time limits
 // (/etc/resolv.conf); numeric addresses never block.
 #pragma once
 
@@ -24,10 +24,10 @@ struct SocketAddress {
   int family() const { return storage.ss_family; }
 };
 
-// All addresses of a host name in the resolver's order; one for a numeric or unix address.
+// Returns all addresses of a host name in the resolver's order; one for a numeric or unix address.
 Result<std::vector<SocketAddress>> resolve(const Address& address);
 
-// The numeric address of TCP, the name of unix (empty for the connecting end).
+// Returns the numeric address of TCP; for unix the name, which is empty at the connecting end.
 Address to_address(const SocketAddress& address);
 Address local_address_of(int fd);
 Address peer_address_of(int fd);

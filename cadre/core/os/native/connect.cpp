@@ -25,7 +25,8 @@ Fd open_stream(int family) {
   return Fd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
-// Why this process could not make a socket, for `what`.
+// Returns the error for a socket that this process could not make. `what` names the attempted
+// action.
 Error no_socket(std::string what, int error_number) {
   const bool is_own_limit = error_number == EMFILE || error_number == ENFILE ||
                             error_number == ENOBUFS || error_number == ENOMEM;
@@ -41,7 +42,8 @@ Error no_socket(std::string what, int error_number) {
       .with_details({.is_own_limit = is_own_limit});
 }
 
-// Waits until the connection is made or has failed; its errno, 0 for success, none at the deadline.
+// Waits until the connection is made or has failed. Returns its errno, 0 for success, and nullopt
+// at the deadline.
 std::optional<int> finish_connect(int fd, Deadline deadline) {
   if (!poll_one(fd, POLLOUT, deadline)) return std::nullopt;
   int status = 0;
@@ -54,7 +56,7 @@ std::optional<int> try_connect(int fd, const SocketAddress& target, Deadline dea
   for (;;) {
     if (::connect(fd, target.get(), target.size) == 0) return 0;
     if (errno == EINPROGRESS || errno == EINTR) return finish_connect(fd, deadline);
-    // A unix listener whose backlog is full says EAGAIN, and there is nothing to poll for.
+    // A unix listener whose backlog is full returns EAGAIN, and there is no event to poll for.
     if (errno != EAGAIN) return errno;
     const TimePoint now = monotonic_now();
     if (deadline.has_passed(now)) return std::nullopt;
@@ -62,7 +64,7 @@ std::optional<int> try_connect(int fd, const SocketAddress& target, Deadline dea
   }
 }
 
-// Connecting to a free port of this host's ephemeral range may connect the socket to itself
+// A connection to a free port of this host's ephemeral range may connect the socket to itself
 // (TCP's simultaneous open).
 bool is_connected_to_itself(int fd) {
   const Address local = local_address_of(fd);
@@ -77,7 +79,7 @@ Result<Fd> listen_at(const SocketAddress& target, const std::string& what) {
                     : errno_error(ErrorCode::kInvalidArgument, what, errno);
   }
   const int on = 1;
-  // Connections of a server that has ended must not keep its successor from the port.
+  // Old connections of a server that has ended must not keep its successor from the port.
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (::bind(fd.get(), target.get(), target.size) != 0) {
     const ErrorCode code =
@@ -101,7 +103,7 @@ Result<std::vector<Fd>> open_listeners(const Address& address) {
   for (SocketAddress& target : *targets) {
     Address here = to_address(target);
     here.port = port;
-    // A port that was chosen for the first holds for the others.
+    // All listeners use the port that was chosen for the first one.
     const auto resolved = resolve(target.family() == AF_UNIX ? address : here);
     if (!resolved.ok()) return resolved.error();
     Result<Fd> fd = listen_at(resolved->front(), cadre::format("listen on {}", here.to_string()));
@@ -111,7 +113,7 @@ Result<std::vector<Fd>> open_listeners(const Address& address) {
     } else if (fd.error().code() == ErrorCode::kUnavailable) {
       return fd.error();
     } else {
-      last = fd.error();  // a name may resolve to an address that no interface has, too
+      last = fd.error();  // a name may also resolve to an address that no interface has
     }
   }
   if (listeners.empty()) {
@@ -137,7 +139,7 @@ Result<Fd> connect_socket(const Address& address, Deadline deadline) {
     };
     Fd fd = open_stream(target.family());
     if (!fd.is_open()) return no_socket(cadre::format("connect to {}", address.to_string()), errno);
-    // One address of a name that does not answer must not use up the time of the others.
+    // An address that does not answer must not use up the time of the name's other addresses.
     const TimePoint now = monotonic_now();
     const auto num_left = static_cast<int64_t>(targets->size() - i);
     const Deadline share(now + deadline.remaining(now) / num_left);

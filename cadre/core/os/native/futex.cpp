@@ -12,7 +12,7 @@ namespace cadre::os {
 
 void futex_wait(std::atomic<uint32_t>& word, uint32_t old, Duration budget) {
   const timespec timeout = to_timespec(budget);
-  // Every outcome (woken, changed, timed out, interrupted) sends the caller to look again.
+  // Callers check the word again after every outcome (woken, changed, timed out, interrupted).
   ::syscall(SYS_futex, &word, FUTEX_WAIT, old, &timeout, nullptr, 0);
 }
 

@@ -1,7 +1,7 @@
-// The futex calls that WaitWord and Waiter stand on.
+// The futex calls used by WaitWord and Waiter.
 //
-// Threads: any, of any process that maps the word: the shared kind of futex, keyed by the page and
-// not by the address. Blocking: futex_wait, for `budget` at most.
+// Threads: any, of any process that maps the word: the shared kind of futex, identified by the page
+// and not by the address. Blocking: futex_wait, for `budget` at most.
 // Source: Drepper, "Futexes Are Tricky" (2011); futex(2).
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace cadre::os {
 
-// Sleeps while word == old; may return early for no reason.
+// Sleeps while word == old; may return early without a reason.
 void futex_wait(std::atomic<uint32_t>& word, uint32_t old, Duration budget);
 void futex_wake_all(std::atomic<uint32_t>& word);
 

@@ -12,7 +12,7 @@
 namespace cadre::os {
 namespace {
 
-// A poll reports an event without a descriptor as ready at once, so its loop would spin.
+// A poll reports an event whose descriptor was closed as ready at once, so its loop would spin.
 constexpr auto kPauseOfClosed = std::chrono::milliseconds(10);
 
 }  // namespace
@@ -22,9 +22,9 @@ NativeEvent::NativeEvent() : fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
 }
 
 void NativeEvent::notify() {
-  if (!fd_.is_own()) return;  // the number may be that of a file of the program
+  if (!fd_.is_own()) return;  // the number may belong to a file of the program
   const uint64_t one = 1;
-  // EAGAIN means that the counter is full: then it is readable already.
+  // EAGAIN means that the counter is full: then the event is readable already.
   while (::write(fd_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
   }
 }

@@ -34,8 +34,8 @@ union FdControl {
   char bytes[CMSG_SPACE(sizeof(int))];
 };
 
-// One byte and a control part, for sendmsg or recvmsg. The header points into it, so it stays where
-// it is.
+// One byte and a control part, for sendmsg or recvmsg. Not copied or moved, because the header
+// points into the object.
 struct FdMessage {
   FdMessage() {
     header.msg_iov = &part;
@@ -52,7 +52,7 @@ struct FdMessage {
   FdControl control{};  // last: it ends with an array of unknown length
 };
 
-// All descriptors in a received message, owned from here on however many they are.
+// Returns all descriptors in a received message, however many, each owned by an Fd.
 std::vector<Fd> fds_in(msghdr& message) {
   std::vector<Fd> fds;
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part; part = CMSG_NXTHDR(&message, part)) {
@@ -73,7 +73,7 @@ void set_option(int fd, int level, int name, int64_t value) {
   ::setsockopt(fd, level, name, &number, sizeof(number));
 }
 
-// The kernel asks an idle peer for a sign of life after a third of `limit`, and four times in all.
+// The kernel probes an idle peer after a third of `limit`, and four times in all.
 void keep_alive(int fd, Duration limit) {
   constexpr int64_t kNumQuestions = 4;
   const int64_t limit_s = std::chrono::duration_cast<std::chrono::seconds>(limit).count();
@@ -89,7 +89,7 @@ void keep_alive(int fd, Duration limit) {
 // and the headers in front of it.
 constexpr size_t kFewBytes = 4096 + 64;
 
-// Parts that are not empty, as the kernel takes them.
+// The parts that are not empty, in the kernel's form.
 class IoParts {
  public:
   template <typename Part>
@@ -193,7 +193,7 @@ Result<size_t> NativeSocket::try_recv_parts(std::span<const Bytes> parts) {
 
 size_t NativeSocket::num_unsent() const {
   int num_bytes = 0;
-  // Fails on unix sockets, whose bytes are with the other end at once.
+  // Fails on unix sockets, whose bytes are at the other end at once.
   if (::ioctl(fd_.get(), SIOCOUTQNSD, &num_bytes) != 0) return 0;
   return static_cast<size_t>(std::max(num_bytes, 0));
 }
@@ -283,9 +283,9 @@ Error NativeSocket::ended() const {
                              peer_.to_string(), here ? "this" : "the other"));
 }
 
-// On a number that belongs to a socket of the program now, bytes would go to its peer, or come from
-// there. (What is no socket refuses them.) The question costs a fifth of a short send, so it is
-// asked once in a tick of the kernel's clock, a few milliseconds.
+// If the number belongs to a socket of the program now, bytes would go to that socket's peer, or
+// come from it. (A file that is no socket refuses them.) The check costs a fifth of a short send,
+// so it is made once in each tick of the kernel's clock, a few milliseconds.
 Status NativeSocket::check_own() const {
   timespec tick{};
   ::clock_gettime(CLOCK_MONOTONIC_COARSE, &tick);

@@ -49,16 +49,17 @@ class NativeSocket final : public Socket, public HandleOwner {
   Address local_;
   Address peer_;
   std::atomic<bool> was_shut_down_{false};
-  mutable std::atomic<int64_t> checked_at_{-1};  // the tick in which the descriptor was its own
+  // The tick of the last check that the descriptor is its own.
+  mutable std::atomic<int64_t> checked_at_{-1};
 };
 
 class NativeListener final : public Listener, public HandleOwner {
  public:
-  // `fds` is not empty: one for each address of the name that is listened on.
+  // `fds` is not empty: it has one socket for each address of the name.
   NativeListener(std::vector<Fd> fds, SegmentTable& segments);
 
   Result<std::unique_ptr<Socket>> try_accept() override;
-  // The first one's.
+  // Returns the address of the first socket.
   Address address() const override { return address_; }
   int poll_handle() const override { return fds_.size() == 1 ? fds_[0].get() : any_.get(); }
   bool owns_handle() const override { return fds_.size() == 1 ? fds_[0].is_own() : any_.is_own(); }

@@ -1,4 +1,4 @@
-// What only the kernel's sockets can get wrong: their options, and descriptors in messages.
+// Properties that only the kernel's sockets have: options, and descriptors in messages.
 #include "cadre/core/os/native/native_socket.h"
 
 #include <gtest/gtest.h>
@@ -56,7 +56,7 @@ class NativeSocketTest : public ::testing::Test {
     return connect({Address::Kind::kUnix, cadre::format("cadre-fd-test-{}", ::getpid()), 0});
   }
 
-  // A message of one byte with these descriptors.
+  // Sends a message of one byte with these descriptors.
   static void send_descriptors(const Socket& socket, const std::vector<int>& numbers) {
     std::byte mark{0};
     iovec part{&mark, 1};
@@ -87,14 +87,14 @@ TEST_F(NativeSocketTest, EveryTcpSocketAsksAfterASilentPeer) {
       const int interval = option(*socket, IPPROTO_TCP, TCP_KEEPINTVL);
       const int count = option(*socket, IPPROTO_TCP, TCP_KEEPCNT);
       EXPECT_LE(std::chrono::seconds(idle + interval * count), kMaxPeerSilence);
-      EXPECT_GE(count, 2);  // one lost packet proves nothing
+      EXPECT_GE(count, 2);  // one lost packet does not mean that the peer is lost
       EXPECT_EQ(option(*socket, IPPROTO_TCP, TCP_NODELAY), 1);
     }
   }
 }
 
-// A peer that does not read is alive, and the kernel counts its full buffer as silence: so only
-// connections whose peers always read are given that limit.
+// A peer that does not read is alive, but the kernel counts its full buffer as silence. So only
+// connections whose peers always read get that limit.
 TEST_F(NativeSocketTest, OnlyWhoeverAsksForItLimitsTheTimeOfUnacknowledgedBytes) {
   const Pair pair = connect({Address::Kind::kTcp, "127.0.0.1", 0});
   EXPECT_EQ(option(*pair.server, IPPROTO_TCP, TCP_USER_TIMEOUT), 0);
@@ -107,7 +107,7 @@ TEST_F(NativeSocketTest, OnlyWhoeverAsksForItLimitsTheTimeOfUnacknowledgedBytes)
   connect_unix().client->limit_silence(std::chrono::seconds(6));  // does nothing
 }
 
-// Short ones are joined before they are sent; the sizes lie on both sides of that limit.
+// Short parts are joined before they are sent; the sizes are on both sides of that limit.
 TEST_F(NativeSocketTest, PartsArriveOneAfterTheOther) {
   const Pair pairs[] = {connect({Address::Kind::kTcp, "127.0.0.1", 0}), connect_unix()};
   for (const Pair& pair : pairs) {

@@ -58,16 +58,16 @@ class NativeSystem final : public System, public ProcessWatcher {
   std::unique_ptr<Pollable> watch_process(int pid) override { return open_process_watch(pid); }
 
  private:
-  // Spinning on the only core keeps the one that is waited for from running.
+  // With one core, spinning keeps the awaited thread from running.
   const int spin_limit_ = num_online_cores() > 1 ? kSpinLimit : 0;
   SegmentTable segments_;
 };
 
-// No wake-up is lost: the sleeper counts itself, then looks at the value; the publisher stores the
-// value, then looks at the count. All four are sequentially consistent, so at least one of the two
-// sees the other's store; and the kernel compares the value once more before it lets one sleep.
-// A process killed in between leaves its count behind: that costs the others a system call in each
-// publish, and nothing else.
+// No wake-up is lost: the sleeper counts itself, then reads the value; the publisher stores the
+// value, then reads the count. All four are sequentially consistent, so at least one of the two
+// sees the other's store, and the kernel compares the value once more before it puts a thread to
+// sleep. A process that is killed in between leaves its count behind, which only costs the others a
+// system call in each publish.
 bool NativeSystem::wait_while(WaitWord& word, uint32_t old, Deadline deadline) {
   const TimePoint start = now();
   if (word.value.load(std::memory_order_acquire) != old) return true;

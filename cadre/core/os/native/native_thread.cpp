@@ -18,8 +18,8 @@
 namespace cadre::os {
 namespace {
 
-// Blocks the signals that are meant for the program, which expects them on threads of its own;
-// faults and the profiler's signal stay with the thread that caused them.
+// Blocks the signals that are meant for the program, which expects them on its own threads; faults
+// and the profiler's signal still reach the thread that caused them.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -38,8 +38,8 @@ class SignalsBlocked {
   sigset_t saved_{};
 };
 
-// The default of a thread is RLIMIT_STACK, which may be 64 KiB; the threads that fetch ahead run
-// the program's Dataset::get, so a larger default stays.
+// The default of a thread is RLIMIT_STACK, which may be 64 KiB. A larger default is kept, because
+// threads that prefetch run the program's Dataset::get.
 constexpr size_t kMinStackBytes = size_t{8} << 20;
 
 class StackAttributes {
@@ -83,17 +83,17 @@ pthread_t start_thread(std::string name, std::function<void()> body) {
     throw errno_error(ErrorCode::kUnavailable, cadre::format("start thread \"{}\"", start->name),
                       status);
   }
-  (void)start.release();  // the thread's
+  (void)start.release();  // owned by the new thread
   return thread;
 }
 
-// Without a destructor: a detached thread, or one that starts another, may outlive static objects.
+// Has no destructor: a detached thread, or one that starts another, may outlive static objects.
 constinit std::atomic<uint32_t> num_detached{0};
 
 constexpr Duration kTimeAtExit = std::chrono::seconds(2);
 
-// Its destructor runs at the end of the process, before objects are destroyed that the threads use.
-// A forked child has the number of its parent's threads, but not the threads.
+// The destructor runs at the end of the process, before objects that the threads use are destroyed.
+// A forked child has the counter of its parent's threads, but not the threads.
 class AwaitedAtExit {
  public:
   AwaitedAtExit() = default;

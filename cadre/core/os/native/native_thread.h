@@ -1,8 +1,9 @@
-// A named kernel thread with a stack of at least 8 MiB, whatever RLIMIT_STACK says.
+// A named kernel thread with a stack of at least 8 MiB, whatever RLIMIT_STACK is.
 //
-// Threads: join() from the owner. Blocking: join(), until the body has returned; the destructor of
-// a thread that was not joined, likewise; the end of the process, for 2 s at most while bodies of
-// run_detached() run. Errors: Error(kUnavailable) when the system has no thread or memory left.
+// Threads: join() from the owner. Blocking: join() and the destructor of a thread that was not
+// joined wait until the body has returned; the end of the process waits for at most 2 s while
+// bodies of run_detached() run. Errors: Error(kUnavailable) when the system has no thread or memory
+// left.
 #pragma once
 
 #include <pthread.h>
@@ -29,8 +30,8 @@ class CADRE_EXPORT NativeThread final : public Thread {
   bool is_joined_ = false;
 };
 
-// Runs the body in a thread that nobody joins: for what a thread cannot do because it would wait
-// for its own end. The body throws nothing, and keeps what it uses.
+// Runs the body in a thread that is never joined, for work that a thread cannot do because it would
+// wait for its own end. The body throws nothing, and owns what it uses.
 CADRE_EXPORT void run_detached(std::string name, std::function<void()> body);
 
 }  // namespace cadre::os

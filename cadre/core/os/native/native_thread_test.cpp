@@ -1,4 +1,4 @@
-// Threads that nobody joins.
+// Threads that are never joined.
 #include "cadre/core/os/native/native_thread.h"
 
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 namespace cadre::os {
 namespace {
 
-// Ends the process in good order, in a detached thread's presence.
+// Calls exit() while a detached thread runs.
 [[noreturn]] void exit_while_a_thread_runs() {
   std::promise<void> has_begun;
   run_detached("late", [&has_begun] {
@@ -29,7 +29,7 @@ TEST(DetachedThread, TheEndOfTheProcessWaitsForIt) {
   EXPECT_EXIT(exit_while_a_thread_runs(), ::testing::ExitedWithCode(0), "the thread has ended");
 }
 
-// Destroyed after the object that waits for the threads.
+// An object that is destroyed after the one that waits for the detached threads.
 struct StartsThreadAtExit {
   ~StartsThreadAtExit() {
     run_detached("last", [] {});

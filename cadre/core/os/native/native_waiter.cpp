@@ -15,7 +15,7 @@ bool NativeWaiter::park(Deadline deadline) {
 }
 
 void NativeWaiter::unpark() {
-  // A second unpark before the park adds nothing, and needs no system call.
+  // A second unpark before the park has no effect, and needs no system call.
   if (is_unparked_.exchange(1, std::memory_order_release) == 0) futex_wake_all(is_unparked_);
 }
 

@@ -14,15 +14,16 @@
 namespace cadre::os {
 namespace {
 
-constexpr size_t kInlineItems = 64;  // larger sets are rare and pay an allocation
+constexpr size_t kInlineItems = 64;  // larger sets are rare and need an allocation
 
-// A poll reports a closed descriptor at once, so that a loop around it would spin.
+// A poll reports a closed descriptor at once, so a loop around it would spin.
 constexpr auto kPauseOfClosed = std::chrono::milliseconds(10);
 
-// The number of descriptors that are ready; 0 when the deadline, or kHandleLook, has passed. It
-// looks at least once, so that a deadline in the past is a test without waiting.
+// Returns the number of descriptors that are ready; 0 when the deadline, or kHandleLook, has
+// passed. It polls at least once, so that a deadline in the past is a test without waiting.
 int poll_until(std::span<pollfd> fds, Deadline deadline) {
-  // Skips the clock for a deadline in the past: reading it is a tenth of the cost of such a poll.
+  // Does not read the clock for a deadline in the past: that would be a tenth of the cost of such a
+  // poll.
   const bool is_over = deadline.at() <= TimePoint{};
   for (;;) {
     const Duration budget =
@@ -38,7 +39,7 @@ bool has_ended(Deadline deadline) {
   return deadline.at() <= TimePoint{} || deadline.has_passed(monotonic_now());
 }
 
-// Reports what is not its target's any more as closed; the number of these.
+// Reports descriptors that no longer belong to their targets as closed. Returns their number.
 int mark_closed(std::span<const PollItem> items, std::span<pollfd> fds) {
   int num_closed = 0;
   for (size_t i = 0; i < items.size(); ++i) {
@@ -53,7 +54,8 @@ pollfd to_pollfd(const PollItem& item) {
   pollfd result{item.target->poll_handle(), 0, 0};
   if (item.want_read) result.events |= POLLIN;
   if (item.want_write) result.events |= POLLOUT;
-  // The kernel reports errors even of those that want nothing; a negative number is passed over.
+  // The kernel reports errors even of items that want neither reading nor writing; it skips
+  // negative numbers.
   if (result.events == 0) result.fd = -1;
   return result;
 }

@@ -15,7 +15,7 @@ namespace cadre::os {
 // The native System::poll: sets can_read and can_write; false at the deadline with none ready.
 bool poll_items(std::span<PollItem> items, Deadline deadline);
 
-// Until `fd` shows one of `events` or an error; false at the deadline.
+// Waits until `fd` shows one of `events` or an error; returns false at the deadline.
 bool poll_one(int fd, short events, Deadline deadline);
 
 }  // namespace cadre::os

@@ -1,4 +1,4 @@
-// The end of another process as something to poll, whoever its parent is: see os/process_watcher.h.
+// The end of another process, not only of a child, as an object to poll: see os/process_watcher.h.
 //
 // Threads: one owner at a time. Blocking: never. Lifetime: holds a descriptor; the process may have
 // ended and been reaped meanwhile. Errors: none.

@@ -16,9 +16,10 @@
 namespace cadre::os {
 namespace {
 
-// A peer that shrank the file would turn every access of the others into SIGBUS.
+// If a peer could shrink the file, every access of the others would end in SIGBUS.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
-// A signal makes the kernel give back what the interrupted call has allocated, so calls are short.
+// When a signal interrupts the call, the kernel frees what the call has allocated, so calls are
+// kept short.
 constexpr size_t kReservedAtOnce = 16 << 20;
 
 // A mapping of parts of a segment.
@@ -59,8 +60,8 @@ Status NativeSharedMemory::reserve(size_t begin, size_t num_bytes) {
 
 // A private mapping of the same file copies a page when it is first written, and the kernel
 // replaces the mapping in one step: no write of another thread is lost. Until that copy the page
-// shows what other processes write, so an atomic write that changes nothing forces it; not a
-// fetch_or of 0, which compilers turn into a load.
+// shows what other processes write, so each page is copied by an atomic write that changes nothing.
+// A fetch_or of 0 would not do: compilers turn it into a load.
 Status NativeSharedMemory::make_private(size_t begin, size_t num_bytes) {
   CADRE_RETURN_IF_ERROR(check("make shared memory private"));
   const auto page_bytes = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
@@ -84,7 +85,7 @@ Status NativeSharedMemory::make_private(size_t begin, size_t num_bytes) {
   return {};
 }
 
-// The mapping is made anew because pages that were made private are copies of this process alone.
+// The mapping is made anew because pages that were made private are copies of this process only.
 Status NativeSharedMemory::release(size_t begin, size_t num_bytes) {
   CADRE_RETURN_IF_ERROR(check("give back shared memory"));
   int status = 0;
@@ -160,7 +161,7 @@ Result<std::unique_ptr<SharedMemory>> SegmentTable::map(Fd fd) {
     return errno_error(ErrorCode::kInternal, "fstat a shared segment", errno);
   }
   const std::scoped_lock lock(mutex_);
-  // Entries of dead mappings go now, so the table stays as small as what is alive.
+  // Removes entries of dead mappings, so the table only contains living ones.
   std::erase_if(mappings_, [](const auto& entry) { return entry.second.expired(); });
   std::weak_ptr<Mapping>& known = mappings_[{info.st_dev, info.st_ino}];
   if (std::shared_ptr<Mapping> mapping = known.lock()) {
@@ -172,7 +173,8 @@ Result<std::unique_ptr<SharedMemory>> SegmentTable::map(Fd fd) {
     return errno_error(ErrorCode::kUnavailable,
                        cadre::format("map a shared segment of {} bytes", num_bytes), errno);
   }
-  // The kernel looks at each page of a mapping that it dumps, and most of these have no memory.
+  // The kernel reads each page of a mapping that goes into a core file, and most of these have no
+  // memory.
   ::madvise(start, num_bytes, MADV_DONTDUMP);
   auto mapping =
       std::make_shared<Mapping>(std::move(fd), Bytes(static_cast<std::byte*>(start), num_bytes));

@@ -4,8 +4,8 @@
 // Lifetime: a mapping lives as long as the SharedMemory objects that refer to it; the table only
 // remembers it.
 // Errors: kUnavailable when memory or descriptors are short, kCorruption for a descriptor that is
-// not a sealed memfd, kInvalidArgument where the segment's descriptor was closed from outside
-// (fd.h): what needs the descriptor fails, what needs only the mapping goes on.
+// not a sealed memfd, kInvalidArgument if the segment's descriptor was closed from outside (fd.h):
+// then calls that need the descriptor fail, and those that need only the mapping still work.
 #pragma once
 
 #include <sys/types.h>
@@ -24,7 +24,7 @@
 
 namespace cadre::os {
 
-// One mapping of one memfd; shared by every rank-thread that holds the segment.
+// One mapping of one memfd; all ranks of this process that hold the segment share it.
 class Mapping {
  public:
   Mapping(Fd fd, Bytes bytes) : fd_(std::move(fd)), bytes_(bytes) {}
@@ -50,7 +50,8 @@ class NativeSharedMemory final : public SharedMemory, public SharedPages {
   Status release(size_t begin, size_t num_bytes) override;
   Result<std::unique_ptr<SharedMemory>> map_ranges(std::span<const size_t> begins,
                                                    size_t num_bytes) override;
-  // As Fd::check(): of a descriptor that is used long after it was opened.
+  // Returns an error if the descriptor was closed from outside (Fd::check()). Called before each
+  // use of the descriptor.
   Status check(std::string_view what) const { return mapping_->fd().check(what); }
   int fd() const { return mapping_->fd().get(); }
 
@@ -61,7 +62,7 @@ class NativeSharedMemory final : public SharedMemory, public SharedPages {
 class SegmentTable {
  public:
   Result<std::unique_ptr<SharedMemory>> create(size_t num_bytes);
-  // Takes a descriptor that came over a unix socket.
+  // Takes a descriptor that was received on a unix socket.
   Result<std::unique_ptr<SharedMemory>> adopt(Fd fd);
 
  private:

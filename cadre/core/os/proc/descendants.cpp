@@ -54,7 +54,7 @@ std::vector<Descendant> list_descendants() {
 
 void signal_processes(std::span<const Descendant> processes, int signal) {
   for (const Descendant& process : processes) {
-    // The descriptor pins the process; only then is it sure that the number was not reused.
+    // The descriptor keeps the number from being reused; only then can the start time be compared.
     const Fd pinned(static_cast<int>(::syscall(SYS_pidfd_open, process.pid, 0)));
     if (!pinned.is_open()) continue;
     const auto stat = read_process_stat(process.pid);

@@ -1,8 +1,8 @@
-// All processes below this one: children, their children, and orphans that a subreaper adopted.
+// All descendants of this process: children, their children, and orphans that a subreaper adopted.
 //
 // Threads: one thread reaps. Blocking: never (a walk over /proc takes about a millisecond).
 // Source: prctl(2) PR_SET_CHILD_SUBREAPER. A subreaper becomes the parent of every orphaned
-// descendant, whatever group or session that moved to, so nothing can hide below it.
+// descendant, whatever process group or session the descendant moved to, so none can escape it.
 #pragma once
 
 #include <cstdint>
@@ -14,27 +14,29 @@ namespace cadre::os {
 
 struct Descendant {
   int pid = 0;
-  uint64_t start_time = 0;  // with the pid it names a process for good
+  uint64_t start_time = 0;  // pid and start time identify a process uniquely
   std::string name;         // the kernel's short name of its program
   friend bool operator==(const Descendant&, const Descendant&) = default;
 };
 
-// From now on orphaned descendants become children of this process. Not inherited by fork.
+// After this call orphaned descendants become children of this process. A forked child does not
+// inherit this.
 void become_subreaper();
 
-// The living ones; those that have ended and wait to be reaped are left out.
+// Returns the living descendants; those that have ended and wait to be reaped are left out.
 std::vector<Descendant> list_descendants();
 
-// Sends to each that is still the same process.
+// Sends the signal to each process that still exists with the same start time.
 void signal_processes(std::span<const Descendant> processes, int signal);
 
-// Whether this user may signal it: a program with set-user-ID may have become another user's.
+// Returns whether this user may signal the process: a program with set-user-ID may run as another
+// user.
 bool may_signal(const Descendant& process);
 
-// Reaps every ended child but `spared`, which have owners.
+// Reaps every ended child except `spared`, which their owners reap.
 void reap_orphans(std::span<const int> spared);
 
-// Whether this process has a child, living or not yet reaped.
+// Returns whether this process has a child, living or not yet reaped.
 bool has_children();
 
 }  // namespace cadre::os

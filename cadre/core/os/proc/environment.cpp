@@ -31,7 +31,7 @@ Environment read_environment() {
     const std::string_view text(*entry);
     const size_t equals = text.find('=');
     if (equals == std::string_view::npos) continue;
-    // If a name is there twice, the first value counts, as for getenv().
+    // If a name occurs twice, the first value counts, as for getenv().
     const std::string_view name = text.substr(0, equals);
     if (!environment.get(name)) environment.set(name, text.substr(equals + 1));
   }

@@ -1,6 +1,6 @@
 // The environment of this process, read once and then passed down as a value.
 //
-// Threads: plain values; read_environment() before anyone changes the environment.
+// Threads: plain values; call read_environment() before any thread changes the environment.
 // Blocking: never.
 #pragma once
 
@@ -15,11 +15,11 @@ namespace cadre::os {
 class Environment {
  public:
   std::optional<std::string> get(std::string_view name) const;
-  // The value, or `otherwise` when the variable is absent or empty.
+  // Returns the value, or `otherwise` if the variable is absent or empty.
   std::string get_or(std::string_view name, std::string_view otherwise) const;
   void set(std::string_view name, std::string_view value);
 
-  // "NAME=value", sorted by name: what a new process is given.
+  // Returns "NAME=value" texts, sorted by name, as a new process is given them.
   std::vector<std::string> to_texts() const;
 
  private:

@@ -20,7 +20,8 @@ bool is_executable_file(const fs::path& path) {
   return fs::is_regular_file(path, failure) && ::access(path.c_str(), X_OK) == 0;
 }
 
-// By its first bytes: those of an ELF file or of a script that names its interpreter.
+// Recognizes a program by its first bytes: those of an ELF file or of a script that names its
+// interpreter.
 bool looks_like_a_program(const std::string& path) {
   std::array<char, 4> bytes{};
   std::ifstream(path, std::ios::binary).read(bytes.data(), bytes.size());
@@ -53,7 +54,8 @@ Result<std::string> check_path(const std::string& path) {
   return path;
 }
 
-// For a name that this folder has: the error also suggests ./NAME, or says why that would fail.
+// If the working directory has a file of this name, the error also suggests ./NAME, or says why
+// that would fail.
 Error not_in_path(const std::string& name) {
   const std::string here = "./" + name;
   std::error_code failure;

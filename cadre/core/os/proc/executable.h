@@ -1,8 +1,8 @@
-// Finds programs as a shell does, and says plainly why one cannot be run.
+// Finds programs as a shell does, and says why one cannot be run.
 //
-// Threads: any. Blocking: for the time of a look at the file system.
-// Errors: kUnavailable for a program that is not there, kInvalidArgument for one that is there and
-// cannot be executed.
+// Threads: any. Blocking: for the time of the file system.
+// Errors: kUnavailable for a program that does not exist, kInvalidArgument for one that cannot be
+// executed.
 #pragma once
 
 #include <string>
@@ -12,10 +12,10 @@
 
 namespace cadre::os {
 
-// A name with a slash is a path; any other is looked up in `search_path` ("/bin:/usr/bin").
+// A name with a slash is a path; other names are looked up in `search_path` ("/bin:/usr/bin").
 Result<std::string> find_executable(const std::string& name, std::string_view search_path);
 
-// The file of the running program, symbolic links resolved.
+// Returns the file of the running program, with symbolic links resolved.
 Result<std::string> own_executable();
 
 }  // namespace cadre::os

@@ -7,7 +7,7 @@
 namespace cadre::os {
 namespace {
 
-// nullopt if a child has not ended; the call is repeated when a signal has interrupted it.
+// Returns nullopt if the child has not ended. Repeats the call when a signal has interrupted it.
 std::optional<ExitStatus> wait_with(int pid, int options) {
   int raw = 0;
   int reaped = 0;

@@ -25,7 +25,7 @@ namespace cadre::os {
 namespace {
 
 constexpr std::array kForwarded{SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP};
-// Long waits are cut into these, because every wait has a deadline.
+// Long waits are divided into these, because every wait has a deadline.
 constexpr Duration kNap = std::chrono::minutes(1);
 constexpr Duration kKillTimeout = std::chrono::seconds(5);
 
@@ -41,7 +41,7 @@ class PidFd final : public Pollable {
 };
 
 // Kills and reaps until no child is left, or only those of another user, or the time is up: a
-// process in an uninterruptible system call dies only when that returns.
+// process in an uninterruptible system call dies only when that call returns.
 void kill_everything_below() {
   const Deadline deadline(monotonic_now() + kKillTimeout);
   while (has_children() && !deadline.has_passed(monotonic_now())) {
@@ -53,7 +53,8 @@ void kill_everything_below() {
   }
 }
 
-// As if SIGTSTP had not been held; the kernel ignores it where nobody could continue this process.
+// Acts as if SIGTSTP had not been blocked. The kernel ignores the signal if no process could
+// continue this one.
 void stop_until_continued() {
   sigset_t stop;
   ::sigemptyset(&stop);

@@ -14,7 +14,7 @@ namespace cadre::os {
 namespace {
 
 constexpr rlim_t kWantedStackBytes = rlim_t{8} << 20;
-// What the launcher's deepest calls take, twice.
+// Twice the stack that the launcher's deepest calls need.
 constexpr size_t kNeededStackBytes = size_t{32} << 10;
 
 rlimit limit_on(__rlimit_resource_t resource) {
@@ -23,7 +23,7 @@ rlimit limit_on(__rlimit_resource_t resource) {
   return limit;
 }
 
-// Before the limit was raised; nullopt if it stays.
+// Returns the limit before it was raised; nullopt if it was not raised.
 std::optional<uint64_t> raise_stack_limit() {
   const rlimit before = limit_on(RLIMIT_STACK);
   if (before.rlim_cur >= kWantedStackBytes) return std::nullopt;
@@ -33,7 +33,7 @@ std::optional<uint64_t> raise_stack_limit() {
   return before.rlim_cur;
 }
 
-// Below the present frame, within the limit: a large environment lies on the stack, too.
+// Returns the bytes below the present frame, within the limit: a large environment uses stack, too.
 size_t remaining_stack_bytes() {
   pthread_attr_t attributes;
   if (::pthread_getattr_np(::pthread_self(), &attributes) != 0) return kNeededStackBytes;
@@ -73,7 +73,7 @@ Inherited take_over_process() {
   Inherited inherited = {.ignored_signals = ignored_signals(),
                          .limits = {.stack_bytes = raise_stack_limit()}};
   check_stack();
-  struct sigaction standard {};  // also without SA_NOCLDWAIT
+  struct sigaction standard {};  // clears SA_NOCLDWAIT, too
   standard.sa_handler = SIG_DFL;
   ::sigaction(SIGCHLD, &standard, nullptr);
   for (const int signal : {SIGPIPE, SIGTTOU, SIGXFSZ}) ::signal(signal, SIG_IGN);

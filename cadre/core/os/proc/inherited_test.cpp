@@ -39,7 +39,7 @@ using ::testing::HasSubstr;
 
 constexpr Duration kProgramPatience = std::chrono::seconds(20);
 
-// SIGCHLD is ignored while it lives, as a parent may leave it to what it executes.
+// Ignores SIGCHLD while it lives, as a parent may do before it executes this program.
 class ChildrenIgnored {
  public:
   ChildrenIgnored() : previous_(::signal(SIGCHLD, SIG_IGN)) {}
@@ -92,7 +92,7 @@ TEST(Inherited, ADescriptorIsNeverAStandardStream) {
   ::dup2(kept.get(), STDIN_FILENO);
 }
 
-// The default of threads is RLIMIT_STACK at the start of the program.
+// The default stack of threads is RLIMIT_STACK at the start of the program.
 TEST(Inherited, AThreadHasRoomOnASmallStack) {
   pthread_attr_t before;
   pthread_attr_t small;
@@ -153,7 +153,7 @@ TEST(Inherited, SignalsThatAreIgnoredAreListed) {
   EXPECT_THAT(ignored_signals(), ::testing::Not(::testing::Contains(SIGUSR2)));
 }
 
-// Whatever grows a file asks for the limit first: SIGXFSZ would end the process.
+// Code that lets a file grow checks the limit first: SIGXFSZ would end the process.
 class UnderAFileLimit : public ::testing::Test {
  protected:
   static constexpr size_t kLimit = 1 << 16;
@@ -222,7 +222,7 @@ TEST_F(UnderAFileLimit, AScratchFileIsRefused) {
               names_the_limit());
 }
 
-// A name of something that is no file must neither be waited for nor removed.
+// If the path is a pipe, opening must not wait for it, and the pipe must not be removed.
 TEST(OutputFiles, APipeIsRefusedAndStays) {
   const testing::TemporaryFolder folder;
   const std::string path = folder.file("pipe");

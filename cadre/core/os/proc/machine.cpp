@@ -28,7 +28,7 @@ std::string read_or_empty(const std::string& path) {
   return content.ok() ? *std::move(content) : "";
 }
 
-// The rest of the line that begins with `name`, after its colon.
+// Returns the rest of the line that begins with `name`, after its colon.
 std::string field_of(const std::string& text, std::string_view name) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -53,7 +53,7 @@ std::optional<uint64_t> limit_of(__rlimit_resource resource) {
   return limit.rlim_cur;
 }
 
-// "nvidia0", but not "nvidiactl".
+// Accepts "nvidia0", but not "nvidiactl".
 bool is_gpu_file(std::string_view name) {
   constexpr std::string_view kPrefix = "nvidia";
   return name.size() > kPrefix.size() && name.starts_with(kPrefix) &&
@@ -61,14 +61,14 @@ bool is_gpu_file(std::string_view name) {
                              [](unsigned char c) { return std::isdigit(c) != 0; });
 }
 
-// Without the spaces around it.
+// Returns the text without the spaces around it.
 std::string_view trimmed(std::string_view text) {
   const size_t first = text.find_first_not_of(" \t");
   if (first == std::string_view::npos) return {};
   return text.substr(first, text.find_last_not_of(" \t") - first + 1);
 }
 
-// A device is named by its number, or by its identifier, which the driver alone can check.
+// A device is named by its number, or by an identifier, which only the driver can check.
 bool names_a_gpu(std::string_view entry, int num_gpus) {
   if (entry.starts_with("GPU-") || entry.starts_with("MIG-")) return true;
   int number = -1;

@@ -43,7 +43,7 @@ size_t OutputStream::try_write(std::string_view text) {
 
 void OutputStream::give_up(int error_number) {
   is_gone_ = true;
-  // A reader that has gone and a terminal that was closed are no failures.
+  // It is no failure if the reader has closed the pipe, or the terminal was closed.
   if (error_number == EPIPE || (error_number == EIO && is_terminal_)) return;
   failure_ = errno_error(ErrorCode::kUnavailable, "write", error_number);
 }
@@ -54,7 +54,7 @@ bool OutputStream::is_ready() const {
 }
 
 void fill_closed_streams() {
-  // The lowest free number is taken, so each open() fills the stream that is looked at.
+  // open() takes the lowest free number, so each call fills the stream that was just checked.
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(stream, F_GETFD) < 0) ::open("/dev/null", O_RDONLY);
   }

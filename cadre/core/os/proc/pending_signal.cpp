@@ -11,7 +11,7 @@ PendingSignal::PendingSignal(std::span<const int> signals) : watched_(signals_to
 }
 
 PendingSignal::~PendingSignal() {
-  has_arrived();  // a signal left pending would strike when the mask is restored
+  has_arrived();  // a signal left pending would be delivered when the mask is restored
   ::pthread_sigmask(SIG_SETMASK, &previous_mask_, nullptr);
 }
 

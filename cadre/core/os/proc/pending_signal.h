@@ -1,9 +1,9 @@
-// Signals that are asked for instead of interrupting: blocked while the object lives. A hangup
-// that the process ignores (nohup) stays ignored.
+// Signals that are queried instead of interrupting: they are blocked while the object lives. A
+// hangup that the process ignores (nohup) stays ignored.
 //
 // Threads: make it in the main thread before others start, so that they inherit the mask.
-// Blocking: never. Lifetime: the destructor restores the mask of the thread that made it, which is
-// the one that destroys it. Errors: none.
+// Blocking: never. Lifetime: the destructor restores the mask of its thread, which must be the
+// thread that made the object. Errors: none.
 #pragma once
 
 #include <signal.h>
@@ -21,7 +21,7 @@ class CADRE_EXPORT PendingSignal {
   PendingSignal(const PendingSignal&) = delete;
   PendingSignal& operator=(const PendingSignal&) = delete;
 
-  // Whether one of the signals has arrived since this object was made. Stays true.
+  // Returns whether one of the signals has arrived since this object was made; from then on true.
   bool has_arrived();
 
  private:

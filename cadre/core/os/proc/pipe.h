@@ -20,9 +20,9 @@ class PipeReader final : public Pollable {
 
   struct Chunk {
     size_t num_bytes = 0;    // read into the buffer
-    bool has_ended = false;  // no writer is left, and nothing more to read
+    bool has_ended = false;  // no writer is left, and everything was read
   };
-  // What is there just now, at most buffer.size() bytes.
+  // Reads the available bytes, at most buffer.size().
   Chunk try_read(Bytes buffer);
 
   int poll_handle() const override { return fd_.get(); }
@@ -36,7 +36,7 @@ struct Pipe {
   Fd write_end;  // blocking: it becomes a worker's output
 };
 
-// Both ends are closed on exec.
+// Makes a pipe whose ends are both closed on exec.
 Result<Pipe> make_pipe();
 
 }  // namespace cadre::os

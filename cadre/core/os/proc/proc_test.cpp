@@ -72,7 +72,7 @@ TEST_F(ProgramOutput, KillsWhatDoesNotEnd) {
   EXPECT_EQ(output.error().code(), ErrorCode::kTimeout);
 }
 
-// The end of the output is not the end of the program.
+// A program can close its output and still run.
 TEST_F(ProgramOutput, KillsWhatHasClosedItsOutputAndDoesNotEnd) {
   const TimePoint begin = system_->now();
   const auto output = program_output({"sh", "-c", "echo said; exec >&-; exec sleep 20"},

@@ -29,7 +29,7 @@ std::vector<char*> pointers_to(const std::vector<std::string>& texts) {
   return pointers;
 }
 
-// Everything the child needs after fork(), made before it: between fork and exec only
+// All that the child needs after fork(), made before it: between fork and exec only
 // async-signal-safe calls are allowed, and malloc is not one of them.
 struct ChildPlan {
   const char* executable;
@@ -60,7 +60,8 @@ void set_signals(const sigset_t& ignored) {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
-// The child itself has an open write end, so this ends with the parent's byte or with its death.
+// The child itself holds an open write end, so the pipe ends only with the parent's byte or, by the
+// parent-death signal, with the parent's death.
 void await_go_ahead(int go_ahead) {
   char byte = 0;
   while (::read(go_ahead, &byte, 1) < 0 && errno == EINTR) {
@@ -70,14 +71,14 @@ void await_go_ahead(int go_ahead) {
 [[noreturn]] void run_child(const ChildPlan& plan) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // The parent may have died before the line above took effect.
+  // The parent may have died before prctl() took effect.
   if (::getppid() != plan.parent_pid) ::_exit(127);
   const int nothing = ::open("/dev/null", O_RDONLY);
   if (nothing < 0 || ::dup2(nothing, STDIN_FILENO) < 0 || ::dup2(plan.output, STDOUT_FILENO) < 0 ||
       ::dup2(plan.error, STDERR_FILENO) < 0) {
     report_and_exit(plan.failure_report, errno);
   }
-  // The report's descriptor too: it closes when exec succeeds.
+  // Also closes the descriptor of the report when exec succeeds.
   ::syscall(SYS_close_range, 3U, ~0U, 4U /* CLOSE_RANGE_CLOEXEC */);
   set_signals(plan.ignored_signals);
   for (const LimitChange& limit : plan.limits) ::setrlimit(limit.resource, &limit.value);
@@ -86,7 +87,7 @@ void await_go_ahead(int go_ahead) {
   report_and_exit(plan.failure_report, errno);
 }
 
-// Both ends block.
+// A pipe whose ends both block.
 struct BlockingPipe {
   Fd reader;
   Fd writer;
@@ -100,7 +101,7 @@ Result<BlockingPipe> make_blocking_pipe() {
   return BlockingPipe{.reader = Fd(ends[0]), .writer = Fd(ends[1])};
 }
 
-// The errno with which the child failed to execute the program; 0 when it runs.
+// Returns the errno with which the child failed to execute the program; 0 if it runs.
 int read_failure(const Fd& report) {
   int error_number = 0;
   ssize_t got = 0;
@@ -161,7 +162,7 @@ Result<std::unique_ptr<Process>> Process::start(const ProcessOptions& options) {
   const int pid = ::fork();
   if (pid == 0) run_child(plan);
   if (pid < 0) return errno_error(ErrorCode::kUnavailable, "start a process", errno);
-  // The child waits for the byte below, so it is there and the number is its own, also where the
+  // The child waits for the byte below, so it still exists and the number is its own, even if the
   // kernel reaps children at once because SIGCHLD is ignored.
   Fd exit_event(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   const int pidfd_error = errno;
@@ -187,7 +188,7 @@ Process::Process(Parts parts)
 
 Process::~Process() {
   if (try_wait()) return;
-  // A program with set-user-ID may have become another user's.
+  // A program with set-user-ID may run as another user.
   if (::kill(-pid_, SIGKILL) != 0 && errno == EPERM) return;
   if (exit_event_.poll_handle() >= 0) {
     poll_one(exit_event_.poll_handle(), POLLIN, Deadline(monotonic_now() + kKillTimeout));

@@ -26,20 +26,20 @@ namespace cadre::os {
 struct ProcessOptions {
   std::string executable;                // a path
   std::vector<std::string> arguments;    // argv, the program's name first
-  std::vector<std::string> environment;  // "NAME=value"; nothing is inherited
-  // Standard error goes into the pipe of standard output, so that the order of what the child
-  // writes to both is kept; standard_error() has ended from the start.
+  std::vector<std::string> environment;  // "NAME=value"; the child inherits no other variable
+  // Whether standard error goes into the pipe of standard output, which keeps the order of the
+  // child's writes to both. standard_error() is then at its end from the start.
   bool joins_output = false;
   // The signals that the child ignores; it handles all others by default.
   std::vector<int> ignored_signals = {};
-  // The child gets these, for a parent that raised its own.
+  // The child's soft limits, for a parent that has raised its own.
   SoftLimits soft_limits = {};
 };
 
-// The child leads a process group of its own, reads from /dev/null, writes to pipes, inherits
-// no other descriptor, blocks no signal, and is killed when its parent dies.
+// The child leads a process group of its own, reads from /dev/null, writes to pipes, inherits no
+// other descriptor, blocks no signal, and is killed when its parent dies.
 class Process {
-  struct Parts;  // so that only start() can make one
+  struct Parts;  // private, so that only start() can make a Process
 
  public:
   static Result<std::unique_ptr<Process>> start(const ProcessOptions& options);
@@ -49,20 +49,20 @@ class Process {
   Process& operator=(const Process&) = delete;
 
   int pid() const { return pid_; }
-  // Readable once the child has ended (a pidfd).
+  // A pidfd, readable once the child has ended.
   Pollable& exit_event() { return exit_event_; }
   PipeReader& standard_output() { return standard_output_; }
   PipeReader& standard_error() { return standard_error_; }
 
-  // Reaps the child if it has ended; the same answer from then on. A child that was reaped
-  // elsewhere has an unknown status (ExitStatus::is_known).
+  // Reaps the child if it has ended, and returns the same status from then on. A child that was
+  // reaped elsewhere has an unknown status (ExitStatus::is_known).
   std::optional<ExitStatus> try_wait();
-  // The signal that stopped the child (SIGSTOP, SIGTSTP), while it is stopped.
+  // The signal that stopped the child (SIGSTOP, SIGTSTP); nullopt unless the child is stopped.
   std::optional<int> stop_signal() const;
-  // To the child alone. Nothing once the child was reaped.
+  // Sends the signal to the child only. Does nothing after the child was reaped.
   void signal(int signal);
-  // To every process of the child's process group; nothing once the child was reaped, because its
-  // number may belong to someone else then.
+  // Sends the signal to every process of the child's process group. Does nothing after the child
+  // was reaped, because its number may then belong to another process.
   void signal_group(int signal);
 
  private:

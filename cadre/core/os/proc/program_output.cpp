@@ -26,9 +26,9 @@ Error not_ended(const std::string& program) {
                cadre::format("{} did not end in time and was killed", program));
 }
 
-// Asks again and again, because a pidfd is refused on some hosts; nearly every program ends as soon
-// as it has closed its output. Leaves the exit code to reap(). A child that was reaped elsewhere
-// has ended.
+// Returns whether the program ends until the deadline. Polls its status, because some hosts refuse
+// a pidfd; nearly every program ends as soon as it has closed its output. Leaves the exit code to
+// reap(). A child that was reaped elsewhere has ended.
 bool ends_until(pid_t pid, Deadline deadline) {
   constexpr int kNapMilliseconds = 1;
   while (true) {
@@ -41,7 +41,7 @@ bool ends_until(pid_t pid, Deadline deadline) {
   }
 }
 
-// Reads until the program closes its end; the error says why it did not.
+// Reads until the program closes its output; otherwise the error says why reading ended.
 Result<std::string> read_to_end(int fd, const std::string& program, Deadline deadline) {
   std::string output;
   std::array<char, 4096> chunk;
@@ -86,7 +86,7 @@ Result<pid_t> spawn(const std::vector<std::string>& arguments, int output_fd) {
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawnattr_init(&attributes);
   ::posix_spawn_file_actions_adddup2(&actions, output_fd, STDOUT_FILENO);
-  // A signal that this process asks for instead of receiving must reach the program as usual.
+  // The program gets an empty signal mask: signals that this process blocks must reach it.
   sigset_t none;
   ::sigemptyset(&none);
   ::posix_spawnattr_setsigmask(&attributes, &none);
@@ -112,10 +112,10 @@ Result<std::string> program_output(const std::vector<std::string>& arguments, De
   Fd write_end(ends[1]);
   const Result<pid_t> pid = spawn(arguments, write_end.get());
   if (!pid.ok()) return pid.error();
-  write_end.close();  // so that the pipe ends with the program
+  write_end.close();  // only the program keeps the pipe open now
 
   Result<std::string> output = read_to_end(read_end.get(), arguments[0], deadline);
-  // A program that closed its output may still run.
+  // A program that has closed its output may still run.
   if (output.ok() && !ends_until(*pid, deadline)) output = not_ended(arguments[0]);
   if (!output.ok()) ::kill(*pid, SIGKILL);
   const ExitStatus status = reap(*pid);

@@ -14,8 +14,8 @@
 
 namespace cadre::os {
 
-// `arguments[0]` is looked up in PATH. Its standard output comes back (at most 1 MiB); its standard
-// error goes where this process's goes.
+// Looks up `arguments[0]` in PATH. Returns the program's standard output (at most 1 MiB); its
+// standard error is that of this process.
 CADRE_EXPORT Result<std::string> program_output(const std::vector<std::string>& arguments,
                                                 Deadline deadline);
 

@@ -1,8 +1,8 @@
-// Signals as things to poll instead of interruptions (signalfd).
+// Signals as objects to poll instead of interruptions (signalfd).
 //
 // Threads: make it before the process starts other threads, which then inherit the blocked mask;
 // use it from one thread. Blocking: never.
-// Lifetime: the destructor restores the mask, so a signal that was not taken then acts.
+// Lifetime: the destructor restores the mask, so a signal that was not taken then has its effect.
 // Errors: the constructor throws Error(kUnavailable) when no descriptor is left.
 #pragma once
 
@@ -24,7 +24,7 @@ class SignalListener final : public Pollable {
   explicit SignalListener(std::span<const int> signals);
   ~SignalListener() override;
 
-  // The next signal that arrived; nullopt if there is none.
+  // Returns the next signal that arrived; nullopt if there is none.
   std::optional<int> try_next();
 
   int poll_handle() const override { return fd_.get(); }
@@ -34,12 +34,12 @@ class SignalListener final : public Pollable {
   Fd fd_;
 };
 
-// All of `signals`, but SIGHUP and SIGTSTP only if this process does not ignore them: what nohup
-// started is to outlive the hangup, and a shell without job control cannot continue what Ctrl-Z
-// stopped, yet a signal that is blocked is queued although it is ignored.
+// Returns `signals`, but without SIGHUP and SIGTSTP if this process ignores them: a process that
+// nohup started should survive the hangup, and a shell without job control cannot continue a
+// process that Ctrl-Z stopped. A signal that is blocked would be queued although it is ignored.
 CADRE_EXPORT sigset_t signals_to_take(std::span<const int> signals);
 
-// "SIGTERM"; "signal 63" for one without a name.
+// Returns "SIGTERM", or "signal 63" for a signal without a name.
 std::string signal_name(int signal);
 
 }  // namespace cadre::os

@@ -20,14 +20,14 @@ Result<std::unique_ptr<TemporaryFolder>> TemporaryFolder::make(const std::string
         cadre::format("make a temporary folder in {} (set TMPDIR to another)", parent),
         error_number);
   };
-  // A process that is given the path may have another working directory.
+  // A process that gets the path may have another working directory.
   std::error_code failure;
   const std::filesystem::path folder = std::filesystem::absolute(parent, failure);
   if (failure) return failed(failure.value());
   std::string path = (folder / (prefix + "XXXXXX")).string();
   if (::mkdtemp(path.data()) == nullptr) return failed(errno);
   auto made = std::make_unique<TemporaryFolder>(std::move(path));
-  // Whatever the umask has left of them.
+  // Sets all rights of the owner, because the umask may have removed some.
   if (::chmod(made->path().c_str(), S_IRWXU) != 0) return failed(errno);
   return made;
 }

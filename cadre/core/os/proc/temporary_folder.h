@@ -1,8 +1,8 @@
-// A folder of this process that goes with its owner.
+// A folder of this process that is removed with its owner.
 //
 // Threads: one owner. Blocking: for the time of the file system.
-// Lifetime: the destructor removes the folder and what is in it; a removal that fails is ignored.
-// Errors: make() gives kUnavailable with the path and the system's reason.
+// Lifetime: the destructor removes the folder and its content; a removal that fails is ignored.
+// Errors: make() returns kUnavailable with the path and the system's reason.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,8 @@ namespace cadre::os {
 
 class CADRE_EXPORT TemporaryFolder {
  public:
-  // In `parent`, readable by this user only; named `prefix` and six random letters.
+  // Makes the folder in `parent`, readable by this user only. Its name is `prefix` and six random
+  // letters.
   static Result<std::unique_ptr<TemporaryFolder>> make(const std::string& parent,
                                                        const std::string& prefix);
   explicit TemporaryFolder(std::string path) : path_(std::move(path)) {}

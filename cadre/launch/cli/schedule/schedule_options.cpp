@@ -33,10 +33,11 @@ constexpr std::array kScheduleOptions{OptionSpec{"--name", "NAME"},
                                       OptionSpec{"--max-live", "N"},
                                       OptionSpec{"--list", ""},
                                       OptionSpec{"--help", "", 'h'}};
-// What PyTorch unshards at most, so that both lower a schedule alike.
+// The number of stages that PyTorch unshards at most, so that both lower a schedule in the same
+// way.
 constexpr int kPyTorchUnshardedStages = 3;
 // From a nanosecond to 30 years: sums of the times of all actions are finite, and no picture of a
-// step has a time that its scale cannot tell from 0.
+// step has a time that its scale cannot distinguish from 0.
 constexpr double kShortestMs = 1e-6;
 constexpr double kLongestMs = 1e12;
 constexpr std::string_view kExpectedMs = "expected milliseconds, 0 or from 1e-6 to 1e12";
@@ -181,7 +182,7 @@ Status take_costs(const ParsedWords& words, ScheduleOptions& options) {
   return take_count(words, "--max-live", options.limits.max_live_activations.emplace(0));
 }
 
-// One time for all stages or one for each, as many.
+// Returns one time for each stage, from one time for all stages or one for each.
 Result<std::vector<double>> for_each_stage(std::string_view name, std::vector<double> times,
                                            size_t num_stages) {
   if (times.size() == 1) times.resize(num_stages, times.front());

@@ -20,32 +20,33 @@ namespace cadre::cli {
 
 inline constexpr std::string_view kScheduleCommand = "cadre schedule";
 
-// One value for all stages, or one for each; empty: not given.
+// Each list has one value for all stages, or one for each stage; it is empty if not given.
 struct StageTimes {
   std::vector<double> forward_ms;
   std::vector<double> backward_ms;
   std::vector<double> input_grad_ms;
   std::vector<double> weight_grad_ms;
-  std::vector<double> layer_ms;  // forwards of the layers, which are split into the stages
+  std::vector<double> layer_ms;  // forward times of the layers, which are divided into the stages
 };
 
 struct ScheduleOptions {
   bool wants_help = false;
   bool wants_list = false;
-  std::optional<PipelineScheduleOptions> generated;  // absent: read from csv_input
+  std::optional<PipelineScheduleOptions> generated;  // nullopt: read from csv_input
   std::string csv_input;
   std::optional<PipelineLowering> lowering;
   PipelineLimits limits;
   StageTimes times;
   double message_ms = 0;
   double overlap_share = 0;
-  std::string svg_output;  // empty: none
-  std::string csv_output;  // empty: none; "-": standard output
+  std::string svg_output;  // path; empty: no output
+  std::string csv_output;  // path; empty: no output; "-": standard output
 };
 
 Result<ScheduleOptions> parse_schedule_options(Words words);
 
-// The costs of every stage, and where layers are given the first layer of each (split_layers()).
+// The costs of every stage, and, if layers are given, the first layer of each stage
+// (split_layers()).
 struct ScheduleCosts {
   PipelineCosts costs;
   std::vector<size_t> layer_begins;

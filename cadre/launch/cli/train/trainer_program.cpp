@@ -22,14 +22,16 @@ constexpr std::string_view kNotInstalled =
     "only a part of Cadre was built or installed; install all of it (cmake --install without "
     "--component core)";
 
-// The file PREFIX/PART of the installed tree, or of the build tree, in which this command is.
+// Returns the file PREFIX/PART of the installed tree, or of the build tree, in which this command
+// is.
 Result<std::filesystem::path> path_in_prefix(std::string_view part) {
   const auto self = os::own_executable();
   if (!self.ok()) return self.error();
   return std::filesystem::path(*self).parent_path().parent_path() / part;
 }
 
-// "; that of this installation is ...", if it has an example of the file's name.
+// Returns "; that of this installation is ...", if the installation has an example of the file's
+// name.
 std::string installed_example(const std::string& path) {
   const auto folder = path_in_prefix("share/cadre/examples");
   if (!folder.ok()) return "";

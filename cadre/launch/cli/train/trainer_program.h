@@ -17,15 +17,15 @@
 
 namespace cadre::cli {
 
-// The value of --nproc-per-node; 1 if it is not given.
+// Returns the value of --nproc-per-node; 1 if it is not given.
 Result<int> parse_num_workers(const GivenOption* given);
 
 // Checks the configuration file among the trainer's `words` (the file and its overrides), so that a
-// mistyped name is reported in one sentence and not as the failure of a job. `command`: "cadre
-// train".
+// mistyped name gives one sentence and not the failure of a job. `command`: "cadre train".
 Status check_configuration(std::string_view command, const std::vector<std::string>& words);
 
-// The path relative to this command, which is equal in the build tree and in an installed one.
+// Returns the trainer's path. Relative to this command it is the same in the build tree and after
+// installation.
 Result<std::string> find_trainer();
 Status check_libraries(const std::string& trainer);
 
@@ -38,7 +38,7 @@ struct TrainerRun {
   std::function<int(int)> meaning = {};  // see launch_job()
 };
 
-// Returns the exit code.
+// Runs the trainer and returns the exit code.
 int run_trainer(TrainerRun run);
 
 }  // namespace cadre::cli

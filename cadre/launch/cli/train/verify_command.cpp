@@ -82,7 +82,7 @@ Status check_values(const ParsedWords& parsed) {
   return check_output_file(parsed.find("--json"));
 }
 
-// Exit code 1 means only a deviation.
+// In this command exit code 1 only means a deviation.
 int exit_code_of(int job) {
   if (job == launch::kReportedDeviationExitCode) return kDeviationExitCode;
   return job == 1 ? kUnfinishedExitCode : job;

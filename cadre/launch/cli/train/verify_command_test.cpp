@@ -42,7 +42,8 @@ TEST(Verify, RefusesWhatMakesNoSense) {
   }
 }
 
-// Before the processes begin: the table of a long comparison must not be lost at its end.
+// The path is checked before the processes start: the table of a long comparison must not be lost
+// at its end.
 TEST(Verify, AReportThatCannotBeWrittenIsRefusedFirst) {
   const cadre::testing::TemporaryFolder folder;
   const std::string path = folder.path();
@@ -108,7 +109,8 @@ TEST_F(VerifyTree, ExitCodesTellADeviationFromAFailure) {
   }
 }
 
-// What the ranks of the trainer have reported together needs no report about ranks.
+// If the trainer's ranks have reported a failure together, the launcher reports nothing about
+// ranks.
 TEST_F(VerifyTree, OnlyAFailureThatTheTrainerHasNotReportedIsReported) {
   for (const auto& [code, is_reported] :
        std::vector<std::pair<int, bool>>{{2, true}, {3, true}, {4, true}, {5, false}}) {
