@@ -18,7 +18,7 @@ namespace cadre::shard {
 
 class CADRE_EXPORT FlatBufferPool {
  public:
-  // (numel), not initialised, contiguous.
+  // Returns a contiguous tensor (numel), not initialised.
   at::Tensor take(int64_t numel, at::ScalarType dtype);
   // `buffer` is one that take() gave and that nothing writes to any more.
   void give_back(const at::Tensor& buffer);

@@ -136,7 +136,7 @@ std::optional<std::string_view> reason_without_values(const at::Tensor& paramete
 
 void check_apart(const std::string& what, std::span<const NamedTensor> moved,
                  std::span<const NamedTensor> kept) {
-  // The memory of the process, and each storage on the meta device.
+  // The address spaces: that of the process (null), and each storage on the meta device.
   std::map<const void*, std::vector<Occupant>> spaces;
   const auto add = [&](const NamedTensor& named, bool is_moved) {
     const at::Tensor& tensor = named.tensor;
