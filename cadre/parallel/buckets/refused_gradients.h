@@ -3,8 +3,8 @@
 // otherwise find no gradient there, leave out every parameter, and train nothing.
 //
 // Threads: one at a time. Blocking: never. Lifetime: shares the parameters; the destructor removes
-// what was installed. Errors: libtorch throws the sentence where a refused gradient is read or
-// written. To set a gradient to none is allowed.
+// what was installed. Errors: libtorch throws a sentence where a refused gradient is read or
+// written. Clearing a gradient, so that it is undefined, is allowed.
 #pragma once
 
 #include <ATen/core/Tensor.h>

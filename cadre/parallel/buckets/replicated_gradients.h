@@ -41,7 +41,8 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
   // Returns the elements that are reduced together: (n), or (n + trailer_numel) for the last
   // bucket.
   const at::Tensor& flat(size_t bucket) const { return buffers_.flats[bucket]; }
-  // Returns the gradient of a parameter, with its sizes and, where those are dense, its strides.
+  // Returns the gradient of a parameter, with the parameter's sizes and, if it is dense, its
+  // strides.
   const at::Tensor& view(size_t parameter) const { return buffers_.views[parameter]; }
 
   void learn(std::span<const int64_t> order) override;

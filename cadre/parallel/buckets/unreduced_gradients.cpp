@@ -78,7 +78,7 @@ UnreducedGradients::Shown UnreducedGradients::shown(size_t parameter) const {
       wrap::version_of(gradient) == local.version) {
     return Shown::kUnchanged;
   }
-  // An empty shard counts as cleared here; the owners of other parts of the parameter see more.
+  // An empty shard counts as cleared here; the owners of other parts of the parameter see a change.
   const bool is_cleared = has_only_zeros(gradient) && !gradient.signbit().any().item<bool>();
   return is_cleared ? Shown::kCleared : Shown::kChanged;
 }

@@ -113,7 +113,7 @@ void cleared_in_every_way(Replica& replica) {
     if (clearing == '0') optimizer.zero_grad(/*set_to_none=*/false);
     for (const Tensor& parameter : replica.net->parameters()) {
       if (clearing == 'h') parameter.mutable_grad() = Tensor();                      // by hand
-      if (clearing == 'o') parameter.mutable_grad() = torch::zeros_like(parameter);  // its own
+      if (clearing == 'o') parameter.mutable_grad() = torch::zeros_like(parameter);  // own zeros
     }
     loss_of(replica.forward(replica.x)).backward();
     optimizer.step();

@@ -13,10 +13,8 @@ namespace cadre::parallel {
 struct RouterChoices {
   at::Tensor probabilities;  // (n, E): the softmax of the logits
   at::Tensor log_sums;       // (n): the logarithm of the sum of the exponentials of the logits
-  at::Tensor experts;        // (n, k), int64: indices of the k largest logits, in descending order
-                             // of these
-  at::Tensor weights;        // (n, k): the probabilities of these experts, or their shares of the
-                             // sum
+  at::Tensor experts;        // (n, k), int64: indices of the k largest logits, descending
+  at::Tensor weights;        // (n, k): probabilities of these experts, or shares of their sum
 };
 
 struct RouterOptions {

@@ -27,8 +27,7 @@ namespace cadre::parallel {
 // The ranks that share the experts of a layer.
 struct ExpertGroups {
   ProcessGroup tokens;       // all ranks whose tokens are routed together
-  ProcessGroup experts;      // the ranks among them that divide the experts, in the order of their
-                             // parts
+  ProcessGroup experts;      // the ranks that divide the experts, in the order of their parts
   std::vector<int> members;  // the ranks in `tokens` of the members of `experts`
 };
 

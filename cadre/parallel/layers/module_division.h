@@ -40,7 +40,7 @@ class ModuleDivision {
   [[noreturn]] void refuse(const std::string& problem) const;
   // Returns the dimension of a parameter that the ranks divide; nullopt if they divide none.
   std::optional<int64_t> divided_dim(const at::Tensor& parameter) const;
-  // Returns the record of a parameter. A parameter that one rank divides is whole in it.
+  // Returns the record of a parameter, also on an axis of one rank, which keeps it whole.
   ParameterShard record_of(const NamedTensor& parameter) const;
   // Returns the record with the axes of what has divided the parameter before.
   ParameterShard joint_record_of(const NamedTensor& parameter) const;

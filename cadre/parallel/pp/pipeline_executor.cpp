@@ -31,7 +31,7 @@ bool is_of_forward(Kind kind) {
   return kind == Kind::kForward || kind == Kind::kSendForward || kind == Kind::kRecvForward;
 }
 
-// Returns the words for an action in its error.
+// Returns what the error of an action calls it.
 std::string_view words_of(Kind kind) {
   switch (kind) {
     case Kind::kForward:

@@ -42,8 +42,7 @@ struct PipelineStep {
   std::vector<std::vector<at::Tensor>> targets = {};  // used on the rank of the last stage
   std::vector<double> weights = {};                   // weights of the microbatches' losses
   int64_t num_rows = 0;                               // rows of the batch
-  const PipelineLoss* loss = nullptr;                 // used on the rank of the last stage; may be
-                                                      // null
+  const PipelineLoss* loss = nullptr;                 // used on the last stage's rank; may be null
 };
 
 class PipelineExecutor {
@@ -66,10 +65,8 @@ class PipelineExecutor {
 
   struct Output {
     std::vector<at::Tensor> losses = {};       // by microbatch, without history
-    std::vector<at::Tensor> outputs = {};      // outputs of the last stage for the whole batch, if
-                                               // kept
-    int peak_live_microbatches = 0;            // a microbatch counts once for each stage that keeps
-                                               // it
+    std::vector<at::Tensor> outputs = {};      // outputs of the last stage for the batch, if kept
+    int peak_live_microbatches = 0;            // counts a microbatch once for each stage
     std::vector<Duration> compute_times = {};  // by stage
   };
   Output run(const PipelineStep& step);

@@ -262,8 +262,8 @@ TEST(PipelineGradients, SparseOnesAreNotReduced) {
 // The recipe of the guide: the mean over the labels of the batch that count.
 TEST(PipelineGradients, IgnoredLabelsAreLeftOutOfTheMean) {
   const Tensor x = inputs_of(0);
-  const Tensor labels = torch::tensor({-100, -100, 1, 2});  // the first microbatch has no label
-                                                            // that counts
+  const Tensor labels = torch::tensor({-100, -100, 1, 2});  // the first microbatch has none that
+                                                            // counts
   const Tensor alone = weight_of(1);
   const Tensor expected =
       torch::nn::functional::cross_entropy(residual_layer(residual_layer(x, alone), alone), labels);

@@ -50,8 +50,7 @@ class StageRecords {
   struct Entry {
     int stage;
     std::vector<StageParameter> names;  // names of the tensor in the modules of its rank's stages
-    std::string form;                   // sizes, dtype and division as text, equal for tied
-                                        // parameters
+    std::string form;                   // text of sizes, dtype and division, equal in a tie
     ParameterShard record;
     int holder;    // the rank that holds it
     bool is_held;  // whether this rank holds it

@@ -40,7 +40,7 @@ struct TensorHeader {
 
   // Returns new tensors, not initialized.
   std::vector<at::Tensor> allocate() const;
-  // Returns "(8, 3) float32, (8) int64", for messages of errors.
+  // Returns "(8, 3) float32, (8) int64", for error messages.
   std::string text() const;
 
   friend bool operator==(const TensorHeader&, const TensorHeader&) = default;

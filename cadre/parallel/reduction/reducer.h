@@ -63,8 +63,8 @@ class Reducer {
   void begin_forward(int64_t num_samples);
   // Called after that forward, with the tensors that it returned.
   void watch(std::span<const at::Tensor> outputs);
-  // A forward on this rank got the buffers of another wrapper: the next pass is an error on all
-  // ranks.
+  // Called when a forward on this rank got the buffers of another wrapper: the next pass is then an
+  // error on all ranks.
   void set_got_other_buffers() { got_other_buffers_ = true; }
   // While sync is off, gradients accumulate on this rank.
   void set_sync(bool on) { sync_ = on; }
@@ -159,7 +159,7 @@ class Reducer {
   // Outputs may outlive the wrapper: their hooks hold a weak reference to this.
   std::shared_ptr<Reducer*> self_;
   std::shared_ptr<wrap::AccumulationHooks>
-      hooks_;  // removed with this; shared to answer such outputs
+      hooks_;  // removed by the destructor; shared with the hooks of such outputs
 };
 
 }  // namespace cadre::reduction

@@ -38,7 +38,7 @@ using testing::ShardedTraining;
 using testing::ShardedTrainingOptions;
 using torch::Tensor;
 
-// Losses and parameters of both forms, trained in turn on the same ranks.
+// Compares losses and parameters of both forms, trained in turn on the same ranks.
 void compare_forms(
     const ProcessGroup& group, const ShardedTrainingOptions& options, int num_steps,
     const std::function<void()>& pause = [] {}) {

@@ -32,7 +32,7 @@ struct Occupant {
   MemoryExtent extent;
 };
 
-// The bytes of the tensor's elements as a view of `bytes`, the first of which is at `origin`.
+// Returns the bytes of the tensor's elements as a view of `bytes`, whose first byte is at `origin`.
 at::Tensor bytes_in(const at::Tensor& bytes, const Occupant& occupant, const std::byte* origin) {
   const at::Tensor& tensor = occupant.named->tensor;
   const auto size = static_cast<int64_t>(tensor.element_size());

@@ -117,7 +117,7 @@ Tensors on_ranks(const Problem& problem, const Tensors& tensors, const ContextPa
   }
   const Tensor output =
       context_parallel_attention(leaves[0], leaves[1], leaves[2], context, own.options());
-  // The backward drops what its forward has dropped.
+  // The backward must drop what its forward has dropped, although the step has changed.
   if (stream) ++stream->step;
   Tensors results =
       torch::autograd::grad({output}, leaves, {context.shard(tensors[3], 2).to(problem.dtype)});
@@ -139,7 +139,7 @@ void require_equal(const Problem& problem, const Tensors& expected, const Tensor
     const Tensor difference = (actual[i].to(torch::kDouble) - part).abs();
     if (part.numel() == 0) continue;
     const double allowed = bound * expected[i].abs().max().item<double>();
-    // Also false for NaN.
+    // The comparison is false for NaN, too.
     require(difference.max().item<double>() <= allowed,
             what + ": differs by " + std::to_string(difference.max().item<double>() / allowed) +
                 " bounds");

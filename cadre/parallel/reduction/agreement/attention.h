@@ -80,7 +80,8 @@ class Attention {
   // Whether all ranks are in the same step of the same wrapper.
   bool ranks_are_in_one_step() const;
 
-  // Throws if they are not. `step`: the number of the step of a rank that left no forward behind.
+  // Throws if the ranks are in different steps. `step`: the number of the step of a rank that left
+  // no forward behind.
   void check_ranks_are_in_one_step(int64_t step) const;
   void check_no_rank_gave_up() const;
 

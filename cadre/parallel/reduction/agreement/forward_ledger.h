@@ -19,7 +19,7 @@
 
 namespace cadre::reduction {
 
-// What the hooks of a forward's outputs share; it ends with their graph.
+// What the hooks of a forward's outputs share. It is destroyed with their graph.
 struct Forward {
   int64_t number = 0;       // from 1
   bool is_reduced = false;  // a backward through it was reduced; a second one is a mistake
@@ -84,7 +84,7 @@ class ForwardLedger {
     int64_t step = 0;  // the step in which the first of them was forgiven
   };
   Lost lost() const;
-  // A pass whose newest forward has this number has ended: places are counted anew.
+  // Called when a pass whose newest forward has this number has ended. Places are counted anew.
   void end_pass(int64_t newest);
 
  private:
@@ -97,8 +97,7 @@ class ForwardLedger {
     int64_t number;
     int64_t num_samples;
     bool is_synchronized;
-    int32_t place;  // index among the synchronized forwards that were entered or waited since the
-                    // last pass
+    int32_t place;  // index among synchronized forwards entered or waiting since the last pass
     std::weak_ptr<Forward> forward;
     bool has_returned = false;
     bool is_passed = false;

@@ -117,8 +117,8 @@ uint32_t ReplicaWatch::suspicion() const {
          (is_unlike_ ? kUnlike : 0U);
 }
 
-// Counts the writes to sharded parameters, too: when they are gathered the program may write to
-// them.
+// Counts the writes to sharded parameters, too: after a gather they are whole, and the program may
+// write to them.
 uint8_t ReplicaWatch::num_writes() const {
   if (values_ == ParameterValues::kUnwatched) return 0;
   return static_cast<uint8_t>(watch_.num_writes() - last_num_writes_);
