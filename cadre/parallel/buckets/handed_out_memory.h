@@ -1,5 +1,5 @@
-// Memory of gradients that a program still holds when it is to be written again: the program got a
-// gradient from parameter.grad(), cleared the parameters' gradients, and keeps the handle, or a
+// Memory of gradients that is to be written again while the program still holds it: the program got
+// a gradient from parameter.grad(), cleared the parameters' gradients, and keeps the handle, or a
 // view of it, with the values of that step.
 //
 // Threads: as the tensors. Blocking: never. Errors: those of the allocator.
@@ -10,9 +10,9 @@
 
 namespace cadre {
 
-// Gives all other tensors in the storage of `flat` a copy of its memory with the values, and
-// returns a tensor of the form of `flat` with the memory itself, whose address, as that of
-// symmetric memory, the ranks may know. Local to this rank.
+// Moves the storage of `flat`, and so every tensor in it, to a copy of its memory. Returns a tensor
+// with the sizes and strides of `flat` in the memory itself, whose address other ranks may know
+// (symmetric memory). Local to this rank.
 at::Tensor take_memory_back(const at::Tensor& flat);
 
 }  // namespace cadre

@@ -10,7 +10,7 @@
 namespace cadre {
 namespace {
 
-// A tensor with sizes and without memory: access to its values throws the sentence.
+// Returns a tensor with sizes and without memory: access to its values throws the sentence.
 at::Tensor untouchable(const at::Tensor& like, const std::string& sentence) {
   const at::ScalarType dtype = like.scalar_type();
   const auto num_bytes = like.numel() * static_cast<int64_t>(c10::elementSize(dtype));
@@ -37,8 +37,8 @@ RefusedGradients::RefusedGradients(const std::vector<NamedTensor>& parameters, c
                "to the gradients of the ranks' shards. {}; read gradients from the wrapper's "
                "parameter_shards(), and let zero_grad() set gradients to none.",
                owner.place, parameter.name, owner.remedy));
-    // Removes it before autograd accumulates into it: the backward of a regularizer may reach a
-    // parameter before it reaches an output of the wrapper.
+    // Removes the refused gradients before autograd adds to one: the backward of a regularizer may
+    // reach a parameter before it reaches an output of the wrapper.
     hooks_.push_back(parameter.tensor.register_hook([this, i](const at::Tensor&) {
       remove();
       events_.on_arrival(i);
@@ -65,8 +65,8 @@ void RefusedGradients::install() {
   are_installed_ = true;
 }
 
-// True also for a detach() of it, which remains after a zero_grad() that failed. The storages are
-// compared by address: at::Tensor::is_alias_of() reads them, which throws.
+// Also true for a detach() of the refused gradient, which remains after a zero_grad() that failed.
+// Compares the storages by address: at::Tensor::is_alias_of() reads them, which throws.
 bool RefusedGradients::is_refused(size_t parameter) const {
   const at::Tensor& gradient = parameters_[parameter].grad();
   if (!gradient.defined() || refused_.empty()) return false;

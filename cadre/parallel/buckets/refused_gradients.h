@@ -1,10 +1,10 @@
-// Stands in the gradients of full parameters after these were reduced to shards, and throws when it
-// is touched: an optimizer that was made from the full parameters would find no gradient there,
-// leave out every parameter, and train nothing.
+// Gradients of full parameters that throw when they are touched. They are set after the real
+// gradients were reduced to shards: an optimizer that was made from the full parameters would
+// otherwise find no gradient there, leave out every parameter, and train nothing.
 //
 // Threads: one at a time. Blocking: never. Lifetime: shares the parameters; the destructor removes
-// what was installed. Errors: libtorch throws the sentence where a refused gradient is read or
-// written. To set a gradient to none is allowed.
+// what was installed. Errors: libtorch throws a sentence where a refused gradient is read or
+// written. Clearing a gradient, so that it is undefined, is allowed.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,13 +21,14 @@ namespace cadre {
 class RefusedGradients {
  public:
   struct Owner {
-    std::string place;   // with which the sentence begins: the wrapper and the rank
+    std::string place;   // the wrapper and the rank, with which the sentence begins
     std::string remedy;  // what to make the optimizer from
   };
   struct Events {
-    // From remove(), for each parameter whose refused gradient the program has set to none.
+    // remove() calls this for each parameter whose refused gradient the program has cleared.
     std::function<void(size_t)> on_cleared;
-    // A backward is about to add to the parameter's gradient, or autograd::grad() has computed it.
+    // Called when a backward is about to add to the parameter's gradient, or autograd::grad() has
+    // computed it.
     std::function<void(size_t)> on_arrival;
   };
   // `parameters`: leaves that require grad.
@@ -36,13 +37,13 @@ class RefusedGradients {
   RefusedGradients(const RefusedGradients&) = delete;
   RefusedGradients& operator=(const RefusedGradients&) = delete;
 
-  // Where a parameter has no gradient.
+  // Gives each parameter that has no gradient one that throws when it is touched.
   void install();
-  // A backward does this itself before it adds to the gradient of one of the parameters.
+  // Removes the refused gradients. A backward calls this itself before it adds to a gradient.
   void remove();
-  // As remove(), but calls nothing.
+  // Removes the refused gradients without calling on_cleared.
   void discard();
-  // Whether what stands in the parameter's gradient throws when it is touched.
+  // Whether the parameter's gradient is a refused one, which throws when it is touched.
   bool is_refused(size_t parameter) const;
 
  private:

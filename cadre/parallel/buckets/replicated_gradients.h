@@ -2,9 +2,10 @@
 //
 // Threads: one at a time. Blocking: the constructor is collective (it allocates symmetric memory),
 // and so is learn() when it changes the layout.
-// Lifetime: a view keeps its bucket's memory alive, also after the ReplicatedGradients is gone. A
-// gradient that the program still holds after it has cleared the parameter's keeps its values: it
-// gets memory of its own when the next pass begins (handed_out_memory.h).
+// Lifetime: a view keeps its bucket's memory alive, also after the ReplicatedGradients is gone. If
+// the program still holds a gradient after it has cleared the gradients of the parameters, that
+// gradient keeps its values: it gets memory of its own when the next pass begins
+// (handed_out_memory.h).
 // Errors: kInvalidArgument for a layout that does not fit the parameters, or a parameter whose
 // dtype no group moves. The last bucket has more elements, the trailer, so that it costs no message
 // of its own. Source: c10d's gradient_as_bucket_view.
@@ -31,15 +32,17 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
  public:
   struct Options {
     BucketCaps caps;
-    std::optional<BucketLayout> layout;  // none: it is learned in the first pass
+    std::optional<BucketLayout> layout;  // nullopt: it is learned in the first pass
     int64_t trailer_numel = 0;
   };
   ReplicatedGradients(std::vector<NamedTensor> parameters, wrap::LocatedGroup group,
                       const Options& options);
 
-  // (n) or, for the last bucket, (n + trailer_numel): what is reduced.
+  // Returns the elements that are reduced together: (n), or (n + trailer_numel) for the last
+  // bucket.
   const at::Tensor& flat(size_t bucket) const { return buffers_.flats[bucket]; }
-  // The gradient of a parameter: its sizes and, where those are dense, its strides.
+  // Returns the gradient of a parameter, with the parameter's sizes and, if it is dense, its
+  // strides.
   const at::Tensor& view(size_t parameter) const { return buffers_.views[parameter]; }
 
   void learn(std::span<const int64_t> order) override;
@@ -68,7 +71,7 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
 
   void on_begin_pass() override;
   Buffers allocate(const BucketLayout& layout);
-  // Whether something outside of this has the memory of a gradient that is no longer in use.
+  // Whether the program still holds memory of a gradient that it has removed from its parameter.
   bool is_handed_out(size_t bucket) const;
   bool is_in_use(size_t parameter) const;
   void take_back(size_t bucket);
@@ -78,7 +81,7 @@ class CADRE_EXPORT ReplicatedGradients final : public GradientStorage {
   int64_t trailer_numel_;
   Buffers buffers_;
   std::vector<std::function<void()>> waits_;
-  // By parameter, copies of the gradients that this rank did not change; empty without any.
+  // Copies of the gradients that this rank did not change, by parameter; empty if there are none.
   std::vector<at::Tensor> untouched_;
 };
 

@@ -64,7 +64,7 @@ void UnreducedGradients::end(size_t parameter) {
   }
 }
 
-// A refused gradient is none.
+// Leaves a refused gradient alone, because it counts as no gradient.
 void UnreducedGradients::drop(size_t parameter) {
   if (!shards_.is_refused(parameter)) parameters_[parameter].tensor.mutable_grad().reset();
   end(parameter);
@@ -78,7 +78,7 @@ UnreducedGradients::Shown UnreducedGradients::shown(size_t parameter) const {
       wrap::version_of(gradient) == local.version) {
     return Shown::kUnchanged;
   }
-  // The owners of other parts of the parameter see what an empty one cannot show.
+  // An empty shard counts as cleared here; the owners of other parts of the parameter see a change.
   const bool is_cleared = has_only_zeros(gradient) && !gradient.signbit().any().item<bool>();
   return is_cleared ? Shown::kCleared : Shown::kChanged;
 }
@@ -93,11 +93,11 @@ void UnreducedGradients::review(size_t parameter) {
     } else if (local.is_arriving) {
       drop(parameter);  // left by a backward that has failed
     } else if (!shards_.is_refused(parameter)) {
-      keep(parameter);  // the program has assigned it
+      keep(parameter);  // the program has assigned the gradient
     }
     return;
   }
-  if (!gradient.defined()) {  // by zero_grad() of the module, which means the shard's, too
+  if (!gradient.defined()) {  // zero_grad() of the module: clears the shard's gradient, too
     shards_.leaf(parameter).mutable_grad().reset();
     local = Local{};
     shards_.on_cleared();
@@ -133,7 +133,7 @@ void UnreducedGradients::set_changed(size_t parameter, const std::string& what,
   changed_ = parameter;
 }
 
-// What a backward has left that failed is dropped by the next review.
+// The next review drops what a backward that failed has left.
 void UnreducedGradients::check_complete(size_t parameter) const {
   const Local& local = locals_[parameter];
   if (!parameters_[parameter].tensor.grad().defined() || shards_.is_refused(parameter)) return;

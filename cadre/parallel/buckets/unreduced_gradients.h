@@ -1,6 +1,6 @@
 // Full gradients of a rank that no pass has reduced to shards yet: those of backwards without
-// reduction, and those that the program has assigned. An optimizer sees the gradients of the shards
-// only, so these show whether the program has cleared the others.
+// reduction, and those that the program has assigned. An optimizer sees only the gradients of the
+// shards, so the gradients of the shards show whether the program has cleared the full ones.
 //
 // A gradient is kept from keep() to end(). During that time the shard always has a gradient. If it
 // had none, it gets a placeholder of negative zeros; a reduced gradient of zeros is turned into
@@ -9,9 +9,9 @@
 // (neg_(), abs_(), add_(0)) counts as clearing.
 //
 // With refuses_changed_values the values of the shard must not change during that time, because the
-// step of an optimizer would have used the zeros instead of the gradient. Compared are the version
-// counter and one element: a step of torch::optim::SGD that changes neither (no momentum, no weight
-// decay) has changed nothing.
+// step of an optimizer would have used the zeros instead of the gradient. The version counter and
+// one element are compared: a step of torch::optim::SGD that changes neither (no momentum, no
+// weight decay) has changed nothing.
 //
 // Threads: one at a time. Blocking: never. Lifetime: shares the parameters; what the functions of
 // Shards use outlives it. Errors: kInvalidArgument from throw_if_changed() and check_complete().
@@ -35,38 +35,39 @@ namespace cadre {
 class UnreducedGradients {
  public:
   struct Shards {
-    // The shard of a parameter, whose gradient an optimizer sees.
+    // Returns the shard of a parameter, whose gradient an optimizer sees.
     std::function<at::Tensor(size_t)> leaf;
-    // What becomes that gradient where it is undefined. Its values do not matter.
+    // Returns the tensor that becomes the shard's gradient if that is undefined; values do not
+    // matter.
     std::function<at::Tensor(size_t)> memory;
     // Whether the parameter's gradient is one that throws when it is touched.
     std::function<bool(size_t)> is_refused;
     bool refuses_changed_values;
-    // The program has cleared a gradient that was kept.
+    // Called when the program has cleared a gradient that was kept.
     std::function<void()> on_cleared;
   };
-  // parameters: leaves that require grad. place: with which errors begin, the wrapper and the rank.
+  // parameters: leaves that require grad. place: the wrapper and the rank, with which errors begin.
   UnreducedGradients(const std::vector<NamedTensor>& parameters, std::string place, Shards shards);
 
-  // It counts until a pass has taken it or the program has cleared it.
+  // Keeps the gradient until a pass has taken it or the program has cleared it.
   void keep(size_t parameter);
-  // A pass has taken it.
+  // Called when a pass has taken the gradient.
   void end(size_t parameter);
-  // The gradient is removed.
+  // Removes the gradient.
   void drop(size_t parameter);
-  // A backward has added to the gradient since it was kept or taken.
+  // Whether a backward has added to the gradient since it was kept or taken.
   bool is_arriving(size_t parameter) const { return locals_[parameter].is_arriving; }
 
-  // Before a backward adds to it: keeps what the program has assigned, drops what the program has
-  // cleared, and what a backward has left that ended by an exception.
+  // Called before a backward adds to the gradient: keeps what the program has assigned, drops what
+  // the program has cleared, and drops what a backward has left that ended by an exception.
   void review(size_t parameter);
-  // review() of every parameter but this one.
+  // Calls review() for every parameter except this one.
   void review_all(std::optional<size_t> except);
   // Throws if a review has found that the program has changed the gradient of a shard without
   // clearing it, or has written to a shard while its gradient was kept.
   void throw_if_changed();
-  // Throws if the gradient of the shard of this parameter lacks one of this rank that waits: before
-  // a step, or something else that reads it.
+  // Throws if the shard's gradient lacks a gradient of this rank that waits for its reduction.
+  // Called before a step, or before anything else that reads the shard's gradient.
   void check_complete(size_t parameter) const;
 
  private:
@@ -79,10 +80,10 @@ class UnreducedGradients {
   struct Local {
     bool is_arriving = false;
     bool is_kept = false;
-    bool is_placeholder = false;  // the shard's gradient is one of zeros made here
-    const void* shown = nullptr;  // the shard's gradient, and its version, when it was kept
+    bool is_placeholder = false;  // the shard's gradient is a placeholder of zeros
+    const void* shown = nullptr;  // the shard's gradient when it was kept; `version` is its version
     uint32_t version = 0;
-    Values values;  // when it was kept first
+    Values values;  // values of the shard when the gradient was kept first
   };
   enum class Shown : uint8_t { kUnchanged, kCleared, kChanged };
   Shown shown(size_t parameter) const;
@@ -94,7 +95,7 @@ class UnreducedGradients {
   Shards shards_;
   std::vector<Local> locals_;  // by parameter
   std::optional<Error> change_;
-  size_t changed_ = 0;  // the parameter of that
+  size_t changed_ = 0;  // the parameter that change_ is about
   wrap::AccumulationHooks hooks_;
 };
 

@@ -33,7 +33,7 @@ struct NormalizedNet : torch::nn::Module {
 struct BuffersStepCase {
   const char* name;
   int world_size;
-  int rank;  // that leaves out the backward of step 3
+  int rank;  // the rank that leaves out the backward of step 3
   GradientWeighting weighting;
 };
 
@@ -87,7 +87,7 @@ TEST(DdpBuffersStepTest, ACallOfMeanOverRanksOnOneRankOnlyIsLocatedToo) {
   EXPECT_THAT(result.ranks[1].output, HasSubstr("in the backward() after its forward 1: "));
 }
 
-// A dtype that no group moves is no matter of the order of calls.
+// A refusal of a dtype that no group moves does not mention the order of calls.
 TEST(DdpBuffersStepTest, OtherRefusalsDoNotSpeakOfSteps) {
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& out) {
     const auto linear = std::make_shared<torch::nn::LinearImpl>(3, 2);

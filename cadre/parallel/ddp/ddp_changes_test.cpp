@@ -43,7 +43,7 @@ struct Change {
   const char* name;
   void (Changeable::*make)();
   const char* text;  // expected in the error message
-  bool still_runs;   // the module's forward
+  bool still_runs;   // whether the module's forward still runs
 };
 
 constexpr Change kChanges[] = {
@@ -112,7 +112,7 @@ TEST(DdpChanges, AWorldOfOneTakesEveryChange) {
   }
 }
 
-// Three ranks; the gradient of each is its rank + 1.
+// One of three ranks; the gradient of each rank is its number + 1.
 class Freezing {
  public:
   explicit Freezing(const ProcessGroup& group)

@@ -38,14 +38,15 @@ struct Summing : nn::Module {
   Tensor weight;
 };
 
-// Rank r has r + 1 rows, or 2, of the values 1, 2, 3, ... over all ranks.
+// Returns this rank's rows, with the values 1, 2, 3, ... over all ranks: 2 rows, or r + 1 on rank
+// r.
 Tensor rows_of(const ProcessGroup& group, bool is_equal) {
   const int64_t rank = group.rank();
   const int64_t begin = is_equal ? 2 * rank : rank * (rank + 1) / 2;
   return torch::arange(begin + 1, begin + 1 + (is_equal ? 2 : rank + 1), kDouble);
 }
 
-// d/dw of the mean over all rows of x w + w sum(x).
+// Returns d/dw of the mean over all rows of x w + w sum(x).
 double expected_gradient(int world_size, bool is_equal) {
   const int64_t num_rows = is_equal ? 2 * world_size : world_size * (world_size + 1) / 2;
   const Tensor x = torch::arange(1, num_rows + 1, kDouble);
@@ -143,7 +144,7 @@ TEST(DdpCollectiveLoss, CollectivesAmongRanksOfEqualSharesAreRight) {
     DistributedDataParallel model{net, group};
     const Tensor x = torch::full({1 + part}, 1.0, kDouble);  // 1 row or 2 rows on each
     model(x).mean().backward();
-    // A row of the first pair gives 1 + 2, of the second 1 + 4; 2 and 4 rows of these.
+    // Each of the 2 rows of the first pair gives 1 + 2, each of the 4 rows of the second 1 + 4.
     require(std::abs(net->weight.grad().item<double>() - (2 * 3 + 4 * 5) / 6.0) < 1e-12,
             format("gradient {}", net->weight.grad().item<double>()));
     pair.close();

@@ -27,7 +27,7 @@ namespace nn = torch::nn;
 
 constexpr int kRanks = 3;
 
-// Every rank's output is the same sentence, apart from its own number.
+// Every rank's output is the same sentence, apart from the rank's number.
 void expect_on_all(const testing::RanksResult& result, const std::string& text) {
   ASSERT_TRUE(result.ok()) << result.failures();
   for (const auto& rank : result.ranks) {
@@ -86,8 +86,8 @@ TEST(DdpDrift, AnEvaluationThatWritesOnOneRankIsNamedAtTheNextReduction) {
                 "has other values on rank 2 than on rank 0");
 }
 
-// One rank evaluates with averaged weights and puts the others back, again and again; that is no
-// drift, and what it does later is one.
+// One rank evaluates with averaged weights and restores the trained ones, again and again. That is
+// no drift, but a later change is.
 TEST(DdpDrift, WeightsThatWerePutBackDoNotHideALaterChange) {
   expect_on_all(
       run_groups(kRanks,
@@ -162,7 +162,7 @@ TEST(DdpDrift, AStepWithGradientsOfOneRankIsNamedAtTheNextReduction) {
                 "no_sync()");
 }
 
-// As a moving average that is swapped in for an evaluation between two parts of a step.
+// A moving average that is swapped in for an evaluation between two parts of a step does this.
 TEST(DdpDrift, ValuesThatAreChangedAndRestoredBetweenPartsOfAStepAreNoDrift) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string&) {
     const auto net = std::make_shared<Line>();
@@ -186,8 +186,8 @@ TEST(DdpDrift, ValuesThatAreChangedAndRestoredBetweenPartsOfAStepAreNoDrift) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 0 computes its loss three times and rank 1 twice, each after an update, as the line search
-// of an optimizer from a loss of its own rank does.
+// Rank 0 computes its loss three times and rank 1 twice, each time after an update. The line search
+// of an optimizer does this if each rank uses its own loss.
 TEST(DdpDrift, AnOptimizerThatComputesItsLossMoreOftenOnOneRankIsNamed) {
   expect_on_all(run_groups(2,
                            [](const ProcessGroup& group, std::string& output) {
@@ -209,7 +209,7 @@ TEST(DdpDrift, AnOptimizerThatComputesItsLossMoreOftenOnOneRankIsNamed) {
                 "a different number of times on these ranks");
 }
 
-// Linear of 2 x 4 and a frozen weight, of one dtype.
+// A linear layer of 2 x 4 and a frozen weight, both of one dtype.
 struct Pair : nn::Module {
   explicit Pair(at::ScalarType dtype) {
     weight = register_parameter("weight", torch::full({2, 4}, 0.5, dtype));
@@ -223,12 +223,12 @@ struct Pair : nn::Module {
 struct Change {
   at::ScalarType dtype = at::kFloat;
   GradientPlacement gradients = GradientPlacement::kReplicated;
-  int num_steps = 1;  // within which it is noticed
+  int num_steps = 1;  // the number of steps within which it is noticed
   std::function<void(Pair&)> on_rank_0;
 };
 
-// Steps through data(), as torch::optim::SGD does, or none; then rank 0 changes values, then steps
-// until one is refused. Values that are equal again are trained.
+// Takes steps that write through data(), as torch::optim::SGD does. Then rank 0 changes values, and
+// one of the next num_steps steps must be refused. Steps from equal values succeed again.
 void expect_named(const Change& change, const std::string& text) {
   expect_on_all(
       run_groups(2,

@@ -41,7 +41,7 @@ struct Chain : nn::Module {
   bool fails = false;
 };
 
-// Along an axis of a mesh, whose groups end with this scope.
+// Lets a backward fail along an axis of a mesh, whose groups end with this scope.
 void fail_in_scope(const ProcessGroup& world, GradientPlacement gradients, bool on_all) {
   const DeviceMesh mesh(world, {{"a", 2}, {"b", 2}});
   const ProcessGroup group = mesh.group("b");

@@ -36,7 +36,7 @@ TEST_F(DdpMechanics, GradientsLieInBucketsHoweverTheyAreZeroed) {
   torch::optim::SGD optimizer(net_->parameters(), 0.1);
   for (const bool set_to_none : {true, false, true, false}) {
     net_->zero_grad(set_to_none);
-    optimizer.zero_grad(set_to_none);  // another code, which refuses views of autograd's kind
+    optimizer.zero_grad(set_to_none);  // calls detach_(), which refuses a view that autograd knows
     loss_of(model(input())).backward();
     for (size_t i = 0; i < homes.size(); ++i) {
       EXPECT_EQ(net_->parameters()[i].grad().data_ptr(), homes[i]) << "set_to_none " << set_to_none;
@@ -75,7 +75,7 @@ TEST_F(DdpMechanics, UsedByAnotherRankOnlyGetsItsGradient) {
   net_->use_side = false;
   auto model = wrap();
   formula_->counts = torch::zeros({6 + 6 + 9 * kWorld}, torch::kInt);
-  formula_->counts.narrow(0, 0, 6).fill_(3);  // used by all the others
+  formula_->counts.narrow(0, 0, 6).fill_(3);  // used by all other ranks
   loss_of(model(input())).backward();
   ASSERT_TRUE(net_->side->weight.grad().defined());
   EXPECT_TRUE(torch::equal(net_->side->weight.grad(), torch::zeros_like(net_->side->weight)));
@@ -194,7 +194,7 @@ TEST_F(DdpMechanics, SecondBackwardThroughOneForwardIsRefused) {
   loss_of(output).backward({}, /*retain_graph=*/true);
   EXPECT_THAT(error_of([&] { loss_of(output).backward(); }, ErrorCode::kInvalidArgument),
               HasSubstr("second backward() through one forward"));
-  // The remedy of the message.
+  // The remedy that the message names works.
   net_->zero_grad();
   const Tensor again = model(input());
   {
@@ -420,7 +420,7 @@ TEST_F(DdpMechanics, AnExceptionThroughTheEngineLeavesTheWrapperUsable) {
   }
 }
 
-// The first reduction of a backward, and one that it waits for at its end.
+// Fails the first reduction of a backward, then one for which the backward waits at its end.
 TEST_F(DdpMechanics, TheEngineHandsOnTheErrorOfTheReduction) {
   for (const int failing : {1, 2}) {
     FakeGroup peers(formula_);

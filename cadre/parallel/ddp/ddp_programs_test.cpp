@@ -1,7 +1,7 @@
-// What a program may do with a model between two optimizer steps, on ranks as threads, against the
-// same program in one process on the whole batch and without a wrapper: the same gradients on all
-// ranks, undefined where the one process has none. With equal shares of the batch, and with unequal
-// ones that are weighted.
+// Runs programs that do all that may be done with a model between two optimizer steps: on ranks as
+// threads, and in one process on the whole batch without a wrapper. All ranks must have the
+// gradients of the one process, undefined where it has none. Shares of the batch are equal, or
+// unequal and weighted.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -40,7 +40,7 @@ struct Replica {
   std::function<void(const std::function<void()>&)> without_sync = {};
 };
 
-// (rows, 2) to (rows, 3), so that a model may see what a model said.
+// Turns (rows, 2) into (rows, 3), so that a model can take the output of a model.
 Tensor widened(const Tensor& y) {
   return torch::cat({y, y.narrow(1, 0, 1)}, 1);
 }
@@ -113,7 +113,7 @@ void cleared_in_every_way(Replica& replica) {
     if (clearing == '0') optimizer.zero_grad(/*set_to_none=*/false);
     for (const Tensor& parameter : replica.net->parameters()) {
       if (clearing == 'h') parameter.mutable_grad() = Tensor();                      // by hand
-      if (clearing == 'o') parameter.mutable_grad() = torch::zeros_like(parameter);  // its own
+      if (clearing == 'o') parameter.mutable_grad() = torch::zeros_like(parameter);  // own zeros
     }
     loss_of(replica.forward(replica.x)).backward();
     optimizer.step();
@@ -145,7 +145,7 @@ void unused_in_some_steps(Replica& replica) {
   }
 }
 
-// Gradients of a frozen layer: none where there were none, else what they were.
+// Gradients of a frozen layer stay undefined where they were undefined, else keep their values.
 void frozen_after_wrapping(Replica& replica) {
   loss_of(replica.forward(replica.x)).backward();
   freeze(replica.net->second, true);
@@ -212,7 +212,7 @@ Tensor whole_batch(int64_t rows) {
   return torch::sin(torch::arange(rows * 3, testing::kDouble)).view({rows, 3});
 }
 
-// Gradients of both models, undefined where there is none.
+// Returns the gradients of both models, undefined where there is none.
 std::vector<Tensor> gradients_of(const Replica& replica) {
   std::vector<Tensor> gradients;
   for (const auto& net : {replica.net, replica.critic}) {
@@ -234,7 +234,7 @@ std::vector<Tensor> run_alone(const NamedProgram& program, int64_t batch) {
   return gradients_of(replica);
 }
 
-// By rank.
+// Returns the gradients by rank.
 std::vector<std::vector<Tensor>> run_on_ranks(const NamedProgram& program, int64_t batch,
                                               int world_size) {
   // Made here, because the models draw from the process's generator.
@@ -301,10 +301,12 @@ INSTANTIATE_TEST_SUITE_P(Cases, DdpPrograms,
                                          std::get<1>(test.param).world_size);
                          });
 
-// What is refused, on ranks: no hang, a sentence, and the step after it is right on all ranks.
+// Programs that are refused. No rank hangs, the error is a sentence, and the next step is right on
+// all ranks.
 class DdpRefusals : public ::testing::TestWithParam<bool> {
  protected:
-  // `wrong(model, x)` runs on all ranks, or on rank 1 alone. `check(failure, is_wrong)`.
+  // `wrong(model, x)` runs on all ranks, or on rank 1 alone; then the others run `right(model, x)`.
+  // `check(failure, is_wrong)` checks the error of each rank.
   void refuse(const std::function<void(DistributedDataParallel<Net>&, const Tensor&)>& wrong,
               const std::function<void(DistributedDataParallel<Net>&, const Tensor&)>& right,
               const std::function<void(const std::string&, bool)>& check) {
@@ -349,7 +351,7 @@ TEST_P(DdpRefusals, SecondBackwardThroughOneForward) {
       require(failure.find("second backward() through one forward") != std::string::npos, failure);
       require(failure.find("no_sync()") != std::string::npos, failure);
     } else {
-      require(failure.empty(), failure);  // nobody else is in that backward
+      require(failure.empty(), failure);  // no other rank is in that backward
     }
   });
 }

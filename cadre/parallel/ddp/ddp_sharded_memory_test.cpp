@@ -1,5 +1,5 @@
-// The memory of sharded gradients: how many full ones exist, what they are reduced in, and when
-// that is used again.
+// The memory of sharded gradients: how many full gradients exist, in which buffers they are
+// reduced, and when a buffer is used again.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -38,7 +38,7 @@ struct Deep : nn::Module {
 
 constexpr int64_t kLayerBytes = 4 * (Deep::kWidth * Deep::kWidth + Deep::kWidth);
 
-// Whose reductions take longer than a backward.
+// Makes the reductions take longer than a backward.
 void slow_down(const FakeGroup& group) {
   group.on_call = [&group](GroupCall& call) {
     if (call.kind == OpKind::kReduceScatter) {
@@ -49,7 +49,7 @@ void slow_down(const FakeGroup& group) {
   };
 }
 
-// Sizes of the allocated flat buffers in float elements.
+// Returns the sizes of the allocated flat buffers in float elements.
 std::vector<int64_t> allocated_by(const FakeGroup& group) {
   constexpr std::string_view kBegin = "allocate_symmetric(uint8 x ";
   std::vector<int64_t> numels;
@@ -85,7 +85,7 @@ TEST(DdpSharded, FewFullGradientsExistAtATime) {
     size_t most = 0;
     for (Tensor& parameter : net->parameters()) {
       parameter.register_hook([&](const Tensor&) {
-        size_t num_full = 1;  // the one that is about to be added
+        size_t num_full = 1;  // the gradient that is about to be added
         for (const Tensor& each : net->parameters()) num_full += has_values(each.grad()) ? 1 : 0;
         most = std::max(most, num_full);
       });

@@ -99,7 +99,7 @@ constexpr LeftOut kLeftOut[] = {{"loss_throws", loss_throws},
 struct LeftOutCase {
   LeftOut left_out;
   int world_size;
-  int rank;  // that leaves the step out
+  int rank;  // the rank that leaves the step out
   int step;  // from 1
   GradientWeighting weighting;
 };
@@ -126,9 +126,9 @@ TEST_P(DdpLeftOut, AStepOnOneRankIsAnErrorOnAllBeforeAnyGradientIsReturned) {
                 format("gradient of another step in step {}", step));
       }
     }
-    // It stays an error: the ranks have not come together again.
+    // Later backwards throw, too: the ranks have not come together again.
     require(testing::failure_of([&] { model(rows(1)).sum().backward(); }) != "", "went on");
-    // What the message says: a new wrapper on all ranks begins anew.
+    // The remedy that the message names: a new wrapper on all ranks begins anew.
     Model again{std::make_shared<Scale>(), group};
     again(rows(1)).sum().backward();
     require(torch::equal(again->weight.grad(), torch::full({20}, 4.0, kFloat64)), "wrapped again");
@@ -177,7 +177,8 @@ TEST(DdpSteps, OneOfTwoBackwardsLeftOutIsAnErrorOnAll) {
   }
 }
 
-// What is no step left out. Each runs twice, and then a plain step must be right on all ranks.
+// Programs that leave out no step. Each runs twice, and then a plain step must be right on all
+// ranks.
 struct Legal {
   const char* name;
   void (*run)(Model& model, int rank);
@@ -287,7 +288,7 @@ TEST(DdpSteps, AStepLeftOutIsNotHiddenByAnExceptionInTheNext) {
       output += failure.empty() ? "none;" : failure + ";";
     }
   });
-  // Rank 0's last backward meets none: rank 1 is one short.
+  // Rank 0's last backward has no counterpart: rank 1 has run one backward less.
   EXPECT_THAT(result.ranks[0].output, HasSubstr("rank 0 is in step 1 and rank 1 in step 2"));
   for (const auto& rank : result.ranks) {
     EXPECT_THAT(rank.output, ::testing::Not(HasSubstr("none;")));
@@ -316,7 +317,7 @@ TEST_P(DdpTwoModels, ABackwardLeftOutInOneIsAnErrorInThePassThatMeetsTheOther) {
       const Tensor loss = a(rows(1)).sum();
       const bool leaves_out = group.rank() == 0 && step == 2;
       if (!leaves_out) output += testing::failure_of([&] { loss.backward(); });
-      if (step == 2 && group.rank() == 1) break;  // what its pass of `a` met is rank 0's of `b`
+      if (step == 2 && group.rank() == 1) break;  // its pass of `a` met rank 0's pass of `b`
       output += testing::failure_of([&] { b(rows(100)).sum().backward(); });
       if (!output.empty() || leaves_out) continue;
       require(torch::equal(a->weight.grad(), torch::full({20}, 4.0, kFloat64)), "gradient of a");
@@ -448,7 +449,7 @@ TEST(DdpLifetime, ABackwardAfterTheWrapperIsGoneThrows) {
                                           {net->weight});
               }),
               HasSubstr("wrapper is gone"));
-  // It reduces nothing with the wrapper either.
+  // A backward that reaches no parameter needs no wrapper.
   const Tensor x = rows(1).requires_grad_(true);
   Tensor y;
   {

@@ -151,7 +151,7 @@ TEST(DdpWrappers, ThatWereMovedFromSaySo) {
   }
 }
 
-// The advice of the error for a parameter that was unfrozen.
+// The error for a parameter that was unfrozen advises this.
 TEST(DdpWrappers, AModuleIsWrappedAgainAfterAParameterWasUnfrozen) {
   struct TwoLayers : nn::Module {
     TwoLayers() {
@@ -233,8 +233,8 @@ TEST(DdpLeftBehind, IsNotLoggedForForwardsThatABackwardCarriesLater) {
       });
 }
 
-// While the first layer's gradient is computed, which is the last one, gradients of later layers
-// are on their way.
+// The gradient of the first layer is computed last. At that time the gradients of later layers are
+// already being reduced.
 TEST(DdpOverlap, BucketsAreIssuedBeforeTheLastGradientIsComputed) {
   struct Deep : nn::Module {
     Deep() {
@@ -263,7 +263,7 @@ TEST(DdpOverlap, BucketsAreIssuedBeforeTheLastGradientIsComputed) {
     const uint64_t num_before = group.communicator().num_collectives();
     loss.backward();
     const uint64_t num_after = group.communicator().num_collectives();
-    // A bucket for each layer; those of the other layers are issued by then.
+    // Each layer has a bucket; those of the other layers are issued before the last gradient.
     require(num_after - num_before == 4, format("{} in all", num_after - num_before));
     require(num_before_last - num_before == 3,
             format("{} before the last gradient", num_before_last - num_before));

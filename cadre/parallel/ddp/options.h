@@ -1,4 +1,4 @@
-// What may be chosen about DistributedDataParallel.
+// Options of DistributedDataParallel.
 //
 // Threads: plain values. Equal on all ranks.
 #pragma once
@@ -13,14 +13,14 @@ namespace cadre {
 
 enum class GradientPlacement : uint8_t {
   kReplicated,  // every rank has every gradient, in parameter.grad()
-  // A gradient is reduced to the ranks that own a part of the parameter, and found there in
-  // parameter_shards(); to touch parameter.grad() after backward() throws. ZeRO, stage 2.
+  // Each gradient is reduced to the ranks that own a part of the parameter, in parameter_shards().
+  // Touching parameter.grad() after backward() throws. This is stage 2 of ZeRO.
   kSharded,
 };
 
 struct DistributedDataParallelOptions {
   GradientWeighting weighting = GradientWeighting::kSamples;
-  // Rank 0's buffers everywhere before each synchronized forward in training mode.
+  // Copies rank 0's buffers to all ranks before each synchronized forward in training mode.
   bool broadcast_buffers = true;
   BucketCaps bucket_caps;
   // learned_layout() of an earlier run, so that a resumed run has the same bits; without it the

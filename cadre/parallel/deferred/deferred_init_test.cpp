@@ -55,8 +55,8 @@ void expect_same_module(const Module& deferred, const Module& plain) {
   }
 }
 
-// Constructs the module plainly and deferred with one seed; the generator must stand at one place
-// afterwards, too.
+// Constructs the module plainly and deferred with one seed; afterwards the generator must have the
+// same state, too.
 template <typename Make>
 void expect_bits_of_plain_construction(const Make& make) {
   torch::manual_seed(kSeed);
@@ -117,7 +117,7 @@ TEST(DeferInitTest, RecurrentAndAttentionLayers) {
   expect_bits<torch::nn::Transformer>(torch::nn::TransformerOptions(16, 2, 1, 1));
 }
 
-// One tensor through one initializer.
+// A module with one tensor, filled by one initializer.
 struct Filled : Module {
   explicit Filled(std::vector<int64_t> sizes, const std::function<void(torch::Tensor)>& fill) {
     weight = register_parameter("weight", torch::empty(sizes));
@@ -145,7 +145,7 @@ TEST(DeferInitTest, Initializers) {
     w.erfinv_();
     w.mul_(0.02 * std::sqrt(2.0)).add_(0.5).clamp_(0.4, 0.6);
   });
-  expect_bits_of({40, 6}, [](auto w) {  // and by rejection
+  expect_bits_of({40, 6}, [](auto w) {  // truncated normal by rejection
     const torch::Tensor draws = torch::randn({40, 6, 4});
     const torch::Tensor is_valid = (draws < 2) & (draws > -2);
     const torch::Tensor index = std::get<1>(is_valid.to(torch::kByte).max(-1, true));
@@ -313,7 +313,7 @@ TEST(DeferInitTest, OneSubmoduleAfterTheOther) {
   EXPECT_TRUE(is_deferred(deferred->embedding->weight));
   materialize(*deferred);
   expect_same_module(*deferred, plain);
-  materialize(*deferred);  // nothing is left
+  materialize(*deferred);  // no deferred tensor is left
 }
 
 TEST(DeferInitTest, AMaterializedModuleTrains) {
@@ -335,7 +335,7 @@ TEST(DeferInitTest, AMaterializedModuleTrains) {
   expect_same_module(*deferred, *plain);
 }
 
-// A forward in the constructor that finds out a size is possible, and changes running statistics.
+// The constructor may run a forward, here to find out a size; it changes running statistics.
 struct Probing : Module {
   Probing() {
     features = register_module(
@@ -364,7 +364,7 @@ TEST(DeferInitTest, TheDefaultDtypeOfConstructionCounts) {
   });
 }
 
-// What is thrown, of either kind.
+// Returns the text of the error that run() throws, of Cadre's or of libtorch's kind.
 template <typename Run>
 std::string error_of(const Run& run) {
   try {
@@ -475,7 +475,7 @@ TEST(DeferInitTest, LaterChangesOfATensorFromOutsideDoNotMatter) {
   EXPECT_TRUE(module->weight.equal(torch::full({3}, 5.0)));
 }
 
-// Its clone() sets the values of parameters, without an operation.
+// clone() sets the values of parameters, without an operation.
 TEST(DeferInitTest, ClonesOfAModuleFromOutside) {
   const torch::nn::Linear outside(3, 4);
   const auto module = defer_init([&] { return outside->clone(); });

@@ -46,7 +46,7 @@ DeferredByTape deferred_among(std::string_view caller, std::span<const NamedTens
     const DeferredStorage* const storage = Tape::storage_of(tensor);
     Deferred& deferred = by_tape[Tape::joined(storage->tape)];
     deferred.add(tensor);
-    // What an operation in place on the view would reach.
+    // An operation in place on the view would reach its base.
     if (!tensor.is_view()) continue;
     const at::Tensor base(tensor._base());
     if (Tape::storage_of(base) != nullptr) deferred.add(base);
@@ -54,7 +54,7 @@ DeferredByTape deferred_among(std::string_view caller, std::span<const NamedTens
   return by_tape;
 }
 
-// The tensor becomes `values`, but for what autograd knows about it.
+// Gives the tensor the memory and form of `values`; what autograd knows about it stays.
 void give_values(const at::Tensor& tensor, const at::Tensor& values) {
   if (!tensor.is_meta()) return;  // given already, as the base of a view or under another name
   tensor.unsafeGetTensorImpl()->shallow_copy_from(values.getIntrusivePtr());
@@ -62,7 +62,7 @@ void give_values(const at::Tensor& tensor, const at::Tensor& values) {
   tensor.set_data(values);
 }
 
-// In each storage, memory without values.
+// Returns tensors at these places, in new storages without values.
 std::vector<at::Tensor> uninitialized(const Deferred& deferred) {
   std::map<StorageId, c10::Storage> storages;
   std::vector<at::Tensor> tensors;

@@ -17,11 +17,12 @@ namespace cadre {
 // Throws what the functions below would throw, before anything is changed.
 void check_materializable(std::string_view caller, std::span<const NamedTensor> tensors);
 
-// What is not deferred stays as it is. caller: the name with which an error begins.
+// Gives deferred tensors their values; other tensors stay as they are. caller: the name with which
+// an error begins.
 void materialize_tensors(std::string_view caller, std::span<const NamedTensor> tensors);
 
-// Rank `root`'s values everywhere: it alone computes those of deferred tensors. Memory: all of the
-// tensors, and on the root what their operations use.
+// Gives all ranks the values of rank `root`, which alone computes those of deferred tensors.
+// Memory: all of the tensors, and on the root what their operations use.
 void materialize_from(std::string_view caller, std::span<const NamedTensor> tensors, Rank root,
                       const wrap::LocatedGroup& group);
 

@@ -12,8 +12,8 @@
 
 namespace cadre {
 
-// Whether it gives every element of its first argument a value that does not depend on what was
-// there.
+// Whether the operation gives every element of its first argument a value that does not depend on
+// the old one.
 inline bool is_fill(const c10::FunctionSchema& schema) {
   static constexpr std::array<std::string_view, 11> kFills = {
       "aten::uniform_",     "aten::normal_",    "aten::random_", "aten::bernoulli_",
@@ -22,7 +22,7 @@ inline bool is_fill(const c10::FunctionSchema& schema) {
   return std::ranges::find(kFills, schema.name()) != kFills.end();
 }
 
-// Whether only the sizes of its arguments matter.
+// Whether only the sizes of the operation's arguments matter.
 inline bool is_random_like(const c10::FunctionSchema& schema) {
   static constexpr std::array<std::string_view, 3> kRandomLike = {
       "aten::rand_like", "aten::randn_like", "aten::randint_like"};

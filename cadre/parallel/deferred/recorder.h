@@ -10,7 +10,8 @@
 
 namespace cadre {
 
-// Once in a process: libtorch has one dispatcher. Does nothing afterwards.
+// Adds the recorder to libtorch's dispatcher, which exists once in a process. Later calls do
+// nothing.
 void install_recorder();
 
 // Tape of the innermost scope of this thread; null outside of all scopes.

@@ -25,14 +25,15 @@ namespace {
 
 using Operations = std::vector<std::shared_ptr<RecordedOperation>>;
 
-// An operation of a slice, with what it need not compute.
+// An operation that runs, with the storages that it need not read.
 struct Step {
   const RecordedOperation* operation;
-  // Storages that it only overwrites as a whole: their memory is allocated before.
+  // Storages that the operation only overwrites as a whole: their memory is allocated before.
   std::vector<RecordedOperation::Write> allocated = {};
 };
 
-// In reverse: what writes to a storage that is needed, and then what that reads.
+// Goes through the operations backwards: keeps each that writes to a needed storage, and then needs
+// what that operation reads.
 std::vector<Step> slice(const Operations& operations, const std::vector<Place>& places) {
   std::unordered_set<StorageId> needed;
   for (const Place& place : places) needed.insert(place.storage);
@@ -67,7 +68,7 @@ std::vector<Step> slice(const Operations& operations, const std::vector<Place>& 
   return steps;
 }
 
-// The default generator in another state, while it lives.
+// Sets the default generator to another state as long as this object lives.
 class DefaultGeneratorState {
  public:
   explicit DefaultGeneratorState(const at::Generator& state)
@@ -202,13 +203,13 @@ class Replay {
     if (tensor.storage_offset() != place.offset || !has_strides(tensor, place.strides)) {
       refuse_result(operation, "results with other strides");
     }
-    // libtorch returned an argument here, where it made a copy before.
+    // libtorch has returned an argument here; when the operation was recorded, it made a copy.
     const bool is_shared = used_.contains(tensor.storage().unsafeGetStorageImpl());
     storages_.insert_or_assign(place.storage,
                                is_shared ? tensor.clone().storage() : tensor.storage());
   }
 
-  // The stride of a dim with one element says nothing.
+  // The stride of a dim with one element does not matter.
   static bool has_strides(const at::Tensor& tensor, const std::vector<int64_t>& strides) {
     for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
       if (tensor.size(dim) != 1 && tensor.stride(dim) != strides[static_cast<size_t>(dim)]) {
@@ -230,7 +231,7 @@ class Replay {
   std::vector<Step> steps_;
   std::unordered_map<StorageId, size_t> last_use_;
   std::unordered_map<StorageId, c10::Storage> storages_;
-  std::unordered_set<const c10::StorageImpl*> used_;  // by the operation that runs
+  std::unordered_set<const c10::StorageImpl*> used_;  // storages that the running operation uses
 };
 
 }  // namespace

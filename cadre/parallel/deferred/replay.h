@@ -14,12 +14,13 @@
 
 namespace cadre {
 
-// The tensors at `places` as they are after the last operation. Places in one storage share memory.
+// Returns the tensors at `places` as they are after the last operation. Places in one storage share
+// memory.
 std::vector<at::Tensor> replay(const Tape& tape, const std::vector<Place>& places);
 
-// A tensor of that form in a storage that has at least its size.
+// Returns a tensor of the place's form in a storage that has at least its size.
 at::Tensor tensor_at(const c10::Storage& storage, const Place& place);
-// On the CPU, not initialized.
+// Returns a storage on the CPU, not initialized.
 c10::Storage allocate_storage(size_t num_bytes);
 
 // Runs the operation on the arguments in `stack`, without autograd and without recording, and

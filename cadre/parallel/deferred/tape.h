@@ -23,7 +23,7 @@ namespace cadre {
 
 using StorageId = uint64_t;
 
-// A tensor of a deferred storage.
+// Where a tensor lies in a deferred storage.
 struct Place {
   StorageId storage = 0;
   at::ScalarType dtype = at::kFloat;
@@ -49,7 +49,7 @@ struct RecordedOperation {
   // One entry per tensor result, in order; nullopt unless the operation creates its storage.
   std::vector<std::optional<Place>> created;
   std::vector<Write> writes;
-  // As it was before the operation.
+  // State of the generator before the operation; nullopt if the operation draws nothing.
   std::optional<at::Generator> generator = {};
   // What the program has written to a created storage before the next operation.
   struct Bytes {
@@ -61,12 +61,12 @@ struct RecordedOperation {
 
 class Tape;
 
-// Memory of a small tensor made by empty(), so that the program may write to it directly
-// (torch::tensor({...}) does), until an operation uses it.
+// Memory of a small tensor made by empty(), to which the program may write directly, as
+// torch::tensor({...}) does, until an operation uses the tensor.
 struct WritableBytes {
   std::vector<std::byte> memory;
   std::shared_ptr<RecordedOperation> created_by;
-  c10::StorageImpl* storage = nullptr;  // null once that is gone
+  c10::StorageImpl* storage = nullptr;  // null after the storage is gone
 };
 
 // What a deferred storage keeps.
@@ -78,28 +78,31 @@ struct DeferredStorage {
 
 class Tape {
  public:
-  // The one with which this one has been joined, or itself.
+  // Returns the tape with which this one has been joined, or else this one.
   static std::shared_ptr<Tape> joined(std::shared_ptr<Tape> tape);
   // Makes one tape of both.
   static std::shared_ptr<Tape> join(const std::shared_ptr<Tape>& a, const std::shared_ptr<Tape>& b);
 
-  // Makes the tensor a deferred one. created_by: with the memory for direct writes, or null.
+  // Makes the tensor a deferred one. created_by: the operation that made it, if the program may
+  // write to its memory directly; else null.
   static void adopt(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape,
                     const std::shared_ptr<RecordedOperation>& created_by);
-  // Null for a tensor that is not deferred.
+  // Returns null for a tensor that is not deferred.
   static DeferredStorage* storage_of(const at::Tensor& tensor);
   static Place place_of(const at::Tensor& tensor);
-  // Whether access to the memory of a deferred tensor throws; where it may be written, never.
+  // Sets whether access to the memory of a deferred tensor throws. Memory that may be written never
+  // throws.
   static void guard_memory(const at::Tensor& tensor, bool is_guarded);
 
   void add(std::shared_ptr<RecordedOperation> operation);
   const std::vector<std::shared_ptr<RecordedOperation>>& operations() const { return operations_; }
 
-  // Direct writes are recorded until now; see DeferredScope::finish().
+  // These end the direct writes: what was written until now is recorded. See
+  // DeferredScope::finish().
   static void take_bytes(WritableBytes& writable);
   void end_direct_writes();
 
-  // No operation is recorded any more: a tensor has been materialized.
+  // A closed tape records no more operations, because a tensor has been materialized.
   bool is_closed() const { return is_closed_; }
   void close() { is_closed_ = true; }
 
@@ -110,7 +113,7 @@ class Tape {
   bool is_closed_ = false;
 };
 
-// The value with each of its tensors replaced; undefined ones are passed, too.
+// Returns the value with each of its tensors replaced; undefined ones are passed to `map`, too.
 c10::IValue map_tensors_in(const c10::IValue& value,
                            const std::function<at::Tensor(const at::Tensor&)>& map);
 

@@ -46,13 +46,13 @@ struct MixtureOfExpertsOptions {
   int64_t hidden_features;  // hidden size of each expert
   int64_t num_experts;
   int64_t num_selected = 2;  // experts for each token
-  // The weights of a token are its probabilities of the chosen experts, divided by their sum. Off:
-  // the probabilities.
+  // The weights of a token are its probabilities of the chosen experts, divided by their sum. If
+  // false, they are the probabilities.
   bool normalize_weights = true;
   // An expert processes at most this factor times the mean number of choices, rounded up. Further
-  // choices are dropped: they have the weight 0, and the other weights of the token stay. The
-  // first choices of all tokens come before all second ones, and among these the tokens come in
-  // the order of the ranks. Not given: nothing is dropped.
+  // choices are dropped: they have the weight 0, and the other weights of the token stay. The first
+  // choices of all tokens come before all second ones, and among these the tokens come in the order
+  // of the ranks. nullopt: nothing is dropped.
   std::optional<double> capacity_factor = {};
   ExpertActivation activation = ExpertActivation::kGelu;
   bool bias = true;  // in the experts; the router has none
@@ -63,9 +63,9 @@ struct RouterLossWeights {
   double z = 0;
 };
 
-// Losses of one layer, or summed over layers, each (). Computed from the tokens of all ranks and
-// equal on all ranks. Their gradients on a rank are those of its own tokens, so gradients of
-// parameters are summed over ranks, as ExpertParallel::sum_gradients() does. 0 if no rank has a
+// Losses of one layer, or summed over layers, each of shape (). Computed from the tokens of all
+// ranks and equal on all ranks. Their gradients on a rank are those of its own tokens, so gradients
+// of parameters are summed over ranks, as ExpertParallel::sum_gradients() does. 0 if no rank has a
 // token.
 struct RouterLosses {
   // The number of experts times the sum over experts of its share of the choices, dropped ones
@@ -80,9 +80,9 @@ struct RouterLosses {
 
 // Counts over the tokens of all ranks, equal on all ranks.
 struct RouterStatistics {
-  at::Tensor choices_of_expert;  // (num_experts), int64: also those that are dropped
+  at::Tensor choices_of_expert;  // (num_experts), int64: dropped choices included
   int64_t num_tokens;
-  int64_t num_dropped;  // choices
+  int64_t num_dropped;  // number of dropped choices
 };
 
 // A struct, so that a program that uses `values` sees the losses beside them.
@@ -91,7 +91,7 @@ struct [[nodiscard]] MixtureOfExpertsOutput {
   RouterLosses losses;
   RouterStatistics statistics;
 };
-// For wrappers of a module that returns one of these: tensor/hooks/output_tensors.h.
+// Called by wrappers of a module that returns one of these; see tensor/hooks/output_tensors.h.
 CADRE_EXPORT std::vector<at::Tensor> held_tensors(const RouterLosses& losses);
 CADRE_EXPORT std::vector<at::Tensor> held_tensors(const MixtureOfExpertsOutput& output);
 
@@ -103,7 +103,7 @@ class CADRE_EXPORT MixtureOfExpertsImpl : public torch::nn::Module {
  public:
   explicit MixtureOfExpertsImpl(const MixtureOfExpertsOptions& options);
 
-  // input: (..., D), this rank's tokens, of any number. values: (..., D). The router computes in
+  // input: (..., D), this rank's tokens, 0 or more. values: (..., D). The router computes in
   // float32, or in float64 for inputs of that dtype, whatever autocast says.
   MixtureOfExpertsOutput forward(const at::Tensor& input);
 
@@ -111,7 +111,8 @@ class CADRE_EXPORT MixtureOfExpertsImpl : public torch::nn::Module {
   torch::nn::Linear router{nullptr};
   at::Tensor up_weight, up_bias, down_weight, down_bias;
 
-  // For ExpertParallel: the parameters with one entry for each expert; keeps those of this rank.
+  // Called by ExpertParallel. Returns the names of the parameters that have one entry for each
+  // expert; divide() keeps the entries of this rank.
   std::vector<std::string> names_of_expert_parameters() const;
   void divide(std::shared_ptr<const parallel::ExpertGroups> groups, const std::string& name);
   bool is_divided() const { return groups_ != nullptr; }

@@ -1,5 +1,5 @@
-// The layer alone and on ranks against its definition in one process in float64: output, auxiliary
-// losses, and gradients of the input, the router and the experts.
+// The layer alone and on ranks is compared with its definition in one process in float64: output,
+// auxiliary losses, and gradients of the input, the router and the experts.
 //
 // Bounds, as shares of a tensor's largest value: float64 1e-12. Every number is a chain of some ten
 // sums of at most 100 terms, in another order, so it differs by some 10 * 100 * 2^-53 = 1e-13 of
@@ -130,7 +130,8 @@ void require_close(const Problem& problem, const Tensor& actual, const Tensor& e
   const double bound = problem.dtype == torch::kDouble  ? 1e-12
                        : problem.dtype == torch::kFloat ? 5e-4
                                                         : 5e-2;
-  // Not of a part whose values are all close to zero, as gradients of hardly used experts are.
+  // At least 0.01: all values of a part may be close to zero, as in gradients of hardly used
+  // experts.
   const double largest = std::max(expected.abs().max().item<double>(), 0.01);
   const double difference = (actual.to(torch::kDouble) - expected).abs().max().item<double>();
   require(difference <= bound * largest, problem.name() + ": " + what + " differs by " +
@@ -164,7 +165,7 @@ Expected expected_of(const Problem& problem) {
   return expected;
 }
 
-// The layer with the weights of the problem on rank 0, and others elsewhere.
+// Makes the layer with the weights of the problem on rank 0, and with other weights elsewhere.
 MixtureOfExperts layer_of(const Problem& problem, int rank) {
   MixtureOfExperts layer(problem.options);
   layer->to(problem.dtype);
@@ -238,7 +239,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, MixtureOfExpertsOnRanks,
                                   std::to_string(test.param.ep);
                          });
 
-// Written out: two experts, capacity ceil(0.75 * 4 * 2 / 2) = 3. All four tokens select expert
+// Computed by hand: two experts, capacity ceil(0.75 * 4 * 2 / 2) = 3. All four tokens select expert
 // 0 first and expert 1 second, so each expert drops the last token.
 TEST(MixtureOfExperts, DropsTheLastChoicesBeyondTheCapacity) {
   MixtureOfExperts layer(MixtureOfExpertsOptions{

@@ -14,7 +14,7 @@ RouterChoices choose_experts(const at::Tensor& logits, const RouterOptions& opti
                         .log_sums = at::logsumexp(logits, 1),
                         .experts = {},
                         .weights = {}};
-  // Not topk(), which takes any of equal logits. The experts of one token are few.
+  // A stable sort, because topk() may take any of equal logits. A token has few experts to sort.
   const at::Tensor order =
       std::get<1>(at::sort(logits.detach(), /*stable=*/true, /*dim=*/1, /*descending=*/true));
   choices.experts = order.narrow(1, 0, options.num_selected).contiguous();

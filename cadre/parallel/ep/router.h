@@ -13,8 +13,8 @@ namespace cadre::parallel {
 struct RouterChoices {
   at::Tensor probabilities;  // (n, E): the softmax of the logits
   at::Tensor log_sums;       // (n): the logarithm of the sum of the exponentials of the logits
-  at::Tensor experts;        // (n, k), int64: the k largest logits, in descending order
-  at::Tensor weights;        // (n, k): their probabilities, or shares of the sum of these
+  at::Tensor experts;        // (n, k), int64: indices of the k largest logits, descending
+  at::Tensor weights;        // (n, k): probabilities of these experts, or shares of their sum
 };
 
 struct RouterOptions {
@@ -22,7 +22,7 @@ struct RouterOptions {
   bool normalize_weights;
 };
 
-// logits: (n, E), of n tokens. Ties go to the lower index.
+// Chooses experts for n tokens. logits: (n, E). Ties go to the lower index.
 RouterChoices choose_experts(const at::Tensor& logits, const RouterOptions& options);
 
 }  // namespace cadre::parallel

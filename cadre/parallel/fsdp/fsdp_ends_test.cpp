@@ -25,8 +25,8 @@ using ::testing::HasSubstr;
 struct End {
   int replicate;
   int shard;
-  bool fails_everywhere;  // or on rank 1 only
-  bool in_forward;        // or in the backward
+  bool fails_everywhere;  // false: on rank 1 only
+  bool in_forward;        // false: in the backward
   Reshard reshard = Reshard::kAfterForward;
 };
 

@@ -1,4 +1,4 @@
-// What is refused where shards are mapped, and what both forms notice alike: in which words, and
+// Misuses that are refused with mapped shards, or with both forms: the texts of the errors, and
 // that no wrong number follows.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-// Every rank of two owns elements of each unit in both forms.
+// Each of two ranks owns elements of each unit in both forms.
 struct Wide : nn::Module {
   static constexpr int64_t kSide = 64;
   Wide() {
@@ -138,7 +138,7 @@ TEST(FsdpMappedMisuse, AForwardWritesToAParameter) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Also at the first step, before the ranks know what the others do.
+// The first step is refused, too, before the ranks know what the others do.
 TEST(FsdpMappedMisuse, OneRankLeavesOutAStep) {
   for (const int num_good : {0, 1, 3}) {
     on_both_forms(2, [num_good](WideRank& rank) {
@@ -159,7 +159,7 @@ TEST(FsdpMappedMisuse, OneRankLeavesOutAStep) {
   }
 }
 
-// The ranks that own the same shards would differ from then on.
+// Without the refusal the ranks that own the same shards would differ from then on.
 TEST(FsdpMappedMisuse, OneReplicaLeavesOutAStep) {
   for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {
@@ -180,7 +180,7 @@ TEST(FsdpMappedMisuse, OneReplicaLeavesOutAStep) {
   }
 }
 
-// Where a rank evaluates or accumulates between steps, the others do, too.
+// All ranks evaluate and accumulate at the same points between steps.
 TEST(FsdpMappedMisuse, NothingWhereAllRanksChangeTheOrder) {
   on_both_forms(2, [](WideRank& rank) {
     for (int i = 0; i < 8; ++i) {
@@ -200,7 +200,8 @@ TEST(FsdpMappedMisuse, ShardsChangeBetweenForwardAndBackward) {
   for (const int world_size : {1, 2}) {
     for (const Reshard reshard : {Reshard::kAfterForward, Reshard::kAfterBackward}) {
       for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
-        // Then the rank's buffer still has the old values, with which backward agrees.
+        // Here the rank's buffer still has the old values, from which the backward computes right
+        // gradients.
         if (world_size > 1 && reshard == Reshard::kAfterBackward && form == ShardForm::kGathered)
           continue;
         const auto result = run_groups(world_size, [&](const ProcessGroup& group) {

@@ -1,5 +1,5 @@
-// Shards and gradients in files: the bits of the run in memory, the bytes of the
-// formula, and one error on all ranks where there is no room.
+// Shards and gradients in files: a run has the bits of the run in memory, takes the bytes of the
+// formula, and all ranks throw one error if there is no room.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -113,8 +113,8 @@ TEST(FsdpOffloadMechanics, TrainsOnTwoAxes) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Every shard and its gradients take whole pages. With the state of the optimizer:
-// tests/training/memory_limit_test.cpp.
+// Every shard and its gradients take whole pages. tests/training/memory_limit_test.cpp has the same
+// with the state of the optimizer.
 TEST(FsdpOffloadMemory, IsThatOfShardsAndGradients) {
   for (const int world_size : {1, 2}) {
     const TemporaryFolder folder;
@@ -138,7 +138,8 @@ TEST(FsdpOffloadMemory, IsThatOfShardsAndGradients) {
   }
 }
 
-// 4 units of one page and the root: a shard and gradients each, and the state of ten parameters.
+// The pages that are needed: a shard and gradients for each of 4 units and the root, and the state
+// of ten parameters.
 TEST(FsdpOffloadErrors, AFullDiskIsReportedAtConstruction) {
   constexpr size_t kNeeded = (5 * 2 + 10 * 2) * 4096;
   for (const auto& [num_bytes, is_enough] : {std::pair(kNeeded, true), {kNeeded - 4096, false}}) {
@@ -165,8 +166,8 @@ TEST(FsdpOffloadErrors, AFullDiskIsReportedAtConstruction) {
   }
 }
 
-// A shard and gradients of five units, and the state of those parameters of which the rank has a
-// part.
+// The pages that are needed: a shard and gradients for each of five units, and the state of those
+// parameters of which the rank has a part.
 TEST(FsdpOffloadErrors, EachRankReservesForItsOwnParts) {
   const auto result = run_groups(8, [](const ProcessGroup& group, std::string& output) {
     size_t num_pages = 5 * 2;

@@ -182,7 +182,7 @@ TEST(FsdpStep, AShardThatIsFrozenOrUnfrozenIsRefused) {
   }
 }
 
-// What reads the gradients of shards would read zeros instead of those that wait on one rank.
+// These calls would read zeros instead of the gradients that wait on one rank.
 TEST(FsdpStep, NormsAndChecksOfGradientsThatWaitAreRefused) {
   const std::vector<std::pair<std::string, std::function<void(Training&)>>> readers = {
       {"clip_grad_norm_", [](Training& t) { clip_grad_norm_(t.model, 1e9); }},
@@ -222,7 +222,7 @@ TEST(FsdpStep, NormsAndChecksOfGradientsThatWaitAreRefused) {
   }
 }
 
-// A parameter of the program that differs between the ranks is no matter of theirs.
+// The ranks may have different parameters of the program in the optimizer.
 TEST(FsdpStep, TensorsThatAreNoShardsAreNotCompared) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     Training training(group);
@@ -263,7 +263,7 @@ struct Row : nn::Module {
   Tensor v;
 };
 
-// Parts of equal sizes, so that only the archive can tell whose state it has.
+// The parts of the ranks have equal sizes, so only the archive can tell whose state it has.
 TEST(FsdpStep, AnArchiveOfAnotherRankIsRefusedOnAllRanks) {
   for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -290,8 +290,8 @@ TEST(FsdpStep, AnArchiveOfAnotherRankIsRefusedOnAllRanks) {
       train(1);
       const Tensor after = shard.detach().clone();
       output = failure_of([&] { load(archives[0]); });
-      train(2);  // with the state of before, on both ranks
-      // Each rank's own archive: the second step again.
+      train(2);  // the refused load has changed the state of no rank
+      // Each rank loads its own archive and does the second step again.
       load(archives[static_cast<size_t>(group.rank())]);
       {
         const torch::NoGradGuard no_grad;

@@ -49,7 +49,7 @@ TEST(FsdpWritten, AWeightThatForwardWritesIsRefusedInTheFirstStep) {
   }
 }
 
-// Both ranks get one error, of the pass that reduces the gradients, and go on.
+// Both ranks get the error of the pass that reduces the gradients, and go on.
 void expect_refusal_on_both_ranks(const std::shared_ptr<Stack>& net,
                                   const FullyShardedDataParallelOptions& options,
                                   const std::function<void(bool)>& set_writing,
@@ -92,7 +92,7 @@ TEST(FsdpWritten, AWriteOfOneRankToTheRootEndsTheStepOnAllRanks) {
   });
 }
 
-// The rank that writes finds it when the unit is freed, in the middle of the forward.
+// The rank that writes notices the write when the unit is freed, in the middle of the forward.
 TEST(FsdpWritten, AWriteOfOneRankToAUnitEndsTheStepOnAllRanks) {
   for (const Reshard reshard : {Reshard::kAfterForward, Reshard::kOntoGroup,
                                 Reshard::kAfterBackward, Reshard::kAfterReduction}) {
@@ -107,7 +107,7 @@ TEST(FsdpWritten, AWriteOfOneRankToAUnitEndsTheStepOnAllRanks) {
   }
 }
 
-// Under no_sync() the backward ends as on the other ranks, and the reduction tells all of them.
+// Under no_sync() the backward ends as on the other ranks, and the reduction throws on all ranks.
 TEST(FsdpWritten, AWriteUnderNoSyncEndsTheReductionOnAllRanks) {
   on_two_ranks([](const ProcessGroup& group) {
     const auto net = std::make_shared<Stack>();
@@ -151,7 +151,7 @@ TEST(FsdpWritten, AnEvaluationOfOneRankThatWritesLeavesTheOthers) {
   }
 }
 
-// Alone a rank writes to its shards themselves, and the result is that of the plain module.
+// A rank in a world of one writes to its shards themselves; the result is that of the plain module.
 TEST(FsdpWritten, AWeightThatForwardWritesRemainsInAWorldOfOne) {
   const auto result = run_groups(1, [](const ProcessGroup& group) {
     const auto net = std::make_shared<Stack>();

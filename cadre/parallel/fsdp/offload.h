@@ -16,11 +16,11 @@ namespace cadre::parallel {
 
 struct OffloadGroups {
   const wrap::LocatedGroup& all;
-  const wrap::LocatedGroup& shard;  // whose ranks own the shards
+  const wrap::LocatedGroup& shard;  // the group whose ranks own the shards
 };
 
-// Reserves what the shards of this rank, their gradients and the optimizer's state take. Null, and
-// not collective, without an offload.
+// Reserves disk space for the shards of this rank, their gradients and the optimizer's state.
+// Returns null, and is not collective, without an offload.
 std::shared_ptr<FileMemory> open_offload(const std::optional<FileOffload>& offload,
                                          const UnitAssignment& assignment,
                                          const OffloadGroups& groups);

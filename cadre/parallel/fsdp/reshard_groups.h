@@ -23,7 +23,8 @@ struct ReshardChoice {
   int group_size = 0;  // for kOntoGroup only
 };
 
-// what: names the options in messages. A group of one rank, and one of all, are other modes.
+// Checks the options. what: names them in messages. A group of one rank becomes kAfterBackward, a
+// group of all ranks kAfterForward.
 ReshardChoice checked_choice(const std::string& what, Reshard reshard,
                              std::optional<int> group_size, const wrap::LocatedGroup& shard);
 
@@ -31,7 +32,8 @@ class ReshardGroups {
  public:
   explicit ReshardGroups(wrap::LocatedGroup shard) : shard_(std::move(shard)) {}
 
-  // That this rank is in; none where the choice needs none. One for each size.
+  // Returns the group of this rank for the choice; nullopt if the choice needs none. Makes one
+  // group for each size.
   std::optional<wrap::LocatedGroup> group_of(const ReshardChoice& choice);
 
  private:

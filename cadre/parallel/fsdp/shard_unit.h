@@ -41,7 +41,7 @@ namespace parallel {
 class ShardedUnits;
 }
 
-// What a wrapper finds in the units of a model, whatever their type.
+// The base of all units of a model, whatever their type, through which a wrapper finds them.
 class CADRE_EXPORT ShardUnitBase {
  public:
   ShardUnitBase() = default;
@@ -49,10 +49,10 @@ class CADRE_EXPORT ShardUnitBase {
   ShardUnitBase& operator=(const ShardUnitBase&) noexcept { return *this; }
   virtual ~ShardUnitBase() = default;
 
-  // For fully_shard() and the wrapper.
+  // What fully_shard() and the wrapper know about a unit.
   struct Binding {
-    bool is_declared = false;  // by fully_shard()
-    bool is_wrapped = false;   // within a model that a wrapper has sharded, as a unit or not
+    bool is_declared = false;  // fully_shard() was called for it
+    bool is_wrapped = false;   // it is in a model that a wrapper has sharded, as a unit or not
     FullyShardOptions options = {};
     bool is_sharded = false;
     std::weak_ptr<parallel::ShardedUnits> units = {};
@@ -65,11 +65,11 @@ class CADRE_EXPORT ShardUnitBase {
   Binding binding_;
 };
 
-// The tensor in the dtype, if there is one and the tensor is floating-point.
+// Returns the tensor in the dtype, if a dtype is given and the tensor is floating-point.
 CADRE_EXPORT at::Tensor cast_floating(const at::Tensor& tensor,
                                       std::optional<c10::ScalarType> dtype);
 
-// One call of a unit's forward(). Destroyed before returned(): the forward has failed.
+// One call of a unit's forward(). If it is destroyed before returned(), the forward has failed.
 class CADRE_EXPORT UnitCall {
  public:
   // Does nothing for a unit that is not sharded. `inputs`: the tensors that forward() is given.
@@ -178,9 +178,9 @@ class ShardUnit<M, Output (C::*)(Args...) noexcept> : public M, public ShardUnit
                 "fail; remove noexcept");
 };
 
-// Declares a unit with options of its own. Before the wrapper is made, on all ranks; units inside
-// of units in any order. Throws kInvalidArgument for a unit that was declared before, that is a
-// unit of a wrapper already, or that has no parameters.
+// Declares a unit with options of its own. Called before the wrapper is made, on all ranks; for
+// units inside of units in any order. Throws kInvalidArgument for a unit that was declared before,
+// that is a unit of a wrapper already, or that has no parameters.
 CADRE_EXPORT void fully_shard(torch::nn::Module& module, const FullyShardOptions& options = {});
 
 namespace parallel {
@@ -193,7 +193,7 @@ void fully_shard(const std::shared_ptr<Module>& module, const FullyShardOptions&
   fully_shard(parallel::checked_unit(module.get()), options);
 }
 
-// A module holder, as Block above.
+// Declares a unit that is in a module holder, such as Block above.
 template <typename Holder>
   requires requires { typename Holder::ContainedType; }
 void fully_shard(const Holder& holder, const FullyShardOptions& options = {}) {

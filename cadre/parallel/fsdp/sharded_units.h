@@ -1,5 +1,5 @@
-// The units of one wrapped model and autograd: turns calls of units, passes of backwards over them
-// and gradients into the events of a UnitSchedule.
+// Turns calls of the units of one wrapped model, passes of backwards over them, and gradients into
+// the events of a UnitSchedule.
 //
 // Threads: as UnitSchedule. Blocking: as UnitSchedule. Lifetime: graphs and units hold weak
 // references. Errors: as UnitSchedule, out of forward() and backward().
@@ -21,16 +21,16 @@ namespace cadre::parallel {
 
 class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
  public:
-  // trained: by the numbers that UnitSchedule::Unit::parameters has; distinct leaves. precisions:
-  // by unit.
+  // trained: distinct leaves, by the numbers in UnitSchedule::Unit::parameters. precisions: by
+  // unit.
   ShardedUnits(std::unique_ptr<UnitSchedule> schedule, const std::vector<at::Tensor>& trained,
                std::vector<ShardPrecision> precisions);
 
   UnitSchedule& schedule() { return *schedule_; }
   const ShardPrecision& precision(size_t unit) const { return precisions_[unit]; }
 
-  // Gradients are being reduced: in the backward that runs, or outside of one, up to
-  // end_reduction().
+  // Called when gradients are being reduced, in the backward that runs or outside of one. Outside,
+  // end_reduction() ends the reduction.
   void set_reduced() {
     is_reduced_ = true;
     schedule_->count_launch();
@@ -52,7 +52,7 @@ class ShardedUnits : public std::enable_shared_from_this<ShardedUnits> {
   std::unique_ptr<UnitSchedule> schedule_;
   std::vector<ShardPrecision> precisions_;
   bool is_reduced_ = false;
-  std::unique_ptr<wrap::AccumulationHooks> hooks_;  // null where nothing is trained
+  std::unique_ptr<wrap::AccumulationHooks> hooks_;  // null if nothing is trained
 };
 
 }  // namespace cadre::parallel

@@ -19,20 +19,21 @@ namespace cadre::parallel {
 
 class UnitOrder {
  public:
-  // kUpdate: of the shards, which uses no unit.
+  // kUpdate: an update of the shards, which uses no unit.
   enum class Pass : uint8_t { kForward, kForwardWithoutGrad, kBackward, kUpdate };
 
   void begin(Pass pass);
-  // Whether this use of the unit was expected. Otherwise the ranks have to compare it.
+  // Returns whether this use of the unit was expected. If not, the ranks have to compare it.
   bool visit(size_t unit);
-  // They have, and they agree.
+  // Called when the ranks have compared a use and agree.
   void set_agreed() { is_expected_ = true; }
-  // The unit that is likely to follow the last one visited.
+  // Returns the unit that is likely to follow the last one visited; nullopt if none is known.
   std::optional<size_t> next() const;
   void end();
-  // Something happened that may have happened on this rank only: the next use is compared.
+  // Called when something happened that may have happened on this rank only: the next use is
+  // compared.
   void doubt() { is_expected_ = false; }
-  // The pass ended by an exception: the next one follows none.
+  // Called when the pass ended by an exception: the next pass then follows no pass.
   void abandon();
 
   Pass pass() const { return pass_; }

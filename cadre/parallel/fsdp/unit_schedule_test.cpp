@@ -1,5 +1,5 @@
-// When units are gathered and released, and how many are full at a time, with memory that only
-// takes notes.
+// When units are gathered and released, and how many are full at a time, with a UnitMemory that
+// only records what it is told to do.
 #include "cadre/parallel/fsdp/unit_schedule.h"
 
 #include <gmock/gmock.h>
@@ -23,9 +23,9 @@ using ::testing::IsEmpty;
 struct Notes {
   std::vector<std::string> events;
   std::vector<std::string> full;
-  std::vector<std::string> kept;  // parts on a group
+  std::vector<std::string> kept;  // units of which a part is kept on a group
   size_t peak = 0;
-  std::optional<Error> refusal;  // of the next wait for a gather
+  std::optional<Error> refusal;  // error of the next wait for a gather
   std::string fails;             // the unit whose gather fails
 
   std::vector<std::string> take() { return std::exchange(events, {}); }
@@ -95,7 +95,7 @@ class ScheduleTest : public ::testing::Test {
                               .compare = [this](const UnitSchedule::Use&) { ++num_compared_; }});
   }
 
-  // Unit u is called with what unit u - 1 has made; the first one's input has no gradient.
+  // Unit u is called with the output of unit u - 1; the input of the first unit has no gradient.
   std::vector<Call> forward(const std::vector<size_t>& order = {1, 2, 3, 4}, bool grad = true) {
     std::vector<Call> calls;
     schedule_->begin_forward(grad);
@@ -227,7 +227,7 @@ TEST_F(ScheduleTest, KeepsAPartOfUnitsBetweenForwardAndBackward) {
       << "the next use gathers anew";
 }
 
-// After a reduction the optimizer may step at any time, so nothing that is full counts.
+// After a reduction the optimizer may step at any time, so units that are full are gathered again.
 TEST_F(ScheduleTest, GathersAgainAfterAReduction) {
   make(Reshard::kAfterReduction, 0);
   backward(forward({1}));

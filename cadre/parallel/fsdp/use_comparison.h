@@ -1,4 +1,4 @@
-// The ranks compare which unit they use before they gather one that the last pass did not predict.
+// Compares which unit the ranks use, before they gather a unit that the last pass did not predict.
 //
 // Threads: one. Blocking: the call is collective, until the group's deadline. Lifetime: shares the
 // group. Errors: kInvalidArgument on all ranks, with what two of them use; those of the group.
@@ -16,7 +16,7 @@ namespace cadre::parallel {
 
 class UseComparison {
  public:
-  // names: of the units, "" for the root.
+  // names: the names of the units, "" for the root.
   UseComparison(wrap::LocatedGroup group, std::vector<std::string> names)
       : group_(std::move(group)), names_(std::move(names)) {}
 

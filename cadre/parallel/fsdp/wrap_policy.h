@@ -1,4 +1,5 @@
-// Which ShardUnits of a model become units without a call of fully_shard() for each.
+// Policies that choose which ShardUnits of a model become units, without a call of fully_shard()
+// for each.
 //
 // Threads: pure functions. Blocking: never. Errors: none.
 // Any function of a WrapCandidate is a policy, too.
@@ -14,12 +15,12 @@
 
 namespace cadre {
 
-// Those with at least so many elements in parameters that no unit below them holds.
+// Chooses modules with at least so many elements in parameters that no unit below them holds.
 inline WrapPolicy wrap_by_size(int64_t min_numel) {
   return [min_numel](const WrapCandidate& candidate) { return candidate.numel >= min_numel; };
 }
 
-// Those that are one of these types, BlockImpl for a ShardUnit<BlockImpl>.
+// Chooses modules of one of these types: BlockImpl for a ShardUnit<BlockImpl>.
 template <typename... Modules>
 WrapPolicy wrap_by_type() {
   return [](const WrapCandidate& candidate) {

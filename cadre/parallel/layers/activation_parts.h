@@ -16,18 +16,20 @@
 
 namespace cadre {
 
-// (..., T, D) as (ranks, ..., T / ranks, D), contiguous: what a reduce_scatter takes; and back.
+// parts_first() returns (..., T, D) as (ranks, ..., T / ranks, D), contiguous, as reduce_scatter
+// takes it; parts_in_place() does the reverse.
 at::Tensor parts_first(const at::Tensor& input, const ProcessGroup& group);
 at::Tensor parts_in_place(const at::Tensor& parts);
 
-// (..., T / ranks, D) to (..., T, D), before a layer whose ranks compute parts of the output; the
-// backward is the other one: the gradients of the ranks are summed and cut.
+// gather_sequence() makes (..., T, D) from (..., T / ranks, D), before a layer whose ranks compute
+// parts of the output. reduce_scatter_sequence() sums (..., T, D) over the ranks and cuts the sum.
+// Each is the other's backward.
 at::Tensor gather_sequence(const at::Tensor& input, const ProcessGroup& group);
 at::Tensor reduce_scatter_sequence(const at::Tensor& input, const ProcessGroup& group);
 
-// This rank's chunk of the last dimension, by the rule of Shard (tensor/mesh/layout.h), of an input
-// that is whole on every rank; and the whole of `features` from the chunks. Each is the other's
-// backward.
+// scatter_features() returns this rank's chunk of the last dimension, by the rule of Shard
+// (tensor/mesh/layout.h), of an input that is whole on every rank; gather_features() returns all
+// `features` from the chunks. Each is the other's backward.
 at::Tensor scatter_features(const at::Tensor& input, const ProcessGroup& group);
 at::Tensor gather_features(const at::Tensor& input, const ProcessGroup& group, int64_t features);
 

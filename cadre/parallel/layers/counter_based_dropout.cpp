@@ -24,14 +24,14 @@ using torch::autograd::variable_list;
 // Everything that a mask depends on.
 struct Mask final : torch::CustomClassHolder {
   PhiloxKey key;
-  uint64_t threshold;  // a word below it drops its element
+  uint64_t threshold;  // a random word below it drops its element
   double scale;
   int64_t first_sample;
   int64_t sample_stride;
   DropoutRegion region;
 };
 
-// A key of its own for each step and layer.
+// Returns a different key for each step and layer.
 PhiloxKey key_of(const DropoutStream& stream, uint64_t layer) {
   const auto low = [](uint64_t value) { return static_cast<uint32_t>(value); };
   const auto high = [](uint64_t value) { return static_cast<uint32_t>(value >> 32); };
@@ -41,8 +41,8 @@ PhiloxKey key_of(const DropoutStream& stream, uint64_t layer) {
   return {words[0], words[1]};
 }
 
-// One row of features: those of the whole row from `offset` on. Four neighbouring elements share a
-// counter, wherever the row is cut.
+// Drops elements of one row, which has the features of the whole row from `offset` on. Four
+// neighbouring elements share a counter, wherever the row is cut.
 template <typename T>
 void drop_row(const T* input, T* output, int64_t size, int64_t offset, uint32_t row,
               const Mask& mask, int64_t sample) {
@@ -71,8 +71,8 @@ void drop_row(const T* input, T* output, int64_t size, int64_t offset, uint32_t 
   }
 }
 
-// input: (B, R..., D), contiguous. A row of D features has the number that it has in the sample of
-// the whole tensor.
+// input: (B, R..., D), contiguous. The counter of a row of D features has the number of the row in
+// the sample of the whole tensor.
 at::Tensor masked(const at::Tensor& input, const Mask& mask) {
   const at::Tensor output = at::empty_like(input);
   const std::vector<int64_t>& whole = mask.region.sizes;
@@ -102,7 +102,7 @@ at::Tensor masked(const at::Tensor& input, const Mask& mask) {
   return output;
 }
 
-// Linear in its input, so the backward is the function itself, and so on.
+// The function is linear in its input, so it is its own backward, of every order.
 struct MaskedFunction : torch::autograd::Function<MaskedFunction> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& input,
                             const c10::intrusive_ptr<Mask>& mask) {
@@ -124,7 +124,7 @@ void check_probability(double p) {
   if (!(p >= 0 && p <= 1)) refuse(format("the probability {} is not between 0 and 1", p));
 }
 
-// The region with all sizes given, checked.
+// Returns the region with all sizes given. Throws if it does not fit the input.
 DropoutRegion completed(DropoutRegion region, const at::Tensor& input) {
   const auto num_dims = static_cast<size_t>(input.dim() - 1);
   const std::vector<int64_t> own(input.sizes().begin() + 1, input.sizes().end());
@@ -213,12 +213,12 @@ at::Tensor CounterBasedDropoutImpl::drop_tokens(const at::Tensor& input,
                list_of(input.sizes()), sequence.num_own_tokens(), sequence.options().num_tokens));
   }
   const size_t dim = region.sizes.size() - 2;
-  // The input's tokens among those of this rank; under sequence parallelism only some.
+  // Where the input's tokens are among this rank's; under sequence parallelism they are only some.
   const int64_t begin = region.offsets[dim];
   const int64_t end = begin + input.size(-2);
   region.sizes[dim] = sequence.options().num_tokens;
   std::vector<at::Tensor> parts;
-  int64_t first = 0;  // where the run begins among this rank's tokens
+  int64_t first = 0;  // index of the run's first token among this rank's tokens
   for (const TokenRun& run : sequence.runs(sequence.group().rank())) {
     const int64_t from = std::max(begin, first);
     const int64_t size = std::min(end, first + run.size) - from;
@@ -233,7 +233,7 @@ at::Tensor CounterBasedDropoutImpl::drop_tokens(const at::Tensor& input,
 
 DropoutRegion CounterBasedDropoutImpl::region_of(const at::Tensor& input) const {
   const LayerParallelism* const how = parallelism();
-  // Otherwise each rank would draw the mask of the first features for its part of them.
+  // Refused, because each rank would draw the mask of the first features for its part of them.
   if (options.features && !has_style(ParallelStyle::kColwise) &&
       (input.dim() == 0 || input.size(-1) != *options.features)) {
     refuse(

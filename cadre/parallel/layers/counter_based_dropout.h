@@ -9,9 +9,9 @@
 //   stream->step = step;                    // before each step
 //   stream->first_sample = begin_of_batch;  // first of this rank's rows in the batch of all ranks
 //
-// A forward with the same stream, layer and samples gives the same mask, so also that of a
-// recomputation, if the stream still has the values of the forward. The backward computes the mask
-// again instead of keeping it, from the values of its forward.
+// A forward with the same stream, layer and samples gives the same mask. So a recomputation gets
+// the mask of its forward if the stream still has the values of that forward. The backward does not
+// keep the mask, but computes it again from the values of its forward.
 //
 // Threads: as the module; the stream is read in forward only. Blocking: never.
 // Lifetime: modules share the stream. Errors: kInvalidArgument for a probability outside [0, 1] and
@@ -42,14 +42,15 @@ struct DropoutStream {
   uint64_t step = 0;
   // The index of the first row of this rank's inputs in the batch of the step.
   int64_t first_sample = 0;
-  // From one row to the next: the number of ranks, if they have the rows of the batch in turn.
+  // Distance of one row from the next: the number of ranks, if they have the rows of the batch in
+  // turn.
   int64_t sample_stride = 1;
 };
 
 // Which elements of a whole tensor an input holds. Without sizes it is the whole tensor.
 struct DropoutRegion {
-  // By dimension but the first, of the whole tensor and of the input's first element in it. The
-  // first dimension counts samples, whose offset is in the stream.
+  // For each dimension but the first: its size in the whole tensor, and the index there of the
+  // input's first element. The first dimension counts samples, whose offset is in the stream.
   std::vector<int64_t> sizes = {};
   std::vector<int64_t> offsets = {};
 };
@@ -63,9 +64,9 @@ CADRE_EXPORT at::Tensor counter_based_dropout(const at::Tensor& input, double p,
 
 struct CounterBasedDropoutOptions {
   double p = 0.5;
-  // Another number for each module of the model, the same on all ranks.
+  // The number of this module: different for each module of the model, the same on all ranks.
   uint64_t layer;
-  // Shared with the program, which moves it from step to step.
+  // Shared with the program, which sets its step before each step.
   std::shared_ptr<const DropoutStream> stream;
   // The size of the last dimension of the whole tensor. Needed for kColwise; in other styles, if it
   // is given, an input of another size is refused.
@@ -81,7 +82,7 @@ class CADRE_EXPORT CounterBasedDropoutImpl : public torch::nn::Module,
  public:
   explicit CounterBasedDropoutImpl(CounterBasedDropoutOptions options);
 
-  // The input itself in evaluation mode.
+  // Returns the input itself in evaluation mode.
   at::Tensor forward(const at::Tensor& input);
   void pretty_print(std::ostream& stream) const override;
   std::string options_text() const override;

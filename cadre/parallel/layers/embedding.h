@@ -1,5 +1,5 @@
 // An embedding whose vocabulary can be divided among the ranks of a group (kRowwise), or whose
-// outputs are shards of the sequence (kSequence), as those of positions.
+// outputs are shards of the sequence (kSequence), such as an embedding of positions.
 //
 // Threads, lifetime, errors: tensor_parallel_layer.h. Blocking: forward() of a divided layer, and
 // its backward, communicate until the group's deadline; the constructor with a group is collective.
@@ -29,7 +29,7 @@ class CADRE_EXPORT EmbeddingImpl : public torch::nn::EmbeddingImpl, public Tenso
   // indices: (..., T), integers, the same on every rank; result: (..., T, D), whole on every rank;
   // with sequence parallelism, and for kSequence, this rank's shard (..., T / ranks, D).
   at::Tensor forward(const at::Tensor& indices);
-  // The scores of all tokens, from a head that is tied to the table: hidden times its transpose.
+  // Returns the logits of a head that is tied to the table: hidden times the transposed table.
   // hidden: (..., D), or with sequence parallelism a shard; result: (..., V), or for kRowwise this
   // rank's part of V, which vocab_parallel_cross_entropy() takes.
   at::Tensor logits(const at::Tensor& hidden) const;
@@ -50,8 +50,8 @@ struct VocabParallelOptions {
   bool sequence_parallel = false;
 };
 
-// Divided from the start. The whole table is drawn as torch::nn::Embedding draws it, and rank 0's
-// counts.
+// An embedding that is divided from the start. Each rank draws the whole table as
+// torch::nn::Embedding does, and takes its part from the table of rank 0.
 class CADRE_EXPORT VocabParallelEmbeddingImpl : public EmbeddingImpl {
  public:
   VocabParallelEmbeddingImpl(const torch::nn::EmbeddingOptions& options, const ProcessGroup& group,

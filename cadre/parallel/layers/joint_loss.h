@@ -22,10 +22,10 @@ namespace cadre {
 at::Tensor mean_over_tokens(const at::Tensor& sum, int64_t count, const ProcessGroup& group,
                             const char* caller);
 
-// The gradients of parameters of which every rank has the same values, summed over the group. Same
-// parameters in the same order on all ranks; one that is in the list twice (a tied weight) counts
-// once. A parameter without a gradient on this rank counts as zeros, and stays without one if no
-// rank has one, as in one process. A second call adds the sums again.
+// Replaces the gradients of parameters that have the same values on every rank by their sums over
+// the group. All ranks pass the same parameters in the same order; one that is in the list twice (a
+// tied weight) counts once. A parameter without a gradient on this rank counts as zeros, and stays
+// without one if no rank has one, as in one process. A second call adds the sums again.
 void sum_gradients(const std::vector<at::Tensor>& parameters, const ProcessGroup& group,
                    const char* caller);
 

@@ -26,7 +26,8 @@ class CADRE_EXPORT LinearImpl : public torch::nn::LinearImpl, public TensorParal
  public:
   using torch::nn::LinearImpl::LinearImpl;
 
-  // input: (..., in_features), or what the style says; result: (..., out_features) alike.
+  // input: (..., in_features), or the part that the style takes; result: (..., out_features), or a
+  // part.
   at::Tensor forward(const at::Tensor& input);
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
@@ -35,7 +36,7 @@ class CADRE_EXPORT LinearImpl : public torch::nn::LinearImpl, public TensorParal
   // attention: ranks that do not divide the number of blocks are refused.
   // Throws kInvalidArgument for a size below 1.
   void set_block_size(int64_t size);
-  // The first of the divided features that this rank has; 0 if none are divided.
+  // Returns the first of the divided features that this rank has; 0 if none are divided.
   int64_t first_divided_feature() const;
   std::string options_text() const override;
 
@@ -56,8 +57,8 @@ struct ColumnParallelOptions {
   bool sequence_parallel = false;
 };
 
-// Divided from the start. The whole weights are drawn as torch::nn::Linear draws them, and rank 0's
-// count.
+// A linear layer that is divided from the start. Each rank draws the whole weights as
+// torch::nn::Linear does, and takes its part from those of rank 0.
 class CADRE_EXPORT ColumnParallelLinearImpl : public LinearImpl {
  public:
   ColumnParallelLinearImpl(const torch::nn::LinearOptions& options, const ProcessGroup& group,

@@ -1,6 +1,6 @@
-// Divides parameters of a module among the ranks along one axis of a mesh: the checks before any of
-// them is divided, and the records of what each rank has afterwards. What divides, such as
-// parallelize_module() or ExpertParallel, changes the parameters in between.
+// Checks that parameters of a module can be divided among the ranks along one axis of a mesh, and
+// later makes the records of what each rank has. In between the caller, such as
+// parallelize_module() or ExpertParallel, divides the parameters.
 //
 // Threads: one. Blocking: never. Lifetime: refers to what it was made of.
 // Errors: kInvalidArgument that begins with the caller, before anything is changed.
@@ -27,21 +27,22 @@ class ModuleDivision {
   ModuleDivision(const torch::nn::Module& module, const DeviceMesh& mesh, std::string axis,
                  const DividedParameters& divided, std::string_view caller);
 
-  // Throws for what would fail when the first parameters are divided already: values of parameters
-  // or buffers that are not there, a parameter that is divided or lies on other ranks already, and
-  // memory that a divided tensor shares with another one, because a rank keeps its part in new
-  // memory.
+  // Throws for what would otherwise fail after the first parameters are divided: values of
+  // parameters or buffers that are not there, a parameter that is divided or lies on other ranks
+  // already, and memory that a divided tensor shares with another one, because a rank keeps its
+  // part in new memory.
   void check() const;
-  // After the parameters were divided. Keeps each division in its parameter, as keep_division().
+  // Called after the parameters were divided. Returns the records, and keeps each division in its
+  // parameter with keep_division().
   std::vector<ParameterShard> keep_records() const;
 
  private:
   [[noreturn]] void refuse(const std::string& problem) const;
-  // The dimension of a parameter that the ranks divide.
+  // Returns the dimension of a parameter that the ranks divide; nullopt if they divide none.
   std::optional<int64_t> divided_dim(const at::Tensor& parameter) const;
-  // Also of a parameter that is divided among one rank, which keeps it whole.
+  // Returns the record of a parameter, also on an axis of one rank, which keeps it whole.
   ParameterShard record_of(const NamedTensor& parameter) const;
-  // With the axes of what has divided the parameter before.
+  // Returns the record with the axes of what has divided the parameter before.
   ParameterShard joint_record_of(const NamedTensor& parameter) const;
   bool is_cut(const NamedTensor& parameter) const;
   void check_values(const std::vector<NamedTensor>& tensors) const;

@@ -1,6 +1,7 @@
-// Each layer that ranks divide, and the loss, against the layer of torch::nn in one process:
-// output, gradients of the input and of the parameters, and gradients of gradients. Features and
-// classes that the ranks do not divide, so that a rank may have fewer or none.
+// Each layer that ranks divide, and the loss, is compared with the layer of torch::nn in one
+// process: output, gradients of the input and of the parameters, and gradients of gradients. The
+// ranks do not divide the numbers of features and classes evenly, so that a rank may have fewer or
+// none.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -60,11 +61,12 @@ struct Derivatives {
   Tensors second;
 };
 
-// weights: of this rank's outputs. reduce: sums a number over what the ranks have divided.
+// weights: the factors of this rank's outputs. penalty: returns a number from the gradients, over
+// what the ranks have divided.
 Derivatives derivatives_of(const Tensor& output, const Tensor& weights, const Tensors& leaves,
                            const std::function<Tensor(const Tensors&)>& penalty) {
   Derivatives result{.output = output.detach(), .first = {}, .second = {}};
-  // Without create_graph, the hand-written backward; with it, the recorded one.
+  // Without create_graph the hand-written backward runs, with it the recorded one.
   result.first = torch::autograd::grad({output}, leaves, {weights}, /*retain_graph=*/true);
   const Tensors recorded =
       torch::autograd::grad({output}, leaves, {weights}, true, /*create_graph=*/true);
@@ -159,7 +161,8 @@ TEST_P(ParallelLayers, RowParallelLinearEqualsOneProcess) {
   }
 }
 
-// Only the weight, only the input: no collective that the other ranks do not run.
+// If only the weight or only the input has a gradient, no rank runs a collective that others do
+// not.
 TEST_P(ParallelLayers, LinearWithFrozenPartsEqualsOneProcess) {
   const LinearProblem problem;
   const Derivatives alone = linear_alone(problem);
@@ -193,7 +196,7 @@ TEST_P(ParallelLayers, AutocastComputesInItsDtype) {
   });
 }
 
-// One whole loss of the rows of a table, of 11 entries; the padding row gets no gradient.
+// All ranks compute one loss from rows of a table of 11 entries; the padding row gets no gradient.
 TEST_P(ParallelLayers, EmbeddingEqualsOneProcess) {
   const Tensor indices = torch::arange(24).remainder(11).view({2, 12});
   const Tensor weights = filled({2, 12, 6}, 2);
@@ -210,7 +213,7 @@ TEST_P(ParallelLayers, EmbeddingEqualsOneProcess) {
       layers.back()->weight.set_data(plain->weight.detach().clone());
     }
     expect_on_all([&](const ProcessGroup& group) {
-      // Released before the group's system is.
+      // The layer of this rank is released before the system of the group.
       const auto owned = std::move(layers[static_cast<size_t>(group.rank())]);
       EmbeddingImpl& layer = *owned;
       layers::parallelize_new(
@@ -254,7 +257,7 @@ TEST_P(ParallelLayers, CrossEntropyEqualsOneProcess) {
     require_close(mine.output, alone.output, "loss");
     require_close(mine.first[0], part(alone.first[0], 2, group), "gradient");
     require_close(mine.second[0], part(alone.second[0], 2, group), "second gradient");
-    // Classes whose exponentials exceed the dtype, and no token that counts.
+    // Logits whose exponentials exceed the dtype, and targets none of which counts.
     const Tensor large =
         vocab_parallel_cross_entropy(leaf.detach() * 1e4, targets, group, {.vocabulary = 11});
     require_close(large, alone_of(logits * 1e4), "large logits");
@@ -296,7 +299,7 @@ TEST_P(ParallelLayers, AttentionEqualsOneProcess) {
   const Tensor input = x.clone().requires_grad_(true);
   const Tensor expected = plain(input);
   (expected * weights).sum().backward();
-  // By the definition, head by head.
+  // Computes the attention by its definition, head by head.
   {
     const torch::NoGradGuard no_grad;
     const Tensor heads = plain->qkv(x).view({2, 12, 12, 4, 1});
@@ -334,7 +337,7 @@ TEST_P(ParallelLayers, AttentionEqualsOneProcess) {
   });
 }
 
-// The constructors with a group: parts of what rank 0 has drawn.
+// The constructors with a group give each rank its part of what rank 0 has drawn.
 TEST_P(ParallelLayers, MegatronsLayersComputeWithOneWeight) {
   std::vector<Tensors> weights(static_cast<size_t>(GetParam()));
   std::vector<Tensors> results(weights.size());
@@ -408,7 +411,7 @@ TEST(ParallelLayersErrors, NameWhatTheRanksDoNotDivide) {
             "max_norm, scale_grad_by_freq or sparse");
     Embedding positions(6, 4);
     layers::parallelize_new(*positions, {.group = group, .style = ParallelStyle::kSequence}, "p");
-    // Only rank 1's shard of them has one outside.
+    // Only rank 1's shard of the indices has one outside of the vocabulary.
     refused([&] { positions(torch::arange(8)); }, "reach from 0 to 7, but the vocabulary has 6");
     refused(
         [&] {

@@ -4,10 +4,10 @@
 // Blocking: until the collectives are done. Lifetime: the graph keeps the group.
 // Errors: as tensor/group/backward/differentiable.h; what backward() throws begins with "backward
 // of" and the name. Equality: the ranks compute what one process with the whole weights would, up
-// to the order of additions. One loss that all ranks compute alike: the gradients are not those of
-// a sum over ranks. Cost: the backward of the column-parallel function reduces the gradient of the
-// input while it computes that of the weight. A backward with create_graph is right, and computes
-// the forward again.
+// to the order of additions. All ranks compute the same loss, which counts once: the gradients are
+// not those of a sum over ranks. Cost: the backward of the column-parallel function reduces the
+// gradient of the input while it computes that of the weight. A backward with create_graph is
+// right, and computes the forward again.
 // Source: Megatron-LM, https://arxiv.org/abs/1909.08053 and https://arxiv.org/abs/2205.05198.
 #pragma once
 

@@ -1,5 +1,5 @@
-// What the functions with divided weights are to autograd, beside their values and gradients, which
-// parallel_layers_test.cpp compares with one process.
+// How the functions with divided weights behave in autograd, beside their values and gradients,
+// which parallel_layers_test.cpp compares with one process.
 #include "cadre/parallel/layers/parallel_linear.h"
 
 #include <ATen/ops/_make_dual.h>
@@ -38,7 +38,7 @@ INSTANTIATE_TEST_SUITE_P(Functions, ParallelLinearFunctions,
                            return given.param == column_parallel_linear ? "Column" : "Row";
                          });
 
-// As a program does that saves memory: torch::relu_(layer(x)). With a bias and three dimensions,
+// A program that saves memory does this: torch::relu_(layer(x)). With a bias and three dimensions,
 // the output of at::linear is a view.
 TEST_P(ParallelLinearFunctions, TheOutputMayBeChangedInPlace) {
   expect_on_all([](const ProcessGroup& group) {
@@ -170,7 +170,7 @@ TEST(ParallelLinear, OnShardsOfTheSequenceTheGradientsAreThoseOfAllTokens) {
   }
 }
 
-// On one rank, because libtorch has one level of tangents for the whole process.
+// The test has one rank, because libtorch has one level of tangents for the whole process.
 TEST_P(ParallelLinearFunctions, RefuseForwardModeDifferentiation) {
   const auto result = run_groups(1, [](const ProcessGroup& group) {
     const uint64_t level = torch::autograd::ForwardADLevel::get_next_idx();

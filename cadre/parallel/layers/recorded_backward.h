@@ -1,6 +1,6 @@
-// The backward of a function with a hand-written backward while autograd records the backward
-// itself (create_graph): the gradients of a composition of differentiable operations that computes
-// the same function.
+// The backward of a function with a hand-written backward, for the case that autograd records the
+// backward itself (create_graph): it differentiates a composition of differentiable operations that
+// computes the same function.
 //
 // Threads: as backward(). Blocking: as the composition. Lifetime: keeps nothing.
 // Errors: those of the composition.
@@ -17,9 +17,10 @@
 namespace cadre {
 
 // inputs: as saved by the forward, so that they are connected to the graph; an undefined one and
-// one without a gradient get an undefined gradient. compose(inputs) -> the output of the function.
-// It is given aliases, and the gradients are those of the aliases: an input may depend on another
-// one, as where a layer is applied twice, and the paths between them belong to other nodes.
+// one without a gradient get an undefined gradient. compose(inputs) returns the output of the
+// function. It gets aliases of the inputs, and the gradients are those of the aliases: an input may
+// depend on another one, for example where a layer is applied twice, and the paths between them
+// belong to other nodes.
 template <typename Composition>
 torch::autograd::variable_list recorded_backward(const torch::autograd::variable_list& inputs,
                                                  const at::Tensor& gradient,
@@ -41,7 +42,7 @@ torch::autograd::variable_list recorded_backward(const torch::autograd::variable
   return gradients;
 }
 
-// Runs the body of a backward; a failure says which function's it was.
+// Runs the body of a backward; an error then names the function.
 template <typename Body>
 torch::autograd::variable_list in_backward_of(std::string_view function, const Body& body) {
   try {

@@ -13,8 +13,8 @@ class Module;
 
 namespace cadre::layers {
 
-// "attends to the tokens of its input": of the module itself, not of those in it. nullopt for one
-// that works on each token by itself, or is unknown.
+// Returns how the module itself, without the modules in it, combines tokens, for example "attends
+// to the tokens of its input". nullopt if it works on each token by itself, or is unknown.
 std::optional<std::string> token_mixing_of(const torch::nn::Module& module);
 
 }  // namespace cadre::layers

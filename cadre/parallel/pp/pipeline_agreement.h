@@ -26,16 +26,17 @@ namespace cadre::parallel {
 // The subject of every agreement of a pipeline.
 inline constexpr const char* kPipelineCall = "cadre::Pipeline";
 
-// kInvalidArgument: what is wrong with the arguments of a pipeline.
+// Returns the kInvalidArgument error for wrong arguments of a pipeline. what: what is wrong.
 Error pipeline_refusal(const std::string& what);
 
-// By rank, the words of all ranks, in one all_gather. What `make_words` throws on any rank is
-// thrown on all. It returns `num_words`, which is the same on all ranks, and calls no collective.
+// Returns the words of all ranks, by rank, after one all_gather. What `make_words` throws on any
+// rank is thrown on all. It returns `num_words` words, a number that is the same on all ranks, and
+// calls no collective.
 std::vector<std::vector<int64_t>> exchange_words(
     const ProcessGroup& group, size_t num_words,
     const std::function<std::vector<int64_t>()>& make_words);
 
-// The first rank whose word at `index` is not rank 0's.
+// Returns the first rank whose word at `index` is not rank 0's; nullopt if there is none.
 std::optional<int> first_unlike(const std::vector<std::vector<int64_t>>& words, size_t index);
 
 struct PipelineRanks {
@@ -43,16 +44,17 @@ struct PipelineRanks {
   std::optional<ProcessGroup> replicas = {};  // ranks with the same stages in other pipelines
 };
 
-// What `check`, which may be collective, refuses; that of a failed group leaves it.
+// Returns the error with which `check`, which may be collective, refuses; nullopt if it refuses
+// nothing. An error of a failed group is thrown.
 std::optional<Error> refusal_of(const std::function<void()>& check);
 
 // Throws `refusal`, which all ranks of a pipeline have or none of them, on the ranks of all its
-// replicas; and an error on all ranks if these fields of replicas differ.
+// replicas. Also throws on all ranks if these fields differ between replicas.
 void agree_with_replicas(const PipelineRanks& ranks, const std::vector<AgreedField>& fields,
                          const std::optional<Error>& refusal);
 
-// Throws on all ranks unless all have one schedule and fitting options, and each stage is held
-// once, where the schedule says.
+// agree_on_schedule() throws on all ranks unless all have one schedule and options that fit each
+// other, and each stage is held once, by the rank that the schedule says.
 struct AgreedSchedule {
   PipelineRanks ranks;
   PipelineSchedule schedule;
@@ -61,10 +63,9 @@ AgreedSchedule agree_on_schedule(const ProcessGroup& group,
                                  const std::vector<PipelineStage>& stages,
                                  const PipelineOptions& options);
 
-// Throws on all ranks of all replicas unless their stages are alike. Without replicas it does
-// nothing, and neither does the next one.
+// Throws on all ranks of all replicas unless their stages are alike. Does nothing without replicas.
 void check_replicas(const std::vector<PipelineStage>& stages, const PipelineRanks& ranks);
-// Gives all replicas the values of their rank 0.
+// Gives all replicas the values of their rank 0. Does nothing without replicas.
 void equalize_replicas(const std::vector<PipelineStage>& stages, const PipelineRanks& ranks);
 
 }  // namespace cadre::parallel

@@ -16,7 +16,7 @@ class CADRE_EXPORT PipelineError : public Error {
   PipelineError(const Error& error, PipelineAction action)
       : Error(error), action_(std::move(action)) {}
 
-  // With its stage and microbatch.
+  // The action at which this rank was, with its stage and microbatch.
   const PipelineAction& action() const { return action_; }
 
  private:

@@ -1,9 +1,9 @@
 // Every schedule on 2 to 8 ranks with 1 to 16 microbatches and 1 to 4 stages on each rank. The
 // checker accepts it, and then it runs, on threads as ranks: each rank computes in the order that
 // the simulator gives, keeps activations of as many microbatches, and the losses, outputs and
-// gradients of two steps are those of one process. In float64, within 1e-10 of the largest value
-// of each tensor: microbatches are added in another order than rows. CADRE_CASES_SEED picks the
-// cases that CTest runs.
+// gradients of two steps are those of one process. The bound in float64 is 1e-10 of the largest
+// value of each tensor: microbatches are added in another order than rows. CADRE_CASES_SEED picks
+// the cases that CTest runs.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -37,8 +37,8 @@ Tensor values_of(const std::vector<int64_t>& sizes, double offset) {
                       2);
 }
 
-// x + tanh(x weight), of which each stage has a weight of its own. The second input, the numbers of
-// the rows in the batch, says of which microbatch x is.
+// Computes x + tanh(x weight) with a weight of its own. The second input, the numbers of the rows
+// in the batch, tells to which microbatch x belongs.
 struct TracedStage {
   explicit TracedStage(int number)
       : stage(number),
@@ -46,7 +46,7 @@ struct TracedStage {
 
   Tensor forward(const Tensor& x) const { return x + torch::tanh(torch::matmul(x, weight)); }
 
-  // Adds to `trace` what is computed, when it is: "2F0", "2I0", "2W0".
+  // Adds an entry to `trace` for each computation, when it runs: "2F0", "2I0", "2W0".
   std::vector<Tensor> traced(const std::vector<Tensor>& inputs,
                              std::vector<std::string>& trace) const {
     const int64_t microbatch = inputs[1][0].item<int64_t>() / kRowsPerMicrobatch;
@@ -56,7 +56,7 @@ struct TracedStage {
     add('F');
     const Tensor used = weight.view_as(weight);
     used.register_hook([add](const Tensor&) { add('W'); });
-    // After `used`: autograd computes first what comes later in forward.
+    // Made after `used`, because autograd computes first what comes later in forward.
     const Tensor x = inputs[0].view_as(inputs[0]);
     if (x.requires_grad()) x.register_hook([add](const Tensor&) { add('I'); });
     return {x + torch::tanh(torch::matmul(x, used)), inputs[1]};
@@ -66,8 +66,8 @@ struct TracedStage {
   Tensor weight;
 };
 
-// What TracedStage adds for the computations of a rank in the order of the simulator. The batch has
-// no gradient, so none is computed in an I of stage 0.
+// Returns what TracedStage adds for the computations of a rank in the order of the simulator. The
+// batch has no gradient, so none is computed in an I of stage 0.
 std::vector<std::string> expected_trace(const std::vector<TimedAction>& actions) {
   std::vector<std::string> trace;
   for (const TimedAction& timed : actions) {
@@ -99,7 +99,7 @@ struct Batch {
   Tensor x, target, rows;
 };
 
-constexpr int kSteps = 2;  // with headers, and without
+constexpr int kSteps = 2;  // one with headers, and one without
 
 struct OneProcess {
   std::vector<Tensor> losses, outputs;  // by step
@@ -170,7 +170,7 @@ std::string name_of(const PipelineScheduleOptions& options) {
                 *options.stages_per_rank);
 }
 
-// In a random order: one in n of a regular order would leave out numbers that n divides.
+// Picks in a random order: one in n of a regular order would leave out numbers that n divides.
 std::vector<PipelineScheduleOptions> picked_schedules() {
   std::vector<PipelineScheduleOptions> all;
   for (const PipelineScheduleInfo& info : pipeline_schedules()) {
@@ -194,7 +194,7 @@ std::vector<PipelineScheduleOptions> picked_schedules() {
 class PipelineScheduleEquality : public ::testing::TestWithParam<PipelineScheduleOptions> {};
 
 TEST_P(PipelineScheduleEquality, CheckerSimulatorAndRunAgree) {
-  at::set_num_threads(1);  // as each rank has
+  at::set_num_threads(1);  // each rank has one thread
   const PipelineSchedule schedule = make_pipeline_schedule(GetParam()).value_or_throw();
   const Status checked = check_pipeline(schedule);
   ASSERT_TRUE(checked.ok()) << checked.error().message();

@@ -31,7 +31,7 @@ bool is_of_forward(Kind kind) {
   return kind == Kind::kForward || kind == Kind::kSendForward || kind == Kind::kRecvForward;
 }
 
-// For the error of an action.
+// Returns what the error of an action calls it.
 std::string_view words_of(Kind kind) {
   switch (kind) {
     case Kind::kForward:
@@ -73,8 +73,8 @@ std::vector<at::Tensor> leaves_for_next_stage(const std::vector<at::Tensor>& out
   return leaves;
 }
 
-// By stage, the parameters whose gradients are complete when the stage is reduced. A tensor that
-// several stages of this rank have is reduced with the last of them.
+// Returns, by stage, the parameters whose gradients are complete when the stage is reduced. A
+// tensor that several stages of this rank have is reduced with the last of them.
 std::map<int, std::vector<NamedTensor>> reduced_parameters(
     const std::vector<PipelineStage>& stages, const std::vector<PipelineAction>& actions) {
   std::map<int, std::vector<NamedTensor>> reduced;
@@ -130,7 +130,7 @@ auto PipelineExecutor::timed(int stage, Running& running, const Compute& compute
   return compute();
 }
 
-// What the schedule gathers and frees is for forwards and backwards.
+// An evaluation gathers stages itself: what the schedule gathers and frees is for training.
 void PipelineExecutor::gather_next_forwards(size_t first) {
   const size_t count =
       std::min(static_cast<size_t>(options_.max_unsharded_stages), runners_.size());
@@ -189,7 +189,7 @@ void PipelineExecutor::fail(const PipelineAction& action, const Error& error) {
   if (action.microbatch) where += format(", microbatch {}", *action.microbatch);
   where += format(", {} ({})", words_of(action.kind), to_text(action));
   const Error named = error.with_context(where);
-  // The first failure of the group counts: after one of the group's own this changes nothing.
+  // The first failure of the group counts: if the group has failed already, this changes nothing.
   group_.abort(named.message());
   messages_.clear();
   to_send_.clear();

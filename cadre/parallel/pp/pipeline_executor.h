@@ -32,40 +32,41 @@
 
 namespace cadre::parallel {
 
-// What a rank is given of a step, by microbatch.
+// What a rank is given of a step; batches, targets and weights are by microbatch.
 struct PipelineStep {
   bool is_training = true;
   bool has_headers = true;
   bool keeps_outputs = false;
-  int64_t outputs_batch_dim = 0;  // which dimension of the kept outputs counts rows
-  std::vector<std::vector<at::Tensor>> batches = {};  // on the rank of the first stage
-  std::vector<std::vector<at::Tensor>> targets = {};  // on that of the last one
+  int64_t outputs_batch_dim = 0;  // the dimension of the kept outputs that counts rows
+  std::vector<std::vector<at::Tensor>> batches = {};  // used on the rank of the first stage
+  std::vector<std::vector<at::Tensor>> targets = {};  // used on the rank of the last stage
   std::vector<double> weights = {};                   // weights of the microbatches' losses
   int64_t num_rows = 0;                               // rows of the batch
-  const PipelineLoss* loss = nullptr;                 // on the rank of the last stage, if wanted
+  const PipelineLoss* loss = nullptr;                 // used on the last stage's rank; may be null
 };
 
 class PipelineExecutor {
  public:
   struct Options {
-    // Sum the gradients of each stage; of the same stages.
+    // The ranks with the same stages in other pipelines, over which gradients are summed.
     std::optional<ProcessGroup> replicas = {};
-    // The parameters of the stages, where ranks own shards of them; instead of replicas.
+    // Has the parameters of the stages if ranks own shards of them; then there are no replicas.
     ShardedStages* sharded = nullptr;
-    // With `sharded`, in an evaluation; a training step does what the schedule says.
+    // The number of stages that an evaluation with `sharded` gathers at a time. A training step
+    // gathers what the schedule says.
     int max_unsharded_stages = 1;
-    // Before each forward and each backward of a microbatch. May be empty.
+    // Called before each forward and each backward of a microbatch. May be empty.
     std::function<void(const PipelineMicrobatch&)> before_microbatch = {};
   };
-  // schedule: lowered. stages: those of this rank.
-  // messages: of this pipeline, on its group.
+  // messages: the message space of this pipeline, on its group. schedule: lowered. stages: the
+  // stages of this rank.
   PipelineExecutor(const PrivateMessages& messages, PipelineSchedule schedule,
                    const std::vector<PipelineStage>& stages, Options options);
 
   struct Output {
     std::vector<at::Tensor> losses = {};       // by microbatch, without history
-    std::vector<at::Tensor> outputs = {};      // the last stage's, for the whole batch, if kept
-    int peak_live_microbatches = 0;            // counted on each stage
+    std::vector<at::Tensor> outputs = {};      // outputs of the last stage for the batch, if kept
+    int peak_live_microbatches = 0;            // counts a microbatch once for each stage
     std::vector<Duration> compute_times = {};  // by stage
   };
   Output run(const PipelineStep& step);
@@ -78,30 +79,31 @@ class PipelineExecutor {
     const PipelineStep& step;
     Output output;
     std::optional<JoinedOutputs> kept;
-    size_t num_forwards = 0;          // begun ones of an evaluation
-    int num_losses = 0;               // computed
-    bool has_differentiable = false;  // any of these
+    size_t num_forwards = 0;          // forwards of an evaluation that have begun
+    int num_losses = 0;               // losses computed so far
+    bool has_differentiable = false;  // whether any of these losses requires grad
   };
 
   void run_action(const PipelineAction& action, Running& running);
   void run_leaf(const PipelineAction& action, Running& running);
-  // What `compute` returns; its time is counted for the stage.
+  // Returns what `compute` returns, and counts its time for the stage.
   template <typename Compute>
   auto timed(int stage, Running& running, const Compute& compute);
-  // Before an action that computes: whole parameters, and the program's call.
+  // Called before an action that computes: waits for whole parameters and calls before_microbatch.
   void prepare(const PipelineAction& action, Running& running);
-  // In an evaluation: the stages of the next forwards of this rank, from this one on.
+  // Called in an evaluation: gathers the stages of the next forwards of this rank, from `first` on.
   void gather_next_forwards(size_t first);
   // Throws if the last forward of a sharded stage has written to its parameters.
   void check_unwritten(int stage) const;
-  // The first row of a microbatch, and the one behind its last.
+  // Returns the first row of a microbatch, and the row behind its last one.
   std::pair<int64_t, int64_t> rows_of(int64_t microbatch, const PipelineStep& step) const;
   void forward(const PipelineAction& action, Running& running);
   void backward(const PipelineAction& action, Running& running);
-  // The last stage's roots of the backward: its loss, where there is one.
+  // Returns the roots of the backward of the last stage: its loss, if there is a loss function.
   std::vector<at::Tensor> roots_of(int microbatch, const std::vector<at::Tensor>& outputs,
                                    Running& running) const;
-  // To the neighbour that needs it: at once if this rank has it, else by the send that follows.
+  // Hands tensors to the stage that needs them: at once if this rank has it, else by the send that
+  // follows.
   void hand_over(const StageMessages::Id& id, std::vector<at::Tensor> tensors);
   bool is_last(int stage) const { return stage == schedule_.num_stages() - 1; }
   [[noreturn]] void fail(const PipelineAction& action, const Error& error);

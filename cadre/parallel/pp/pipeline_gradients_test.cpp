@@ -1,7 +1,7 @@
 // Which gradients a step leaves, and which values they have, where a stage does not simply use each
 // of its parameters once: a tensor in two stages of a rank, parameters that no rank uses or only
-// one replica, sparse gradients, and losses that ignore labels. On threads as ranks: one pipeline
-// of two stages on each rank, and 2 replicas.
+// one replica, sparse gradients, and losses that ignore labels. Ranks are threads: one pipeline of
+// two stages on each rank, and 2 replicas.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -64,7 +64,7 @@ void run_replicas(const std::function<void(const DeviceMesh&)>& body) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Two steps: what the first one left is kept, and reduced once.
+// The gradients of the first of two steps are kept, and reduced once.
 TEST(PipelineGradients, ATensorInTwoStagesOfARankIsReducedOnce) {
   const Tensor alone = weight_of(1);
   for (int step = 0; step < 2; ++step) {
@@ -108,7 +108,7 @@ int num_gradients(const Pipeline& pipeline, const std::string& name) {
   return count;
 }
 
-// As in one process: an optimizer then leaves the parameter as it is, also with weight decay.
+// This is as in one process: an optimizer leaves the parameter as it is, also with weight decay.
 TEST(PipelineGradients, AParameterThatNoRankUsesHasNone) {
   for (const StageForm form : {StageForm::kAlone, StageForm::kReplicas, StageForm::kShards}) {
     for (const bool is_tied : {false, true}) {
@@ -127,7 +127,8 @@ TEST(PipelineGradients, AParameterThatNoRankUsesHasNone) {
   }
 }
 
-// Three weights, one for each path through the stages: (x) -> (x a, x b) -> ... -> (x a c).
+// Each stage has two weights, one for each of two paths: (x) -> (f(x, a), f(x, b)) -> ..., where f
+// is residual_layer().
 std::vector<PipelineStage> stages_of_two_paths(int num_stages, int first, int last) {
   std::vector<PipelineStage> stages;
   for (int stage = first; stage <= last; ++stage) {
@@ -143,7 +144,8 @@ std::vector<PipelineStage> stages_of_two_paths(int num_stages, int first, int la
   return stages;
 }
 
-// Not zeros, by which weight decay and the momentum of an optimizer would move the weights.
+// The gradients of the other path are undefined, not zeros, by which weight decay and the momentum
+// of an optimizer would move the weights.
 void expect_gradients_of_one_path(const std::vector<PipelineStage>& stages) {
   for (const PipelineStage& stage : stages) {
     EXPECT_TRUE(stage.parameters()[0].tensor.grad().defined()) << "stage " << stage.stage();
@@ -260,7 +262,8 @@ TEST(PipelineGradients, SparseOnesAreNotReduced) {
 // The recipe of the guide: the mean over the labels of the batch that count.
 TEST(PipelineGradients, IgnoredLabelsAreLeftOutOfTheMean) {
   const Tensor x = inputs_of(0);
-  const Tensor labels = torch::tensor({-100, -100, 1, 2});  // none in the first microbatch
+  const Tensor labels = torch::tensor({-100, -100, 1, 2});  // the first microbatch has none that
+                                                            // counts
   const Tensor alone = weight_of(1);
   const Tensor expected =
       torch::nn::functional::cross_entropy(residual_layer(residual_layer(x, alone), alone), labels);

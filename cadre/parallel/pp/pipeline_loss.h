@@ -19,13 +19,13 @@ class PipelineLoss {
  public:
   using Tensors = std::vector<at::Tensor>;
 
-  // None: for ranks that do not hold the last stage.
+  // An empty loss, for ranks that do not hold the last stage.
   PipelineLoss() = default;
 
-  // None as well: a null std::function or function pointer.
-  // function(output, target) of tensors, or function(outputs, targets) of vectors of tensors;
-  // returns the mean over the rows of the microbatch, 0-dim. A mean over a part of them, as with
-  // cross_entropy()'s ignore_index, is weighted as if it were over all: see the guide.
+  // function(output, target) of tensors, or function(outputs, targets) of vectors of tensors,
+  // returns the mean over the rows of the microbatch, 0-dim. A null std::function or function
+  // pointer makes an empty loss. A mean over a part of the rows, as with cross_entropy()'s
+  // ignore_index, is weighted as if it were over all of them: see the guide.
   template <typename Function>
     requires(!std::same_as<std::remove_cvref_t<Function>, PipelineLoss>)
   PipelineLoss(Function function) {  // NOLINT: implicit by design

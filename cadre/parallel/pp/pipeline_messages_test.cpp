@@ -1,5 +1,5 @@
 // The messages of pipelines and those of the program on one group never meet, whatever the tags.
-// On threads as ranks.
+// Ranks are threads.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -41,7 +41,7 @@ struct Pair {
   Pipeline pipeline;
 };
 
-// Sends that are under way before the step, in both directions, and are received after it.
+// Sends of the program are under way before the step, in both directions, and received after it.
 TEST(PipelineMessages, ThoseOfTheProgramAreNotTakenForThem) {
   double expected = 0;
   double sum_of_gradients = 0;
@@ -105,7 +105,7 @@ TEST(PipelineMessages, AReceiveOfTheProgramDoesNotTakeThem) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Two on one group, whose steps take turns, and one that is made after another has gone.
+// Two pipelines on one group take turns with their steps; a third is made after one has gone.
 TEST(PipelineMessages, PipelinesOfOneGroupDoNotMeet) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     Pair first(group);

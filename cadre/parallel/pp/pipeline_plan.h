@@ -12,7 +12,7 @@
 
 namespace cadre::parallel {
 
-// stages: those of this rank.
+// stages: the stages of this rank.
 Result<PipelineSchedule> lowered_schedule(const std::vector<PipelineStage>& stages,
                                           const PipelineOptions& options, int num_ranks);
 

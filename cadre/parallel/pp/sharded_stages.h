@@ -1,6 +1,7 @@
 // The stages of this rank whose parameters are divided among the ranks that hold the same stages:
 // each rank owns a shard of them, of their gradients and of the optimizer's state, and has whole
-// parameters while the schedule computes with a stage. One reduction of a stage's gradients a step.
+// parameters while the schedule computes with a stage. A step reduces the gradients of a stage
+// once.
 //
 // Threads: one. Blocking: the constructor, wait(), reshard() while a gather runs, finish_step(),
 // until the deadline of the groups. All ranks that hold the same stages make the same calls in the
@@ -30,24 +31,26 @@ namespace cadre::parallel {
 
 class ShardedStages {
  public:
-  // mesh: one axis, whose ranks own shards; or two, of which the ranks along the first hold the
-  // same. stages: of this rank, in the order in which a step reduces them; equal on all ranks.
+  // mesh: one axis, whose ranks own shards; or two axes, where the ranks along the first one hold
+  // the same shards. stages: the stages of this rank, in the order in which a step reduces them;
+  // equal on all ranks.
   ShardedStages(const DeviceMesh& mesh, const std::vector<PipelineStage>& stages);
   // Throws on this rank for what the constructor would refuse, without a collective.
   static void check_shardable(const std::vector<PipelineStage>& stages);
 
   // Starts to gather the parameters of a stage.
   void unshard(int stage);
-  // Returns when they are whole; gathers them if nobody has begun to.
+  // Waits until the parameters are whole; gathers them if unshard() has not begun to.
   void wait(int stage);
   // Frees the whole parameters; the shards remain.
   void reshard(int stage);
   void reshard_all();
-  // Starts to gather these stages, the first of them first, and frees the others.
+  // Starts to gather these stages, in this order, and frees the others.
   void unshard_only(std::span<const int> stages);
 
-  // A sentence about the first parameter that required grad at the construction and does not now,
-  // or the reverse: its gradients would not reach the shards.
+  // Returns a sentence about the first parameter that required grad at the construction and does
+  // not now, or the reverse, so that its gradients would not reach the shards; nullopt if there is
+  // none.
   std::optional<std::string> changed_parameter() const;
   void begin_step();
   // Starts to reduce what the step has added to the gradients of the stage.
@@ -55,21 +58,22 @@ class ShardedStages {
   // reduce() leaves out the gradient of this parameter: finish_reductions() sums it whole, for the
   // sum over tied stages, and finish_step() cuts it.
   void keep_whole(const at::Tensor& parameter) { whole_.insert(parameter.unsafeGetTensorImpl()); }
-  // Waits for the reductions, and sums the gradients of whole ones over the ranks. The gradient of
-  // a parameter that no rank has used stays as it was before the step.
+  // Waits for the reductions, and sums the gradients of the parameters of keep_whole() over the
+  // ranks. The gradient of a parameter that no rank has used stays as it was before the step.
   void finish_reductions();
-  // Ends the step: whole gradients are cut.
+  // Ends the step: cuts the gradients of the parameters of keep_whole().
   void finish_step();
 
-  // The program has changed the whole parameters of a stage, in the same way on all ranks.
+  // Called when the program has changed the whole parameters of a stage, in the same way on all
+  // ranks.
   void take_from_parameters(int stage);
   std::vector<ParameterShard> parameter_shards(int stage) const;
 
  private:
   struct Place {
-    size_t index;  // among the trained parameters
+    size_t index;  // index among the trained parameters
     std::shared_ptr<FlatParameters> flat;
-    size_t place;  // in the flat parameters
+    size_t place;  // index in the flat parameters
   };
   struct Stage {
     std::vector<std::shared_ptr<FlatParameters>> flats;  // one for each dtype
@@ -81,8 +85,8 @@ class ShardedStages {
   void add_stage(const PipelineStage& stage, const std::shared_ptr<shard::FlatBufferPool>& pool,
                  std::vector<NamedTensor>& trained);
   bool is_whole(const Place& place) const;
-  // By trained parameter: whether this rank has used it in the step, and after the sum over the
-  // ranks, how many have.
+  // Returns one number for each trained parameter: 1 if this rank has used it in the step; after
+  // the sum over the ranks, the number of ranks that have.
   float* num_uses() const;
 
   DeviceMesh mesh_;
@@ -94,7 +98,7 @@ class ShardedStages {
   std::unique_ptr<ShardedGradients> gradients_;  // null without a trained parameter
 };
 
-// While it lives, these stages have whole parameters.
+// Keeps the parameters of these stages whole as long as it lives.
 class WholeStages {
  public:
   WholeStages(ShardedStages* sharded, const std::set<int>& stages)

@@ -25,13 +25,13 @@ using torch::autograd::Engine;
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-// The node that adds to the gradient of a weight, and where it gets its gradient from.
+// An owner, and the weights of which it is the only owner.
 struct OwnedWeights {
   edge_list owner;    // the owner's inputs, one edge for each gradient that arrives there
   edge_list weights;  // weights that have no other owner
 };
 
-// What the nodes of a graph are for, as the header explains.
+// Finds out what the nodes of a graph are for, as the header explains.
 class GraphParts {
  public:
   GraphParts(const edge_list& roots, const std::vector<at::Tensor>& inputs) {
@@ -58,7 +58,7 @@ class GraphParts {
 
   bool contains(Node* node) const { return reaches_input_.contains(node); }
 
-  // The weights that one owner has for itself, by owner.
+  // Returns the weights that have one owner, by owner.
   std::vector<OwnedWeights> owned() const {
     std::map<size_t, OwnedWeights> by_owner;  // by the place of the owner, in the order of visits
     for (const auto& [weight, owners] : owners_) {
@@ -77,7 +77,7 @@ class GraphParts {
     return result;
   }
 
-  // The weights that the input pass has to serve.
+  // Returns the weights whose gradients the input pass has to compute.
   edge_list shared() const {
     edge_list edges;
     for (const auto& [weight, owners] : owners_) {
@@ -94,7 +94,7 @@ class GraphParts {
   }
   bool reaches_input(Node* node) const { return reaches_input_.at(node); }
 
-  // Depth first, with a stack of its own: graphs are deeper than the thread's stack allows.
+  // Visits depth first, with a stack of its own: graphs are deeper than the thread's stack allows.
   void visit(Node* root) {
     std::vector<std::pair<Node*, size_t>> path;
     const auto enter = [&](Node* node) {
@@ -122,8 +122,8 @@ class GraphParts {
     }
   }
 
-  // All weights behind an edge to a node that reaches no input. owner: null for a root, and for a
-  // checkpoint.
+  // Records the owner of all weights behind an edge to a node that reaches no input. owner: null
+  // for a root, and for a checkpoint.
   void add_weights(const Edge& edge, Node* owner) {
     std::vector<Node*> open{edge.function.get()};
     std::unordered_set<Node*> seen(open.begin(), open.end());
@@ -141,7 +141,7 @@ class GraphParts {
 
   std::unordered_set<Node*> input_nodes_;
   std::unordered_map<Node*, bool> reaches_input_;  // all nodes of the graph
-  std::vector<Node*> finished_;                    // each after those that it leads to
+  std::vector<Node*> finished_;                    // each node after those that it leads to
   std::unordered_map<Node*, size_t> places_;
   std::unordered_map<Node*, std::set<uint32_t>> used_inputs_;
   std::unordered_map<Node*, std::set<Node*>> owners_;  // owners of each weight's AccumulateGrad
@@ -157,7 +157,7 @@ struct PendingWeights {
 }  // namespace
 
 struct StageGraph::State {
-  edge_list outputs;               // not valid where an output does not require grad
+  edge_list outputs;               // by output; not valid if the output does not require grad
   std::vector<at::Tensor> inputs;  // leaves
   // Left for the weight pass.
   std::vector<PendingWeights> pending = {};
@@ -169,7 +169,7 @@ struct StageGraph::State {
                                [](const at::Tensor& input) { return input.requires_grad(); });
   }
 
-  // The roots of a backward and their gradients.
+  // Returns the roots of a backward and their gradients.
   std::pair<edge_list, variable_list> roots_of(const std::vector<at::Tensor>& gradients) const {
     std::pair<edge_list, variable_list> roots;
     for (size_t i = 0; i < outputs.size(); ++i) {
@@ -266,7 +266,7 @@ void StageGraph::weight_pass() {
                    /*create_graph=*/false, /*accumulate_grad=*/true);
     return;
   }
-  // Owners may share nodes that lead to their weights' neighbours, so each keeps the graph.
+  // Owners may share nodes that lead to weights, so each call keeps the graph.
   for (const PendingWeights& pending : state_->pending) {
     engine.execute(pending.owner, pending.gradients, /*keep_graph=*/true, /*create_graph=*/false,
                    /*accumulate_grad=*/true, pending.weights);

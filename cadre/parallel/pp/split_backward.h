@@ -26,7 +26,7 @@
 
 namespace cadre::parallel {
 
-// The graph edges of outputs, whose values need not be kept for a backward.
+// Keeps the graph edges of outputs, so that the values of the outputs need not be kept.
 class StageGraph {
  public:
   // inputs: leaves of the graph.
@@ -35,14 +35,14 @@ class StageGraph {
   StageGraph(StageGraph&&) noexcept;
   StageGraph& operator=(StageGraph&&) noexcept;
 
-  // gradients: by output; undefined for an output that has none, and ignored for one that does not
-  // require grad. They add to the gradients of the parameters, and to those of the inputs, which
-  // are returned by input: undefined where no gradient has reached it. At most once, and not with
-  // the two below.
+  // Runs the whole backward, which adds to the gradients of the parameters. gradients: by output;
+  // undefined for an output that has none, and ignored for one that does not require grad. Returns
+  // the gradients of the inputs, by input; undefined where no gradient has reached an input. Called
+  // at most once, and not together with input_pass() and weight_pass().
   std::vector<at::Tensor> backward(const std::vector<at::Tensor>& gradients);
-  // Returns what backward() returns.
+  // Runs the input pass. Returns what backward() returns.
   std::vector<at::Tensor> input_pass(const std::vector<at::Tensor>& gradients);
-  // After input_pass(), once.
+  // Runs the weight pass. Called after input_pass(), once.
   void weight_pass();
 
  private:

@@ -19,7 +19,7 @@ at::Tensor words_tensor() {
   return at::empty({static_cast<int64_t>(TensorHeader::kWords)}, at::kLong);
 }
 
-// One byte for each tensor of a message backwards.
+// Returns one byte for each tensor of a message of gradients.
 at::Tensor flags_tensor(const TensorHeader& header) {
   return at::zeros({static_cast<int64_t>(header.tensors.size())}, at::kByte);
 }
@@ -160,7 +160,7 @@ std::vector<at::Tensor> StageMessages::take(const Id& id) {
       if (are_defined[i] == 0) tensors[i] = at::Tensor();
     }
   }
-  // A tensor that this rank received: one that was put has its flag already.
+  // Sets the flag of tensors that were received; tensors of put() have it already.
   if (id.kind == Kind::kForward && !node.mapped().works.empty()) {
     const TensorHeader& header = headers_.at(header_id_of(id));
     for (size_t i = 0; i < tensors.size(); ++i) {

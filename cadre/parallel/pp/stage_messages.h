@@ -1,19 +1,20 @@
-// What stages hand to each other: outputs forwards and gradients backwards, over messages where
-// another rank holds the other stage, directly where this rank does.
+// Hands outputs to the next stage and gradients to the stage before: by messages if another rank
+// holds that stage, directly if this rank does.
 //
 // The receiver has to know what comes. In a step with headers every message of a forward is
 // preceded by a header of fixed length (tensor_header.h), which both sides remember for this
-// microbatch; in a step without, a message is as in the last step with headers, and a sender whose
-// stage returns something else refuses to send it. Gradients are as the outputs that require grad,
-// so they need no header, but for one byte each in a message of its own: whether the gradient is
-// defined. An output that the loss does not use has none, as in one process, and then neither have
-// the parameters that only this output depends on. Zeros are sent in the place of it.
+// microbatch. In a step without headers a message has the form that it had in the last step with
+// headers, and a sender whose stage returns something else refuses to send it. Gradients have the
+// form of the outputs that require grad, so they need no header, only a message with one byte for
+// each, which says whether the gradient is defined. An output that the loss does not use has no
+// gradient, as in one process, and then neither have the parameters that only this output depends
+// on. Zeros are sent in place of such a gradient.
 //
 // The messages are in a space of their own (tensor/group/messages/private_messages.h), so that
 // neither the program's messages on the group nor those of another pipeline are taken for them.
 //
 // Receives from a rank are posted in the order of its sends, which is the order of the schedule
-// (ReceivePlacement::kAsSent), so that no message waits behind one that nobody asked for.
+// (ReceivePlacement::kAsSent), so that no message waits behind one that no receive expects yet.
 //
 // Threads: one. Blocking: take(), and post_receive() in a step with headers, until the group's
 // deadline; finish(). Sends do not block; a Work keeps their tensors, which nothing may write
@@ -37,7 +38,7 @@ namespace cadre::parallel {
 class StageMessages {
  public:
   enum class Kind { kForward, kBackward };
-  // By the stage that receives it.
+  // The stage is the one that receives the message.
   struct Id {
     Kind kind;
     int stage;
@@ -50,7 +51,7 @@ class StageMessages {
     int num_microbatches = 1;
   };
   StageMessages(PrivateMessages messages, Layout layout);
-  // Refuses more messages than there are tags.
+  // Throws if there are more messages than tags.
   static void check_num_messages(const Layout& layout);
 
   struct StepKind {
@@ -59,19 +60,19 @@ class StageMessages {
   };
   void begin(const StepKind& step);
 
-  // Hands over without a message. The id is the receiver's.
+  // Hands tensors to another stage of this rank, without a message.
   void put(const Id& id, std::vector<at::Tensor> tensors);
-  // forward: leaves, of which those that require grad tell the receiver so. backward: undefined
-  // where the input has no gradient.
+  // kForward: leaves; the receiver learns which of them require grad. kBackward: a tensor is
+  // undefined if its input has no gradient.
   void send(const Id& id, const std::vector<at::Tensor>& tensors);
   void post_receive(const Id& id);
-  // Waits for it. forward: leaves. backward: by output of the stage; undefined where an output has
-  // no gradient.
+  // Waits for the message. kForward: returns leaves. kBackward: returns a gradient for each output
+  // of the stage, undefined if the output has none.
   std::vector<at::Tensor> take(const Id& id);
 
   // Waits for all sends.
   void finish();
-  // Drops everything, after a failure.
+  // Drops all messages of the step.
   void clear();
 
  private:
@@ -80,7 +81,7 @@ class StageMessages {
     std::vector<Work> works = {};
     at::Tensor are_defined = {};  // which gradients of another rank are defined
   };
-  // Headers of training and of evaluation differ: only the former has gradients.
+  // Headers of training and of evaluation differ, because an evaluation has no gradients.
   struct HeaderId {
     bool is_training;
     int sender;

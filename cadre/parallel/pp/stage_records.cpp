@@ -22,11 +22,11 @@ constexpr size_t kMaxNameBytes = 1 << 16;
 struct AxisDivision {
   std::string name;
   std::vector<std::string> whole_axes = {};  // axes of the mesh of all ranks; several if flattened
-  int64_t dim = 0;                           // or kFlat
+  int64_t dim = 0;                           // the divided dimension, or kFlat
 };
 constexpr int64_t kFlat = -1;
 
-// What a rank tells the others of a parameter that it holds.
+// What a rank sends to the others about a parameter that it holds.
 struct Description {
   std::vector<StageParameter> names = {};  // in the order of the rank's stages
   std::vector<int64_t> sizes = {};
@@ -48,7 +48,8 @@ Description description_of(std::vector<StageParameter> names, const ParameterSha
   return text;
 }
 
-// "Double (4, 4), divided along tp in dim 0". Flat shards are those of the pipeline.
+// Returns "Double (4, 4), divided along tp in dim 0". Leaves out flat shards, which are the
+// pipeline's.
 std::string form_of(const Description& text) {
   std::string form = format("{} {}", c10::toString(text.dtype), list_of(text.sizes));
   for (const AxisDivision& axis : text.axes) {
@@ -101,7 +102,7 @@ Description read(wire::ByteReader& in) {
   return text;
 }
 
-// By rank, what all ranks have made, or what one of them refuses.
+// Returns what all ranks have made, by rank. Throws on all ranks if one of them refuses.
 std::vector<std::vector<Description>> exchange(
     const ProcessGroup& group, const std::function<std::vector<Description>()>& make_own) {
   const std::vector<std::string> contents = gather_texts(group, kPipelineCall, [&] {
@@ -122,7 +123,7 @@ std::vector<std::vector<Description>> exchange(
   return all;
 }
 
-// `record`, on the axes of the pipeline, too.
+// Returns `record` on the axes of the pipeline, too.
 ParameterShard along_pipeline(ParameterShard record, const DeviceMesh& pipeline) {
   const ParameterDivision whole{record.sizes, pipeline, {Replicate()}};
   record = on_joint_mesh(std::move(record), &whole);
@@ -135,12 +136,12 @@ struct OwnRecord {
   ParameterShard record;
 };
 
-// Each tensor of this rank's stages once, with all its names.
+// Returns each tensor of this rank's stages once, with all its names.
 std::vector<OwnRecord> own_records(const DeviceMesh& pipeline,
                                    const std::vector<PipelineStage>& stages,
                                    const StageRecords::Form& form) {
   std::vector<OwnRecord> records;
-  std::map<const void*, size_t> known;  // the place in `records`
+  std::map<const void*, size_t> known;  // the index in `records`
   const DeviceMesh& own_mesh = form.shards ? *form.shards : pipeline;
   for (const PipelineStage& stage : stages) {
     std::vector<ParameterShard> of_shards;
@@ -174,7 +175,7 @@ std::vector<OwnRecord> own_records(const DeviceMesh& pipeline,
   return records;
 }
 
-// Record of a parameter that another rank holds.
+// Returns the record of a parameter that another rank holds.
 ParameterShard empty_record(const Description& text, const DeviceMesh& pipeline) {
   const at::Tensor nothing = at::empty({0}, text.dtype);
   ParameterShard record{.name = text.names.at(0).name,

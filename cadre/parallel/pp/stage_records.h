@@ -23,7 +23,7 @@ class StageRecords {
  public:
   // How ranks hold the stages.
   struct Form {
-    // Whose ranks own shards. Not given: every rank has whole stages.
+    // The mesh whose ranks own shards; nullopt if every rank has whole stages.
     std::optional<DeviceMesh> shards = {};
     // Null while the stages are whole, before they are sharded: the records then say what this rank
     // has now, and the constructor refuses what it would refuse afterwards.
@@ -33,29 +33,30 @@ class StageRecords {
   StageRecords(const ProcessGroup& group, const DeviceMesh& mesh,
                const std::vector<PipelineStage>& stages, const Form& form);
 
-  // Records of all stages, each stage's in its order. A tensor with several names on a rank is
-  // listed once, under the first of them.
+  // Returns the records of all stages, each stage's in its order. A tensor with several names on a
+  // rank is listed once, under the first of them.
   std::vector<ParameterShard> all() const;
-  // What this rank holds: for optimizers.
+  // Returns the tensors that this rank holds, for optimizers.
   std::vector<at::Tensor> values() const;
-  // From here on these are one parameter, with the name of the first. Further tensors of it on one
-  // rank stay in the list as copies of that name.
+  // Makes these one parameter from now on, with the name of the first. If a rank has several
+  // tensors of it, the further ones stay in the list, as copies of that name.
   void tie(const std::vector<StageParameter>& parameters);
-  // Why these cannot be one parameter: a sentence about two whose sizes, dtypes or divisions
-  // differ; the same on all ranks. Names that no stage has are ignored.
+  // Returns why these cannot be one parameter: a sentence about two whose sizes, dtypes or
+  // divisions differ, the same on all ranks; nullopt if they can. Names that no stage has are
+  // ignored.
   std::optional<std::string> difference(const std::vector<StageParameter>& parameters) const;
 
  private:
   struct Entry {
     int stage;
     std::vector<StageParameter> names;  // names of the tensor in the modules of its rank's stages
-    std::string form;                   // what tied parameters must have alike
+    std::string form;                   // text of sizes, dtype and division, equal in a tie
     ParameterShard record;
-    int holder;    // the rank
-    bool is_held;  // by this rank
+    int holder;    // the rank that holds it
+    bool is_held;  // whether this rank holds it
   };
 
-  // Its place in entries_, or their number.
+  // Returns the index of the parameter in entries_, or entries_.size() if no stage has it.
   size_t find(const StageParameter& parameter) const;
 
   std::vector<Entry> entries_;

@@ -20,7 +20,7 @@ namespace {
 using testing::run_groups;
 using torch::Tensor;
 
-// With a gradient of ones.
+// Returns a leaf with a gradient of ones.
 Tensor leaf(int64_t numel) {
   Tensor tensor = torch::zeros({numel}, torch::kDouble).requires_grad_();
   tensor.mutable_grad() = torch::ones({numel}, torch::kDouble);
@@ -80,7 +80,7 @@ TEST(StageRecords, ATiedTensorOfTwoStagesOfARankCountsOnce) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// They are two tensors of one name, of which the second one is a copy.
+// The rank has two tensors of one name, of which the second one is a copy.
 TEST(StageRecords, TwoTiedTensorsOfARankHaveOneName) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     std::vector<PipelineStage> stages;

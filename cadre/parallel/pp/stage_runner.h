@@ -29,44 +29,47 @@ void check_dense_gradient(const NamedTensor& parameter);
 
 class StageRunner {
  public:
-  // reduced: the parameters whose gradients reduce_grad() sums, each once. Those of the stage
-  // without the ones that a later reduction of this rank has.
+  // reduced: the parameters whose gradients reduce_grad() sums, each once. They are the parameters
+  // of the stage without those that a later reduction of this rank sums.
   StageRunner(PipelineStage stage, std::vector<NamedTensor> reduced)
       : stage_(std::move(stage)), reduced_(std::move(reduced)), writes_(stage_.parameters()) {
     if (stage_.module()) list_.emplace(stage_.module());
   }
 
   const PipelineStage& stage() const { return stage_; }
-  // A sentence about the first parameter of the module that came, went or was replaced since the
-  // construction: what the pipeline reduces and lists is no longer what the module has.
+  // Returns a sentence about the first parameter of the module that came, went or was replaced
+  // since the construction, so that what the pipeline reduces and lists is no longer what the
+  // module has; nullopt if there is none.
   std::optional<std::string> changed_parameter() const {
     return list_ ? list_->change_of_list() : std::nullopt;
   }
-  // The name of a parameter that the last forward() has written to.
+  // Returns the name of a parameter to which the last forward() has written; nullopt if there is
+  // none.
   std::optional<std::string> written_parameter() const;
 
-  // inputs: leaves, which the stage is given in a form that it may change in place. Returns what
-  // comes out. While gradients are recorded, keeps the graph of `roots_of(outputs)`, for which
+  // inputs: leaves; the stage is given them in a form that it may change in place. Returns the
+  // outputs. While gradients are recorded, keeps the graph of `roots_of(outputs)`, for which
   // backward() and input_grad() take gradients.
   using Roots = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& outputs)>;
   std::vector<at::Tensor> forward(int microbatch, const std::vector<at::Tensor>& inputs,
                                   const Roots& roots_of);
 
-  // Gradients of the outputs to those of the inputs: see StageGraph.
+  // These turn gradients of the outputs into gradients of the inputs: see StageGraph.
   std::vector<at::Tensor> backward(int microbatch, const std::vector<at::Tensor>& gradients);
   std::vector<at::Tensor> input_grad(int microbatch, const std::vector<at::Tensor>& gradients);
   void weight_grad(int microbatch);
 
   // Puts the gradients of earlier steps aside, so that only those of this step are reduced.
   void set_gradients_aside();
-  // Starts to sum the gradients over `replicas`; zeros where this rank has none.
+  // Starts to sum the gradients over `replicas`; this rank adds zeros where it has none.
   void reduce_grad(const ProcessGroup& replicas);
-  // Parameters that no replica has used are without a gradient then, as in one process.
+  // Waits for the sums. Parameters that no replica has used then have no gradient, as in one
+  // process.
   void finish_reduction();
-  // After it, if a forward of any replica has written to parameters since the last call: throws on
-  // all replicas unless they have the same values.
+  // Called after finish_reduction(). If a forward of any replica has written to parameters since
+  // the last call, throws on all replicas unless they have the same values.
   void check_replicas_equal(const ProcessGroup& replicas);
-  // Adds what was set aside.
+  // Adds the gradients that were set aside.
   void add_gradients_set_aside();
 
   int num_live_microbatches() const { return static_cast<int>(live_.size()); }
@@ -78,11 +81,11 @@ class StageRunner {
   std::vector<NamedTensor> reduced_;
   std::optional<wrap::ParameterWatch> list_;  // watches the module's parameters
   wrap::WriteWatch writes_;
-  bool has_written_ = false;        // this rank's forwards, since the last comparison
+  bool has_written_ = false;        // a forward of this rank has written since the last comparison
   std::map<int, StageGraph> live_;  // by microbatch
   std::vector<at::Tensor> aside_;   // by parameter
-  // A running reduction: its parameters, and how many replicas have used each of them and, behind
-  // these, have written to parameters.
+  // A running reduction: its parameters, and the numbers of replicas that have used each of them
+  // and, as the last element, of replicas that have written to parameters.
   std::vector<at::Tensor> reducing_;
   at::Tensor num_uses_;
   std::optional<Work> reduction_;

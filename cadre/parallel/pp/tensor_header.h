@@ -1,5 +1,5 @@
-// What a stage tells the next one of the tensors that it will send: dtypes, sizes and which of them
-// require a gradient, as a row of numbers of one length.
+// Describes the tensors that a stage will send to the next one: dtypes, sizes and which of them
+// require a gradient, as a fixed count of numbers.
 //
 // Threads: plain values and pure functions. Blocking: never. Lifetime: owns its parts.
 // Errors: kInvalidArgument for tensors that a header cannot describe; kCorruption for numbers that
@@ -29,7 +29,7 @@ struct TensorHeader {
   static constexpr size_t kMaxTensors = 16;
   static constexpr size_t kMaxDims = 8;
   static constexpr int64_t kMaxBytes = int64_t{1} << 40;
-  // Magic number and number of tensors; of each tensor dtype, requires_grad, dim and sizes.
+  // Magic number and number of tensors; then dtype, requires_grad, dim and sizes of each tensor.
   static constexpr size_t kWords = 2 + kMaxTensors * (3 + kMaxDims);
 
   std::vector<Entry> tensors;
@@ -38,9 +38,9 @@ struct TensorHeader {
   static Result<TensorHeader> decode(std::span<const int64_t> words);
   std::vector<int64_t> encode() const;
 
-  // New tensors, not initialized.
+  // Returns new tensors, not initialized.
   std::vector<at::Tensor> allocate() const;
-  // "(8, 3) float32, (8) int64": for messages.
+  // Returns "(8, 3) float32, (8) int64", for error messages.
   std::string text() const;
 
   friend bool operator==(const TensorHeader&, const TensorHeader&) = default;

@@ -28,7 +28,7 @@ int64_t trained_word(const std::vector<at::Tensor>& own) {
   return static_cast<size_t>(num_trained) == own.size() ? kTrained : kMixed;
 }
 
-// words: of all ranks. `text`: of the tied parameters.
+// words: the words of all ranks. `text`: names the tied parameters in the error.
 void check_trained_alike(const std::vector<std::vector<int64_t>>& words, size_t index,
                          const std::string& text) {
   std::set<int64_t> kinds;

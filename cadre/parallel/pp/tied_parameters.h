@@ -33,28 +33,28 @@ class TiedParameters {
     ShardedStages* sharded;          // null where ranks have whole stages
     StageRecords* records;
   };
-  // messages: on the pipeline's group.
+  // messages: a message space on the pipeline's group.
   TiedParameters(PipelineRanks ranks, PrivateMessages messages, Stages stages);
 
-  // These are one from now on: gives all of them the values of the first.
+  // Makes these one parameter from now on: gives all of them the values of the first.
   void tie(const std::vector<StageParameter>& parameters);
   bool is_empty() const { return ties_.empty(); }
-  // In the order of ranks, so that all holders have the same bits. One that no stage has used stays
-  // without a gradient.
+  // Sums the gradients of each tied parameter in the order of ranks, so that all holders have the
+  // same bits. A parameter that no stage has used stays without a gradient.
   void sum_gradients() const;
   // Throws if the values of tied parameters differ.
   void check_equal() const;
 
-  // By tie, what check_trained() compares: whether this rank's tensors of it require grad.
+  // Returns, for each tie, what check_trained() compares: whether this rank's tensors require grad.
   std::vector<int64_t> trained_words() const;
   size_t num_trained_words() const { return ties_.size(); }
-  // words: of all ranks, of which those from `first` on are trained_words(). Throws, the same on
-  // all ranks, if a tied parameter requires grad in a part of its stages.
+  // words: by rank; from the index `first` on they are trained_words(). Throws, the same on all
+  // ranks, if a tied parameter requires grad in only a part of its stages.
   void check_trained(const std::vector<std::vector<int64_t>>& words, size_t first) const;
 
  private:
   struct Tie {
-    std::string text;                  // for messages
+    std::string text;                  // names of the parameters, for messages
     std::set<int> stages = {};         // stages of this rank in the tie
     std::vector<int> ranks = {};       // ranks that hold it, ascending, unique
     int root = 0;                      // rank whose values all take; one of `ranks`
@@ -63,11 +63,13 @@ class TiedParameters {
 
   // Fills `tie` with the holders of the parameters; returns why this rank refuses the list.
   std::optional<Error> find_holders(const std::vector<StageParameter>& parameters, Tie& tie) const;
-  // Another tensor of this rank that begins in the same memory, as after set_data().
+  // Returns another tensor of this rank that begins in the same memory, as after set_data();
+  // nullopt if there is none.
   std::optional<StageParameter> sharer_of_memory(const NamedTensor& parameter) const;
   // Throws on all ranks of the pipeline, or on none.
   void check(const std::vector<StageParameter>& parameters, Tie& tie) const;
-  // The root's tensor on every holder: `tensor` itself on the root, which sends it to the others.
+  // Returns the root's tensor on every holder: `tensor` itself on the root, which sends it to
+  // others.
   at::Tensor from_root(const Tie& tie, const at::Tensor& tensor) const;
   void broadcast(const Tie& tie) const;
   void sum_gradients(const Tie& tie) const;

@@ -3,10 +3,11 @@
 // A rank writes only the buffers whose values differ from those of rank 0. Such a write counts as a
 // change in place, so that the backward of an earlier forward that has saved the buffer throws
 // instead of using the new values. The exception are buffers that libtorch's kernels update behind
-// the version counter, as the running statistics of BatchNorm: if neither this rank nor rank 0 has
-// changed the buffer in place since the last broadcast, only a kernel can have, and autograd does
-// not notice such a change in one process either. Otherwise two forwards of a BatchNorm before one
-// backward would be refused, whose backward does not read the statistics.
+// the version counter, such as the running statistics of BatchNorm: if neither this rank nor rank 0
+// has changed the buffer in place since the last broadcast, only a kernel can have, and autograd
+// does not notice such a change in one process either. Without the exception two forwards of a
+// BatchNorm before one backward would be refused, although that backward does not read the
+// statistics.
 //
 // Threads: one. Blocking: run() is collective, until the group's deadline. Lifetime: shares the
 // buffers. Errors: those of the group.
@@ -24,12 +25,13 @@ namespace cadre::reduction {
 
 class BufferBroadcast {
  public:
-  // `wrapper`: its number, sent with the buffers. The buffers are equal on all ranks now.
+  // `wrapper`: the wrapper's number, which is sent with the buffers. REQUIRES: the buffers are
+  // equal on all ranks.
   BufferBroadcast(const std::vector<NamedTensor>& buffers, wrap::LocatedGroup group,
                   uint32_t wrapper);
 
-  // Whether the buffers were those of this wrapper, and not of another one whose forward rank 0
-  // runs.
+  // Broadcasts the buffers. Returns whether they were those of this wrapper, and not of another one
+  // whose forward rank 0 runs.
   bool run();
 
  private:

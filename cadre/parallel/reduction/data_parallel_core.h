@@ -1,5 +1,5 @@
-// The part of a wrapper that averages gradients over ranks, as far as it does not depend on the
-// module's type: of DistributedDataParallel and of FullyShardedDataParallel.
+// The part of a wrapper that averages gradients over ranks and does not depend on the module's
+// type. DistributedDataParallel and FullyShardedDataParallel use it.
 //
 // Threads: forward, backward and every method from one thread.
 // Blocking: the constructor and, with buffers to broadcast, before_forward() are collective.
@@ -45,29 +45,30 @@ class Reducer;
 class ReplicaWatch;
 
 struct DataParallelOptions {
-  // The name with which its errors begin: "DistributedDataParallel". Static text, because the calls
+  // The name with which errors begin: "DistributedDataParallel". Static text, because the calls
   // that the wrapper issues on its group refer to it and may outlive the wrapper.
   const char* wrapper;
   std::string component;  // name in its log lines: "ddp"
   GradientWeighting weighting = GradientWeighting::kSamples;
-  // Rank 0's buffers everywhere before each synchronized forward in training mode.
+  // Copies rank 0's buffers to all ranks before each synchronized forward in training mode.
   bool broadcast_buffers = true;
-  // Rank 0's parameters everywhere at construction, and deferred ones materialized; otherwise the
-  // caller, or what makes the storage, does both.
+  // Copies rank 0's parameters to all ranks at construction, and materializes deferred ones. If
+  // false, the caller, or what makes the storage, does both.
   bool broadcast_parameters = true;
   // Names of parameters that stay as they are: neither broadcast nor reduced.
   std::vector<std::string> ignored = {};
-  // Gradients are left as they are in a world of one, without any hook.
+  // In a world of one, leaves gradients as they are, without any hook.
   bool is_idle_alone = true;
-  // What the program does to change the parameters of a wrapped module, as the error says that
-  // refuses such a change.
+  // How the program may change the parameters of a wrapped module. The error that refuses such a
+  // change quotes it.
   std::string change_remedy =
       "Wrap the module again after the change, on all ranks, once this wrapper is destroyed, and "
       "give its parameters to a new optimizer";
-  // At the start of each forward, also of one without grad and in a world of one. May be empty.
+  // Called at the start of each forward, also without grad and in a world of one. May be empty.
   std::function<void()> before_forward = {};
   ParameterValues values = ParameterValues::kUnwatched;
-  // For set_written(): what all ranks throw, behind the wrapper's place. ranks: the writers.
+  // Makes the error that all ranks throw after set_written(); the wrapper's place is put in front
+  // of it. ranks: the ranks that have written.
   std::function<Error(const std::string& parameter, const std::string& ranks)> written_error = {};
   // Returns what must be equal on all ranks besides `weighting` and `broadcast_buffers`, as this
   // rank has it. Called once, in the constructor; what it throws is thrown on all ranks.
@@ -75,12 +76,12 @@ struct DataParallelOptions {
 };
 
 // Makes the storage of the gradients, after the parameters have been broadcast. `trained`: the
-// parameters that require grad. `group`: of all ranks; it adds to an error where in the step this
-// rank was. Collective.
+// parameters that require grad. `group`: the group of all ranks, which adds to an error where in
+// the step this rank was. Collective.
 using MakeGradientStorage = std::function<std::unique_ptr<GradientStorage>(
     std::vector<NamedTensor> trained, const wrap::LocatedGroup& group)>;
 
-// A wrapper was used after the program had moved from it.
+// Throws: a wrapper was used after the program had moved from it.
 [[noreturn]] CADRE_EXPORT void refuse_moved_from();
 
 class CADRE_EXPORT DataParallelCore {
@@ -96,15 +97,15 @@ class CADRE_EXPORT DataParallelCore {
   DataParallelCore(const DataParallelCore&) = delete;
   DataParallelCore& operator=(const DataParallelCore&) = delete;
 
-  // `num_rows`: of the first tensor with a dimension that the forward is given; 1 where there is
-  // none; nothing where that cannot be told.
+  // `num_rows`: size(0) of the first argument of the forward that is a tensor with a dimension; 1
+  // if no tensor has one; nullopt if that cannot be known.
   void before_forward(bool is_training, std::optional<int64_t> num_rows);
   // `outputs`: the tensors that the forward returned.
   void after_forward(std::span<const at::Tensor> outputs);
 
-  // forward() of this rank has written to the parameter of this name: the next pass is an error on
-  // all ranks (DataParallelOptions::written_error), also where it has begun already, as long as it
-  // has reductions to start. For wrappers that watch their parameters themselves
+  // Called when forward() of this rank has written to the parameter of this name. The next pass is
+  // then an error on all ranks (DataParallelOptions::written_error); so is a pass that has begun,
+  // as long as it has reductions to start. For wrappers that watch their parameters themselves
   // (ParameterValues::kUnwatched).
   void set_written(std::string_view parameter);
   void set_num_samples(int64_t count);
@@ -112,10 +113,10 @@ class CADRE_EXPORT DataParallelCore {
   void leave_no_sync();
   void reduce_gradients();
   double mean_over_ranks(double value);
-  // Adds to what DataParallelOptions::before_forward does.
+  // Adds a call at the start of each forward, after DataParallelOptions::before_forward.
   void call_before_forward(std::function<void()> call);
-  // Called at the start of each backward through an output of a forward that comes after this, also
-  // in a world of one and under no_sync(), before any gradient of what made the output.
+  // Adds a call at the start of each backward through an output of a forward that comes after this,
+  // also in a world of one and under no_sync(), before any gradient inside that forward.
   void call_before_backward(std::function<void()> call);
   // See GradientStorage::zero_grad().
   void zero_grad(bool set_to_none);
@@ -137,20 +138,20 @@ class CADRE_EXPORT DataParallelCore {
   Wrapper wrapper_;
   const DataParallelOptions options_;
   std::vector<std::function<void()>> calls_before_forward_;
-  // Shared with nothing: hooks of outputs, which may outlive this, refer to it weakly.
+  // Nothing else owns this: hooks of outputs, which may outlive the core, have weak references.
   std::shared_ptr<std::vector<std::function<void()>>> calls_before_backward_ =
       std::make_shared<std::vector<std::function<void()>>>();
-  // In an idle world of one there are none of these.
+  // These four are null in a world of one with is_idle_alone.
   std::unique_ptr<BufferBroadcast> buffers_;
   std::unique_ptr<wrap::ParameterWatch> watch_;
   std::unique_ptr<ReplicaWatch> replicas_;
   std::unique_ptr<Reducer> reducer_;
   bool has_forward_ = false;
-  int64_t num_forwards_ = 0;                     // synchronized ones, with grad
-  int num_no_sync_ = 0;                          // guards that live
+  int64_t num_forwards_ = 0;                     // synchronized forwards with grad
+  int num_no_sync_ = 0;                          // no_sync() guards that exist now
   bool is_recorded_ = false;                     // grad was on when the forward began
-  std::optional<int64_t> num_samples_;           // said for the forward to come
-  std::optional<int64_t> last_num_samples_ = 0;  // those of the last forward
+  std::optional<int64_t> num_samples_;           // set by set_num_samples() for the next forward
+  std::optional<int64_t> last_num_samples_ = 0;  // samples of the last forward
 };
 
 }  // namespace cadre::reduction

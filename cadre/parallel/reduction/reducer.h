@@ -57,34 +57,36 @@ class Reducer {
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
-  // Before each forward with grad. A pass is weighted by the samples of the forwards that it
-  // carries and by those of the backwards without sync since the last pass.
+  // Called before each forward with grad. A pass weights this rank by the samples of the forwards
+  // whose outputs its backward reaches, plus the samples of the backwards without sync since the
+  // last pass.
   void begin_forward(int64_t num_samples);
-  // After it: the tensors it returned.
+  // Called after that forward, with the tensors that it returned.
   void watch(std::span<const at::Tensor> outputs);
-  // A forward on this rank got the buffers of another wrapper: the next pass is an error on all
-  // ranks.
+  // Called when a forward on this rank got the buffers of another wrapper: the next pass is then an
+  // error on all ranks.
   void set_got_other_buffers() { got_other_buffers_ = true; }
-  // While it is off, gradients accumulate on this rank.
+  // While sync is off, gradients accumulate on this rank.
   void set_sync(bool on) { sync_ = on; }
-  // Reduces what stands in the gradients, outside of a backward: what backwards without sync have
-  // added, and gradients that the program has assigned or changed since the last reduction.
+  // Reduces the gradients outside of a backward: what backwards without sync have added, and
+  // gradients that the program has assigned or changed since the last reduction.
   void reduce_now();
   // See GradientStorage::zero_grad().
   void zero_grad(bool set_to_none) { storage_->zero_grad(set_to_none); }
   std::optional<BucketLayout> learned_layout() const;
-  // A parameter that autograd no longer tells of, in words.
+  // Returns a sentence about the first parameter whose hook autograd no longer calls; nullopt if
+  // there is none.
   std::optional<std::string> lost_parameter() const;
 
  private:
   struct Pass {
     bool is_active = false;
-    bool is_backward = false;                      // not reduce_now()
-    std::vector<std::shared_ptr<Forward>> passed;  // whose outputs are in the graph
-    int backward = 0;                              // its number in this process
-    int64_t newest_forward = 0;                    // number of the newest that is carried
+    bool is_backward = false;                      // false in reduce_now()
+    std::vector<std::shared_ptr<Forward>> passed;  // forwards whose outputs are in the graph
+    int backward = 0;                              // number of the backward in this process
+    int64_t newest_forward = 0;                    // number of the newest forward that is carried
     std::vector<int64_t> samples;  // sample counts of the forwards that need one weight
-    int64_t num_samples = 0;       // by which this rank is weighted
+    int64_t num_samples = 0;       // the samples by which this rank is weighted
     // Ranks of the differentiable collectives that backwards under no_sync() have run, by group.
     std::vector<std::vector<int>> collectives;
     SampleWeight weight;               // this rank's weight
@@ -98,7 +100,8 @@ class Reducer {
   void on_derivative(const std::shared_ptr<Forward>& forward);
   void on_gradient(size_t parameter);
   void begin_pass(std::vector<CarriedForward> carried);
-  // `reached`: the forward whose output begins it; null if the gradient `just_touched` does.
+  // `reached`: the forward whose output begins the backward; null if the gradient `just_touched`
+  // does.
   void begin_backward(const Forward* reached, std::optional<size_t> just_touched);
   void join_late(const std::shared_ptr<Forward>& forward);
   void place_gradient(size_t parameter);
@@ -111,15 +114,15 @@ class Reducer {
   Attention attention(bool gave_up) const;
   void settle(const Attention& attention);
   void settle_last_pass();
-  // Throws where the ranks are not; so does every later pass.
+  // Throws if the ranks are in different steps; then every later pass throws, too.
   void check_ranks_are_in_one_step(const Attention& attention);
   void forgive_left_behind(int64_t newest_forward);
   void log_left_behind_once();
-  // The ranks, in this group, of differentiable collectives that the backwards have run whose
-  // gradients the pass reduces: those of groups that share several ranks with this one, so that the
-  // ranks may have unequal weights. Empty where all weights are equal.
+  // Returns the ranks, in this group, of the differentiable collectives in the backwards whose
+  // gradients the pass reduces. Only groups that share several ranks with this one count, because
+  // these ranks may have unequal weights. Empty if all weights are equal.
   std::vector<std::vector<int>> exchanged() const;
-  // As the ranks compare it.
+  // The number of the wrapper as the ranks compare it, with kGotOtherBuffers.
   uint32_t wrapper_number() const;
   TrailerWord trailer_word(bool has_news) const;
   void check_frozen_on_all_or_none(const Attention& attention);
@@ -128,27 +131,27 @@ class Reducer {
   void learn_layout();
 
   std::unique_ptr<GradientStorage> storage_;
-  std::vector<at::Tensor> parameters_;  // the storage's
+  std::vector<at::Tensor> parameters_;  // parameters of the storage
   std::vector<std::string> names_;
   wrap::LocatedGroup group_;
-  // Shared with the hooks of outputs, which may outlive this and then name it in an error.
+  // Shared with the hooks of outputs, which may outlive this and then name the wrapper in an error.
   std::shared_ptr<const Wrapper> wrapper_;
   bool got_other_buffers_ = false;
   GradientWeighting weighting_;
   bool unused_are_logged_ = false;
   bool left_behind_are_logged_ = false;
-  // Forwards that the first pass left behind: a program that trains two models in turn leaves as
-  // many behind in each step.
+  // The number of forwards that the first pass left behind: a program that trains two models in
+  // turn leaves as many behind in each step.
   std::optional<int32_t> usual_left_behind_;
   bool sync_ = true;
   ForwardLedger ledger_;
-  std::shared_ptr<Forward> forward_;  // from begin_forward() to watch()
+  std::shared_ptr<Forward> forward_;  // set from begin_forward() to watch()
   int64_t num_steps_ = 0;             // passes, and forwards that all ranks left behind
   int num_unreduced_forwards_ = 0;
   ReplicaWatch& replicas_;
   LocalGradients local_;
   Pass pass_;
-  // What this rank sent in a pass that it gave up; after the wait, the sums of all ranks.
+  // Counts that this rank sent in a pass that it gave up; after the wait, the sums of all ranks.
   std::optional<Attention> abandoned_;
   std::function<void()> wait_for_abandoned_;
   int64_t newest_abandoned_forward_ = 0;
@@ -156,7 +159,7 @@ class Reducer {
   // Outputs may outlive the wrapper: their hooks hold a weak reference to this.
   std::shared_ptr<Reducer*> self_;
   std::shared_ptr<wrap::AccumulationHooks>
-      hooks_;  // removed with this; shared to answer such outputs
+      hooks_;  // removed by the destructor; shared with the hooks of such outputs
 };
 
 }  // namespace cadre::reduction

@@ -18,11 +18,11 @@ namespace cadre::shard {
 
 class CADRE_EXPORT FlatBufferPool {
  public:
-  // (numel), not initialised, contiguous.
+  // Returns a contiguous tensor (numel), not initialised.
   at::Tensor take(int64_t numel, at::ScalarType dtype);
-  // `buffer` is one that take() gave and that nothing writes to any more.
+  // Takes back a buffer that take() gave and to which nothing writes any more.
   void give_back(const at::Tensor& buffer);
-  // The buffer will not come back: an operation that failed may still write to it.
+  // Called for a buffer that will not come back: an operation that failed may still write to it.
   void forget(const at::Tensor& buffer);
 
   int64_t used_bytes() const { return used_bytes_; }

@@ -1,5 +1,5 @@
-// Flat layouts against a count of every element, and the boxes of a range against the elements that
-// they cut out of a tensor.
+// Flat layouts are compared with a count of every element, and the boxes of a range with the
+// elements that they cut out of a tensor.
 #include "cadre/parallel/shard/flat_layout.h"
 
 #include <gmock/gmock.h>
@@ -131,7 +131,7 @@ TEST(BoxesOfRange, OfNothingAndOfANumber) {
               HasSubstr("elements [1, 4) are no range of a box of 3 elements"));
 }
 
-// Rows 2 and 3 of a (4, 2, 3) tensor, of which the range leaves out the first and the last number.
+// Rows 2 and 3 of a (4, 2, 3) tensor, of which the range leaves out the first and the last element.
 TEST(BoxesOfRange, AreAsFewAsTheyCanBe) {
   EXPECT_THAT(boxes_of_range({{2, 0, 0}, {2, 2, 3}}, {1, 11}),
               ElementsAre(Box{{2, 0, 1}, {1, 1, 2}}, Box{{2, 1, 0}, {1, 1, 3}},

@@ -1,4 +1,4 @@
-// Flat parameters on 1 to 8 ranks against the parameters that they were made from.
+// Flat parameters on 1 to 8 ranks are compared with the parameters from which they were made.
 #include "cadre/parallel/shard/flat_parameters.h"
 
 #include <gmock/gmock.h>
@@ -101,7 +101,7 @@ TEST(FlatParameters, GatherWhatWasShardedOnAnyNumberOfRanks) {
   }
 }
 
-// Each rank changes its own part; then all have all changes.
+// Each rank changes its own part; then all ranks have all changes.
 TEST(FlatParameters, ChangesOfTheShardsArriveEverywhere) {
   for (const bool keep_full : {false, true}) {
     for (const auto compute : {torch::kFloat, torch::kBFloat16}) {
@@ -120,7 +120,7 @@ TEST(FlatParameters, ChangesOfTheShardsArriveEverywhere) {
           flat.mark_stale();
           require(!flat.is_unsharded(), "stale");
           flat.unshard_async();
-          flat.unshard_async();  // on its way already
+          flat.unshard_async();  // does nothing: a gather is running
           flat.wait_unsharded();
           require_values(parameters, values, "changed");
           require(flat.shard().scalar_type() == torch::kFloat, "the master's dtype");
@@ -217,7 +217,7 @@ TEST(FlatParameters, ABackwardGoesThroughABufferThatWasFreedAndFilledAgain) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// What the test above would not notice if backward used other memory than the one filled again.
+// The test above relies on this: a backward uses the memory that was filled again.
 TEST(FlatParameters, ABackwardThroughOtherValuesGivesOtherGradients) {
   Unit alone;
   alone.loss().backward();
@@ -236,7 +236,7 @@ TEST(FlatParameters, ABackwardThroughOtherValuesGivesOtherGradients) {
   EXPECT_FALSE(all_equal(unit.gradients(), alone.gradients()));
 }
 
-// Also where the writer goes around autograd's version counters, and says so.
+// This holds also if the writer bypasses autograd's version counters and calls gather_changed().
 TEST(FlatParameters, ABackwardThroughAForwardBeforeAChangeIsRefused) {
   for (const auto& [keep_full, is_told] :
        {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
@@ -332,13 +332,13 @@ TEST(FlatParameters, UnitsTakeTurnsInTheMemoryOfAPool) {
   EXPECT_EQ(pool->kept_bytes(), 0);
   units[1]->reshard();
   units[2]->reshard();
-  unshard(3);  // needs other memory, for which some of what is kept goes
+  unshard(3);  // needs other memory, so that some of the kept memory is freed
   EXPECT_EQ(pool->used_bytes(), 256);
   EXPECT_EQ(pool->kept_bytes(), 512);
   EXPECT_EQ(pool->peak_bytes(), 1024);
 }
 
-// A gather that a peer does not finish: an error, no values, and memory that nobody else gets.
+// A gather that a peer does not finish gives an error and no values; its memory is not used again.
 TEST(FlatParameters, AGatherThatFailsLeavesThemSharded) {
   for (const bool keep_full : {false, true}) {
     const FakeGroup group(std::make_shared<PeersFormula>(2));
@@ -357,7 +357,7 @@ TEST(FlatParameters, AGatherThatFailsLeavesThemSharded) {
                 HasSubstr("of unit 7 are not there, because gathering them from the other ranks "
                           "failed"));
     EXPECT_EQ(pool->used_bytes() + pool->kept_bytes(), 0);
-    group.group().close();  // issues nothing more
+    group.group().close();  // a closed group issues nothing more
     EXPECT_THAT(failure_of([&] { flat.unshard_async(); }), HasSubstr("rank 1 is gone"));
     EXPECT_THAT(failure_of([&] { unit.loss(); }), HasSubstr("are not there"));
     EXPECT_EQ(pool->used_bytes(), 0);
@@ -459,7 +459,7 @@ TEST(FlatParameters, RefuseWhatCannotBeSharded) {
   EXPECT_THAT(
       refusal({{"a", weight}}, {.reshard_group = formula_of(3)}),
       HasSubstr("the group to reshard onto has 3 ranks, which does not divide the 2 ranks"));
-  weight.sum();  // none of these has taken it over
+  weight.sum();  // no refused call has taken over its memory
   const Tensor both = torch::ones({6});
   EXPECT_EQ(refusal({{"a", both.narrow(0, 0, 3)}, {"b", both.narrow(0, 3, 3)}}), "");
 }

@@ -44,11 +44,11 @@ void check_scale(double scale) {
 }
 
 struct ScaledGradient {
-  std::string name;  // its parameter's, for messages
+  std::string name;  // name of its parameter, for messages
   at::Tensor gradient;
 };
 
-// Each gradient once: a tied weight may be in a list twice.
+// Returns each gradient once: a tied weight may be in a list twice.
 std::vector<ScaledGradient> distinct_gradients(std::span<const NamedTensor> parameters) {
   std::vector<ScaledGradient> gradients;
   for (const auto& [name, parameter] : parameters) {
@@ -95,7 +95,7 @@ void check_representable(const std::vector<ScaledGradient>& scaled, double scale
   }
 }
 
-// In place. Returns whether all elements are finite.
+// Multiplies in place. Returns whether all elements were finite.
 bool multiply(const std::vector<at::Tensor>& gradients, double by) {
   const at::NoGradGuard no_grad;
   at::Tensor num_found = at::zeros({1}, at::kFloat);
@@ -114,7 +114,7 @@ struct CommonFindings {
   double largest_scale = 0;
 };
 
-// Collective of these groups. Scales are positive, so their bits are ordered as they are.
+// Collective over these groups. Scales are positive, so their bits have the order of the scales.
 CommonFindings findings_of_all(const CommonFindings& own, std::span<const ProcessGroup> groups) {
   const at::Tensor least = at::empty({4}, at::kLong);
   auto* const values = least.mutable_data_ptr<int64_t>();
@@ -175,7 +175,7 @@ bool GradScaler::unscale_(std::span<const ParameterShard> shards) {
     const std::vector<ScaledGradient> scaled = distinct_gradients(named);
     check_representable(scaled, state_.scale);
     gradients = tensors_of(scaled);
-    own.are_finite = multiply(gradients, 1.0);  // checks them only
+    own.are_finite = multiply(gradients, 1.0);  // only checks them
   } catch (...) {
     refusal = caught_error();
     own.is_refused = true;

@@ -15,7 +15,7 @@ void release_tensor(void* context) {
   const std::unique_ptr<at::Tensor> owned(static_cast<at::Tensor*>(context));
 }
 
-// Memory of a storage that keeps `buffer`.
+// Returns the memory of `buffer` for another storage, which then keeps `buffer`.
 at::DataPtr memory_of(const at::Tensor& buffer) {
   void* const data = buffer.mutable_data_ptr();
   auto context = std::make_unique<at::Tensor>(buffer);
@@ -28,7 +28,7 @@ constexpr const char* kOwnStepOnly =
     "cadre::ShardUpdate while you write; or choose ShardForm::kGathered, whose shards any "
     "optimizer may write";
 
-// libtorch calls this before it writes to the memory, and again next time, because it throws.
+// libtorch calls this before each write to the memory; as it throws, the next write calls it again.
 void refuse_write(c10::StorageImpl*) {
   throw Error(ErrorCode::kInvalidArgument, kOwnStepOnly);
 }

@@ -19,13 +19,14 @@ namespace cadre::shard {
 // keeps its size all the time, because libtorch checks each view against it.
 class CADRE_EXPORT GuardedStorage {
  public:
-  // Without elements, until another one is assigned.
+  // Makes a storage without elements, to which another one is assigned later.
   GuardedStorage() = default;
   GuardedStorage(int64_t numel, at::ScalarType dtype);
 
-  // (numel), the tensor to take views of.
+  // The tensor (numel) of which views are taken.
   const at::Tensor& tensor() const { return tensor_; }
-  // The memory is that of buffer, (numel) of the same dtype, which it keeps; undefined: none.
+  // Gives the storage the memory of buffer, (numel) of the same dtype, which it keeps alive; no
+  // memory if buffer is undefined.
   void set_memory(const at::Tensor& buffer);
   // Until clear_guard(), touching the memory throws the sentence.
   void guard(const std::string& sentence);
@@ -35,8 +36,8 @@ class CADRE_EXPORT GuardedStorage {
   at::Tensor tensor_;
 };
 
-// From now on, writing to mapped shards throws a sentence that names the updates which may write;
-// reading is allowed, but before libtorch 2.13, which cannot tell it from writing.
+// Makes writes to a mapped shard throw a sentence that names the updates which may write. Reading
+// is allowed, except before libtorch 2.13, which cannot tell it from writing.
 CADRE_EXPORT void guard_against_writes(const at::Tensor& shard);
 CADRE_EXPORT void clear_write_guard(const at::Tensor& shard);
 

@@ -1,5 +1,5 @@
-// Flat parameters that all ranks of a host map, against those that each rank gathers: the same
-// numbers, whatever rank is late.
+// Flat parameters that all ranks of a host map give the same numbers as those that each rank
+// gathers, whichever rank is late.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -38,7 +38,7 @@ using testing::ShardedTraining;
 using testing::ShardedTrainingOptions;
 using torch::Tensor;
 
-// Losses and parameters of both forms, trained in turn on the same ranks.
+// Compares losses and parameters of both forms, trained in turn on the same ranks.
 void compare_forms(
     const ProcessGroup& group, const ShardedTrainingOptions& options, int num_steps,
     const std::function<void()>& pause = [] {}) {
@@ -86,7 +86,7 @@ TEST(MappedParameters, TrainInEveryDtype) {
   }
 }
 
-// Units of less than a page, of a page and one element, and of less elements than ranks.
+// Units of less than a page, of a page and one element, and of fewer elements than ranks.
 TEST(MappedParameters, TrainWhereSomeRanksOwnNothing) {
   for (const std::vector<int64_t>& widths :
        {std::vector<int64_t>{1, 2, 1}, std::vector<int64_t>{31, 32, 33, 3}}) {
@@ -99,7 +99,7 @@ TEST(MappedParameters, TrainWhereSomeRanksOwnNothing) {
   }
 }
 
-// The truth of one process: the mean of all ranks' gradients on the plain parameters.
+// The reference in one process: the plain parameters with the mean of all ranks' gradients.
 TEST(MappedParameters, TrainAsOneProcess) {
   const auto result = run_groups(3, [](const ProcessGroup& group) {
     ShardedTraining training(group, mapped({.dtype = torch::kDouble}));
@@ -172,7 +172,7 @@ TEST(MappedParameters, AReaderWaitsForTheFirstValues) {
     const testing::FakeGroup fake(group);
     fake.on_call = [&](testing::GroupCall& call) {
       call.pass_on();
-      // Before it has written to the memory.
+      // Rank 1 pauses before it writes to the memory.
       if (call.kind == OpKind::kAllocate && group.rank() == 1) nap(group, milliseconds(20));
     };
     FlatParameters flat({{"weight", weight}}, fake.group(), {.form = ShardForm::kMapped});
@@ -184,7 +184,7 @@ TEST(MappedParameters, AReaderWaitsForTheFirstValues) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// As those that are gathered, also where no rank would have to be waited for.
+// Gathered parameters behave like this, too. It holds also where no rank waits for another.
 TEST(MappedParameters, AreNotThereAfterAFailureOfTheGroup) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     ShardedTraining training(group, mapped());
@@ -267,7 +267,7 @@ TEST(MappedParameters, AreGatheredWhereRanksShareNoMemory) {
         ShardedTraining training(group, mapped());
         for (const auto& unit : training.units) {
           require(!unit->is_mapped(), "gathered");
-          // So that replicas of these shards on another host, which may be mapped, are as long.
+          // Replicas of these shards on another host may be mapped, and must have the same length.
           require(unit->layout().shard_numel() % 1024 == 0, "in whole pages");
         }
         require(training.train(5) == reference.train(5), "the losses");
@@ -280,7 +280,7 @@ TEST(MappedParameters, AreGatheredWhereRanksShareNoMemory) {
   EXPECT_FALSE(flat.is_mapped());
 }
 
-// As those that are mapped: from the beginning of an update on nobody reads what owners write.
+// Like mapped ones: from the beginning of an update on no rank reads what the owners write.
 TEST(MappedParameters, ThatAreGatheredAreNotThereDuringAnUpdate) {
   const auto result = run_groups(
       2,

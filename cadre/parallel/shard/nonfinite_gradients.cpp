@@ -14,7 +14,7 @@ namespace cadre {
 
 namespace {
 
-// More than a job has, so that a parameter and a rank are one number.
+// More ranks than a job has, so that one number can hold a parameter and a rank.
 constexpr int64_t kMaxRanks = int64_t{1} << 31;
 
 bool is_finite(const at::Tensor& gradient) {
@@ -60,7 +60,7 @@ std::optional<NonFiniteGradient> find_nonfinite_gradient(std::span<const Paramet
     if (first == num_shards) return std::nullopt;
     return NonFiniteGradient{.parameter = shards[first].name, .rank = std::nullopt};
   }
-  // The smallest of the ranks' keys is that of the first parameter, and of its lowest rank.
+  // The smallest key of all ranks has the first such parameter, and the lowest rank that found it.
   const at::Tensor key =
       at::full({1}, first * kMaxRanks + groups[0].global_rank(groups[0].rank()), at::kLong);
   for (const ProcessGroup& group : groups) group.all_reduce(key, {.op = ReduceOp::kMin});
@@ -86,7 +86,7 @@ bool check_gradients_finite(std::span<const ParameterShard> shards,
   if (!found || options.log != nullptr) return decide(found, options);
   NonFiniteOptions with_log = options;
   const std::vector<ProcessGroup> groups = dividing_groups(shards);
-  // Lives as long as the group.
+  // The log lives as long as the group.
   if (!groups.empty() && groups[0].rank() == 0) {
     with_log.log = groups[0].communicator().options().log.get();
   }

@@ -1,4 +1,4 @@
-// When mapped shards may be read and written, and what is said where they may not.
+// When mapped shards may be read and written, and the errors when they may not.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -87,7 +87,7 @@ TEST(ShardFence, AreWrittenByCadresStepOnly) {
       torch::optim::SGD sgd(leaves, 0.1);
       torch::optim::AdamW adamw(leaves);
       training.backward(0);
-      if (group.rank() == 0) {  // the other one owns nothing of so small a unit
+      if (group.rank() == 0) {  // rank 1 owns nothing of so small a unit
         refused([&] { sgd.step(); });
         refused([&] { adamw.step(); });
         const torch::NoGradGuard no_grad;
@@ -131,7 +131,8 @@ TEST(ShardFence, AStepThatThrowsIsCorruptionOnAllRanks) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The others learn of it when they begin the next update, without a use of parameters between.
+// The other ranks get the error when they begin the next update, without a use of parameters
+// between.
 TEST(ShardFence, AStepAfterAStepThatThrewIsRefusedOnAllRanks) {
   const auto result = run_groups(3, [](const ProcessGroup& group) {
     ShardedTraining training(group, mapped());
@@ -228,7 +229,7 @@ TEST(ShardFence, AWriteToTheParametersIsNoticed) {
       require_in(own, "kCorruption: of unit 0, rank 1: the program has written");
     if (group.rank() == 0) require(own.empty(), own);
     require_in(failure_of([&] { training.weights[0].sum(); }), "are sharded");
-    // Between a use and the step it ends the step on all ranks.
+    // A write between a use and the step ends the step on all ranks.
     training.units[1]->unshard_async();
     training.units[1]->wait_unsharded();
     if (group.rank() == 1) {

@@ -32,7 +32,7 @@ struct Occupant {
   MemoryExtent extent;
 };
 
-// The bytes of the tensor's elements as a view of `bytes`, the first of which is at `origin`.
+// Returns the bytes of the tensor's elements as a view of `bytes`, whose first byte is at `origin`.
 at::Tensor bytes_in(const at::Tensor& bytes, const Occupant& occupant, const std::byte* origin) {
   const at::Tensor& tensor = occupant.named->tensor;
   const auto size = static_cast<int64_t>(tensor.element_size());
@@ -136,7 +136,7 @@ std::optional<std::string_view> reason_without_values(const at::Tensor& paramete
 
 void check_apart(const std::string& what, std::span<const NamedTensor> moved,
                  std::span<const NamedTensor> kept) {
-  // The memory of the process, and each storage on the meta device.
+  // The address spaces: that of the process (null), and each storage on the meta device.
   std::map<const void*, std::vector<Occupant>> spaces;
   const auto add = [&](const NamedTensor& named, bool is_moved) {
     const at::Tensor& tensor = named.tensor;

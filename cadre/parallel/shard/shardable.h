@@ -24,27 +24,28 @@ struct ShardedDtypes {
   bool may_be_meta = false;  // the caller gives tensors on the meta device their values later
 };
 
-// Throws unless the parameters are distinct dense CPU leaves of the shards' dtype which share no
-// memory, and without gradients where the dtype of the computation is another one, and a group
-// moves both dtypes. what: how messages begin.
+// Throws unless the parameters are distinct dense CPU leaves of the shards' dtype that share no
+// memory. They must have no gradients if the computation has another dtype, and groups must be able
+// to move both dtypes. what: the text with which messages begin.
 CADRE_EXPORT void check_shardable(const std::string& what,
                                   const std::vector<NamedTensor>& parameters,
                                   const ShardedDtypes& rules);
 
 // Throws if a tensor of `moved` shares memory with another one of `moved` or with one of `kept`:
-// the values of `moved` get other memory, which would end the tie without a word. Tensors on the
-// meta device are compared by their storages. Without elements in common nothing is shared.
+// the values of `moved` get other memory, so the sharing would end silently. Tensors on the meta
+// device are compared by their storages. Tensors without elements in common share nothing.
 CADRE_EXPORT void check_apart(const std::string& what, std::span<const NamedTensor> moved,
                               std::span<const NamedTensor> kept = {});
 
-// One warning if something that is in neither list lies in the memory of tensors of `moved`: a
-// member made by detach(), a view, the weight of another module. It keeps the memory of before, and
-// from then on neither follows the other.
+// Logs one warning if something that is in neither list lies in the memory of tensors of `moved`: a
+// member made by detach(), a view, the weight of another module. It keeps the earlier memory, and
+// later changes of one no longer show in the other.
 CADRE_EXPORT void warn_of_other_holders(LogSink& log, std::string_view component,
                                         std::span<const NamedTensor> moved,
                                         std::span<const NamedTensor> kept);
 
-// Why the memory of a parameter is not there, as the end of a sentence; nullopt if it is there.
+// Returns why the memory of a parameter is not there, as the end of a sentence; nullopt if it is
+// there.
 std::optional<std::string_view> reason_without_values(const at::Tensor& parameter);
 
 }  // namespace cadre::shard

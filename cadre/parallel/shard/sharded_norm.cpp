@@ -49,7 +49,7 @@ class JointNorm {
 
   const std::vector<at::Tensor>& gradients() const { return gradients_; }
 
-  // The same sentence on all ranks.
+  // Throws the same error on all ranks.
   [[noreturn]] void refuse(double norm) const {
     std::string cause = "every element is finite, so the sum of their powers exceeds float64";
     if (const auto found = find_nonfinite_gradient(shards_)) {
@@ -67,7 +67,7 @@ class JointNorm {
   struct Part {
     std::vector<ProcessGroup> groups;
     double value;
-    bool is_flat = false;  // along one of the groups lie flat shards
+    bool is_flat = false;  // one of the groups divides flat shards
   };
 
   static bool has(const std::vector<ProcessGroup>& groups, const ProcessGroup& group) {
@@ -104,7 +104,8 @@ class JointNorm {
   }
 
   // Ranks that divide other parameters unevenly along an axis have flat shards that end at
-  // different places, so along that axis the same elements are added in different orders.
+  // different places, so along that axis the same elements are added in different orders. All take
+  // the largest sum.
   void agree(Part& part) const {
     std::vector<ProcessGroup> others;
     for (const Part& other : parts_) {

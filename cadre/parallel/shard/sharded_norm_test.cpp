@@ -1,4 +1,5 @@
-// The norm of gradients that ranks divide among them, against a sum over all elements in float64.
+// The norm of gradients that ranks divide among them, compared with a sum over all elements in
+// float64.
 #include "cadre/parallel/shard/sharded_norm.h"
 
 #include <gmock/gmock.h>
@@ -24,7 +25,7 @@ using Shards = std::vector<ParameterShard>;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// The whole gradients, the same on all ranks: of uneven sizes, of few elements and of none.
+// Returns the whole gradients, the same on all ranks: of uneven sizes, of few elements and of none.
 std::vector<Tensor> whole_gradients(torch::ScalarType dtype) {
   std::vector<Tensor> gradients;
   double first = 0.3;
@@ -158,7 +159,7 @@ TEST(ShardedNorm, ScalesEveryShardOnce) {
   }
 }
 
-// A gradient that is there on some ranks only counts where it is.
+// A gradient that only some ranks have counts on these ranks only.
 TEST(ShardedNorm, AnUnusedParameterDoesNotCount) {
   const auto result = testing::run_groups(3, [](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {{"dp", 3}});

@@ -9,11 +9,12 @@
 // ranks from the constructor in inference mode. step() throws kInvalidArgument on all ranks, before
 // anything is written, where groups, options or the steps of states differ between the ranks, or a
 // gradient of one of them waits for its reduction. A step that throws in O leaves mapped shards
-// unusable on all ranks, because some elements may be those of before and some those of after it.
-// torch::save() writes the state of this rank's shards and whose they are; torch::load() of another
-// rank's file, or one that O refuses on any rank, throws on all ranks and changes nothing.
-// The parameters of O are the shards of units of one fence, ParameterShard::values, and others of
-// the program. O is elementwise: what it does to an element depends on no other one.
+// unusable on all ranks, because some elements may have been updated and others not. torch::save()
+// writes the state of this rank's shards, and which rank owns them; torch::load() of another rank's
+// file, or of one that O refuses on any rank, throws on all ranks and changes nothing. The
+// parameters of O are the shards of units of one fence, ParameterShard::values, and other
+// parameters of the program. O is elementwise: its update of an element depends on no other
+// element.
 // Source: torch.optim over sharded parameters, as FSDP2 uses it.
 #pragma once
 
@@ -59,18 +60,19 @@ class ShardedOptimizer : public O {
                 "and each rank has only its shard; use an optimizer that is elementwise");
 
  public:
-  // For all parameters of the model. arguments: those of O's constructor behind the parameters.
+  // Optimizes all parameters of the model. arguments: what O's constructor takes after the
+  // parameters.
   template <HasShardFence Model, typename... Arguments>
     requires(!(GroupsOfParameters<Arguments> || ...))
   explicit ShardedOptimizer(const Model& model, Arguments&&... arguments)
       : ShardedOptimizer(model.shard_fence(), model.parameters(),
                          std::forward<Arguments>(arguments)...) {}
-  // For groups of them, which may also have other parameters of the program.
+  // Optimizes groups of these parameters, which may also have other parameters of the program.
   template <HasShardFence Model, typename... Arguments>
   ShardedOptimizer(const Model& model, const std::vector<torch::optim::OptimizerParamGroup>& groups,
                    Arguments&&... arguments)
       : ShardedOptimizer(model.shard_fence(), groups, std::forward<Arguments>(arguments)...) {}
-  // For leaves made by FlatParameters::values(). arguments: those of O's constructor.
+  // Optimizes leaves made by FlatParameters::values(). arguments: what O's constructor takes.
   template <typename... Arguments>
   explicit ShardedOptimizer(std::shared_ptr<ShardFence> fence, Arguments&&... arguments)
       : O(std::forward<Arguments>(arguments)...), fence_(std::move(fence)) {

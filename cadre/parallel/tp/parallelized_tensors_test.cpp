@@ -1,5 +1,5 @@
-// Parameters and buffers that parallelize_module() cannot divide because of what else has them or
-// their memory, or because they have no values.
+// Parameters and buffers that parallelize_module() cannot divide, because another module has them,
+// another tensor has their memory, or they have no values.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -54,7 +54,7 @@ TEST(ParallelizedTensors, RefusesADividedWeightThatAnotherModuleHas) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Each rank would keep its part in memory of its own, so that the two were no longer equal.
+// Each rank would keep its part in memory of its own, so the two would no longer be equal.
 TEST(ParallelizedTensors, RefusesAWeightWhoseMemoryAnotherTensorHas) {
   struct Tied : torch::nn::Module {
     Tied() {
@@ -70,7 +70,7 @@ TEST(ParallelizedTensors, RefusesAWeightWhoseMemoryAnotherTensorHas) {
                   model, {{"table", ParallelStyle::kRowwise}, {"head", ParallelStyle::kColwise}}),
               HasSubstr("parallelize_module: \"table.weight\" and \"head.weight\" share memory"));
   EXPECT_FALSE(model.table->is_parallelized());
-  // Whole on every rank, they stay equal.
+  // The two are whole on every rank and stay equal.
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     Tied whole;
     parallelize_module(whole, DeviceMesh(group, {{"tp", 2}}),
@@ -95,7 +95,7 @@ TEST(ParallelizedTensors, RefusesAWeightWithinABufferThatHasASmallerOneBeforeIt)
               HasSubstr("parallelize_module: \"head.weight\" and \"all\" share memory"));
 }
 
-// What a deferred module has, too.
+// A deferred module has such tensors, too.
 TEST(ParallelizedTensors, RefusesTensorsOnTheMetaDevice) {
   struct Model : torch::nn::Module {
     explicit Model(bool is_parameter) {

@@ -1,4 +1,4 @@
-// What may be chosen about ZeroRedundancyOptimizer.
+// Options of ZeroRedundancyOptimizer.
 //
 // Threads: plain values. Equal on all ranks.
 #pragma once
@@ -9,12 +9,12 @@
 namespace cadre {
 
 struct ZeroOptions {
-  // Cap of the flat buffers that hold the parameters: while one is gathered, the next is stepped. A
-  // parameter of more bytes has a buffer of its own.
+  // Cap of the flat buffers that hold the parameters: while one buffer is gathered, the next one is
+  // stepped. A parameter of more bytes has a buffer of its own.
   int64_t bucket_cap_bytes = int64_t{16} << 20;
-  // step() returns when all parameters have arrived. If not, the next forward of the wrapper waits,
-  // or wait(), and a parameter that is read before throws a sentence. Default: whether no wrapper
-  // waits, which is stage 1.
+  // true: step() returns when all parameters have arrived. false: the next forward of the wrapper
+  // waits, or wait(), and reading a parameter before that throws a sentence. Default: true in stage
+  // 1, which has no wrapper that waits, else false.
   std::optional<bool> wait_in_step = {};
 };
 

@@ -1,5 +1,5 @@
-// Archives of torch::save(): each fits the rank that has saved it, and one that is refused on a
-// rank changes nothing on any. And options of classes of the program.
+// Archives of torch::save(): each fits the rank that has saved it, and if one rank refuses its
+// archive, nothing changes on any rank. Also option classes of the program.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -53,7 +53,8 @@ void load(torch::optim::Optimizer& optimizer, const std::string& bytes) {
   optimizer.load(archive);
 }
 
-// Trains 2 steps, lets each rank load what `bytes_of` gives it, and trains on; what was thrown.
+// Trains 2 steps, lets each rank load what `bytes_of` gives it, and trains on. Returns what the
+// loading has thrown on each rank.
 template <typename O>
 std::vector<std::string> load_in_training(
     const std::function<std::string(const ProcessGroup&, const torch::optim::Optimizer&)>&
@@ -108,7 +109,7 @@ TEST(ZeroArchive, OneOfAnotherOptimizerOrOtherGroupsIsRefused) {
                 return saved(AdamW({torch::ones({64}, torch::kDouble)}, options));
               }),
               ElementsAre(is_nobodys, is_nobodys));
-  // On one rank only: the other one keeps its state, too.
+  // The archive of one rank only is refused: the other rank keeps its state, too.
   const auto are_others = HasSubstr("has the state of rank 1 of 2 for other parameter groups");
   EXPECT_THAT(
       load_in_training<AdamW>([&](const ProcessGroup& group, const torch::optim::Optimizer& zero) {

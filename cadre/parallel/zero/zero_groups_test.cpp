@@ -25,7 +25,7 @@ using zero_net::options;
 using zero_net::require_same;
 using zero_net::train_step;
 
-// Rules by dimension see the original shapes, and a scheduler sees the groups: as without ZeRO.
+// Rules by dimension see the original shapes, and a scheduler sees the groups, as without ZeRO.
 TEST(ZeroGroups, HasGroupsAndSchedulersOfAPlainOptimizer) {
   for (const int world_size : {1, 3, 4}) {
     const auto result = run_groups(world_size, [](const ProcessGroup& group) {
@@ -69,7 +69,7 @@ TEST(ZeroGroups, TakesGroupsThatAreAddedLater) {
       train_step(net, group, zero, step);
     }
     require_same(net, plain_net, "added");
-    // Through the base class.
+    // Adds a group through the base class.
     Net plain_late_net;
     Net late_net;
     AdamW plain_late(Groups{all(plain_late_net)[0]}, options());

@@ -26,7 +26,7 @@ at::Tensor keys_of(const at::Tensor& block, const ScoreTile& tile, at::ScalarTyp
   return block.narrow(2, tile.first_key, tile.num_keys).to(dtype);
 }
 
-// A product of folded rows as (B, H_kv, G, rows, width).
+// Returns a product of folded rows as (B, H_kv, G, rows, width).
 at::Tensor unfolded(const at::Tensor& product, const ScoreTile& tile) {
   return product.unflatten(2, {-1, tile.num_rows});
 }

@@ -7,9 +7,9 @@
 // stored, and needs of the other blocks only the sum of gradient times output for each row.
 //
 // Sums are kept in float32 for bfloat16 and float16, else in the dtype of the query. Scores are
-// computed for kTileRows query rows at a time, and those that the causal mask leaves out are not
-// computed but for the block on the diagonal. A row without any key in a block, because all of its
-// scores are minus infinity, adds zero.
+// computed for kTileRows query rows at a time; those that the causal mask leaves out are computed
+// only in the block on the diagonal. A row without any key in a block, because all of its scores
+// are minus infinity, adds zero.
 //
 // Threads: one at a time. Blocking: never. Lifetime: owns what it keeps. Errors: none of its own.
 // Autograd does not record it. Where tokens are in the sequence is given by their runs.
@@ -33,37 +33,37 @@ struct KeyValueBlock {
   std::vector<TokenRun> runs;  // positions of the tokens
 };
 
-// What forward and backward have in common.
+// The query rows and options, which forward and backward have in common.
 struct QueryRows {
   at::Tensor query;            // (B, H, tokens, D)
   std::vector<TokenRun> runs;  // positions of the tokens
   int64_t num_key_value_heads;
-  int64_t num_tokens;  // in the whole sequence
+  int64_t num_tokens;  // number of tokens in the whole sequence
   AttentionOptions options;
 };
 
 // Rows and keys whose scores are computed together.
 struct ScoreTile {
-  int64_t first_row;  // among the rows, and among the keys of the block
+  int64_t first_row;  // index among the query rows; first_key: index among the keys of the block
   int64_t first_key;
   int64_t num_rows;
   int64_t num_keys;
-  TokenRun rows;  // the same in the sequence
+  TokenRun rows;  // positions of these rows and keys in the sequence
   TokenRun keys;
 };
 
-// The scores of a tile, and the folded query rows that they are of.
+// Computes the scores of tiles, and keeps the scaled query rows for them.
 class TileScores {
  public:
   explicit TileScores(const QueryRows& rows);
 
   std::vector<ScoreTile> tiles_of(const KeyValueBlock& block) const;
-  // (B, H_kv, G, tokens, width), where G = H / H_kv, of (B, H, tokens, width), in the dtype of the
-  // sums.
+  // Returns (B, H, tokens, width) as (B, H_kv, G, tokens, width), where G = H / H_kv, in the dtype
+  // of the sums.
   at::Tensor grouped(const at::Tensor& heads) const;
-  // (B, H_kv, G rows, width) of the rows of a tile of such a tensor.
+  // Returns the rows of a tile of such a tensor as (B, H_kv, G * rows, width).
   static at::Tensor folded(const at::Tensor& grouped, const ScoreTile& tile);
-  // (B, H_kv, G, rows, keys), minus infinity where the mask leaves a key out.
+  // Returns (B, H_kv, G, rows, keys), minus infinity where the mask leaves a key out.
   at::Tensor scores(const at::Tensor& keys, const ScoreTile& tile) const;
   at::Tensor scaled_query(const ScoreTile& tile) const { return folded(query_, tile); }
   at::Tensor dropped(const at::Tensor& weights, const ScoreTile& tile) const;
@@ -81,7 +81,8 @@ class AttentionForward {
   AttentionForward(const QueryRows& rows, int64_t value_dim);
 
   void add(const KeyValueBlock& block);
-  // After all blocks: (B, H, tokens, D_v) and (B, H_kv, G, tokens, 1), in the dtype of the sums.
+  // Valid after all blocks, in the dtype of the sums: output (B, H, tokens, D_v) and log_sum_exp
+  // (B, H_kv, G, tokens, 1).
   at::Tensor output() const;
   at::Tensor log_sum_exp() const;
 
@@ -94,18 +95,18 @@ class AttentionForward {
 
 class AttentionBackward {
  public:
-  // output, gradient: (B, H, tokens, D_v); log_sum_exp: of the forward.
+  // output, gradient: (B, H, tokens, D_v); log_sum_exp: the one of the forward.
   struct Result {
     at::Tensor output, log_sum_exp, gradient;
   };
   AttentionBackward(const QueryRows& rows, const Result& result);
 
   struct KeyValueGradient {
-    at::Tensor key, value;  // shapes as the block's, dtype of the sums
+    at::Tensor key, value;  // shapes of the block's tensors, dtype of the sums
   };
   // Returns the block's gradient from these rows alone.
   KeyValueGradient add(const KeyValueBlock& block);
-  // After all blocks: (B, H, tokens, D), in the dtype of the sums.
+  // Valid after all blocks: (B, H, tokens, D), in the dtype of the sums.
   at::Tensor query_gradient() const;
 
  private:

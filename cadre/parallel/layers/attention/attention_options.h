@@ -1,4 +1,4 @@
-// What an attention computes, beside its tensors.
+// Options of an attention.
 //
 // Threads: a plain value. Blocking: never. Lifetime: shares the stream of the dropout.
 // Errors: none.
@@ -17,8 +17,8 @@ struct AttentionOptions {
   std::optional<double> scale = {};
   // Dropout on the attention weights (B, heads, T, T).
   std::optional<CounterBasedDropoutOptions> dropout = {};
-  // With dropout, where the model's heads are divided among ranks: the first query head of this
-  // call, and how many the model has; 0: those of this call are all.
+  // Used by dropout, where ranks divide the model's heads: the first query head of this call, and
+  // how many query heads the model has; 0: this call has all heads.
   int64_t first_head = 0;
   int64_t num_heads = 0;
 };

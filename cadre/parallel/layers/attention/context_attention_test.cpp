@@ -1,5 +1,5 @@
-// Attention over a sequence that ranks share, in every form and order, against the formula in
-// float64 in one process: output and gradients of query, key and value.
+// Attention over a sequence that ranks share, in every form and order, is compared with the formula
+// in float64 in one process: output and gradients of query, key and value.
 //
 // Bounds, as shares of the tensor's largest value. float64: 1e-12; a result is a sum of some 30
 // products and 30 weights, each with a few roundings of 2^-53, and the largest value is of the size
@@ -52,7 +52,8 @@ struct Problem {
   std::optional<double> scale = {};
   std::optional<CounterBasedDropoutOptions> dropout = {};
 
-  // query, key, value, and the factors of the outputs in the loss; float64 values of the dtype.
+  // Returns query, key, value, and the factors of the outputs in the loss, rounded to the dtype, as
+  // float64.
   Tensors tensors() const {
     return {rounded({2, num_heads, num_tokens, head_dim}, 1),
             rounded({2, num_key_value_heads, num_tokens, head_dim}, 2),
@@ -77,7 +78,7 @@ struct Problem {
   }
 };
 
-// Output, and gradients of query, key and value.
+// Returns the output, and the gradients of query, key and value.
 Tensors by_formula(const Problem& problem, const Tensors& tensors) {
   const auto leaf = [&](size_t i) { return tensors[i].clone().requires_grad_(true); };
   const Tensors leaves = {leaf(0), leaf(1), leaf(2)};
@@ -102,7 +103,7 @@ Tensors by_formula(const Problem& problem, const Tensors& tensors) {
   return results;
 }
 
-// This rank's part of the same.
+// Returns this rank's part of the same tensors.
 Tensors on_ranks(const Problem& problem, const Tensors& tensors, const ContextParallel& context) {
   const auto leaf = [&](size_t i) {
     return context.shard(tensors[i], 2).to(problem.dtype).requires_grad_(true);
@@ -116,7 +117,7 @@ Tensors on_ranks(const Problem& problem, const Tensors& tensors, const ContextPa
   }
   const Tensor output =
       context_parallel_attention(leaves[0], leaves[1], leaves[2], context, own.options());
-  // The backward drops what its forward has dropped.
+  // The backward must drop what its forward has dropped, although the step has changed.
   if (stream) ++stream->step;
   Tensors results =
       torch::autograd::grad({output}, leaves, {context.shard(tensors[3], 2).to(problem.dtype)});
@@ -138,7 +139,7 @@ void require_equal(const Problem& problem, const Tensors& expected, const Tensor
     const Tensor difference = (actual[i].to(torch::kDouble) - part).abs();
     if (part.numel() == 0) continue;
     const double allowed = bound * expected[i].abs().max().item<double>();
-    // Also false for NaN.
+    // The comparison is false for NaN, too.
     require(difference.max().item<double>() <= allowed,
             what + ": differs by " + std::to_string(difference.max().item<double>() / allowed) +
                 " bounds");
@@ -147,7 +148,7 @@ void require_equal(const Problem& problem, const Tensors& expected, const Tensor
 
 class ContextAttention : public ::testing::TestWithParam<int> {
  protected:
-  // In both forms and orders.
+  // Checks both forms and orders.
   void expect_formula(const std::vector<Problem>& problems) {
     std::vector<Tensors> tensors;
     for (const Problem& problem : problems) tensors.push_back(problem.tensors());
@@ -206,7 +207,7 @@ TEST_P(ContextAttention, EqualsTheFormulaInLowerPrecision) {
                   {.is_causal = false, .dtype = torch::kBFloat16}});
 }
 
-// On two contiguous ranks, more rows than are computed together.
+// With two contiguous ranks a shard has more rows than are computed together.
 TEST_P(ContextAttention, EqualsTheFormulaForLongShards) {
   expect_formula({{.num_tokens = 520, .num_key_value_heads = 1, .head_dim = 2, .value_dim = 2}});
 }

@@ -6,7 +6,8 @@
 // gradients on all ranks or on none, and the output of each rank must contribute to the tensor on
 // which its backward() is called, also that of a rank without tokens.
 // Lifetime: the graph keeps the group. Errors: cadre::Error; kInvalidArgument for tensors that do
-// not fit each other or the context. A group of one rank: plain attention, no communication.
+// not fit each other or the context. In a group of one rank it is plain attention, without
+// communication.
 // Determinism: the order of additions is fixed by the ranks.
 // Source: ring attention, https://arxiv.org/abs/2310.01889; DeepSpeed Ulysses,
 // https://arxiv.org/abs/2309.14509. docs/decisions/0018-context-parallel.md.

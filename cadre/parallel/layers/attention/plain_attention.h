@@ -1,5 +1,5 @@
-// Scaled dot-product attention in one process, with dropout by a counter-based generator: what the
-// forms of context parallelism equal.
+// Scaled dot-product attention in one process, with dropout by a counter-based generator. The forms
+// of context parallelism give the same results.
 //
 // Threads, blocking, lifetime: none of its own. Errors: those of libtorch and of
 // counter_based_dropout.h.
@@ -21,8 +21,8 @@ namespace cadre {
 at::Tensor plain_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                            const AttentionOptions& options);
 
-// This part of the attention weights' mask. weights: (B, H, rows, keys) of an attention of
-// num_tokens queries and keys, from `first_row` and `first_key` on.
+// drop_weights() applies this part of the mask of the attention weights. weights: (B, H, rows,
+// keys), from `first_row` and `first_key` on, of an attention of num_tokens queries and keys.
 struct WeightsRegion {
   int64_t num_tokens;
   int64_t first_row = 0;
@@ -31,7 +31,7 @@ struct WeightsRegion {
 at::Tensor drop_weights(const at::Tensor& weights, const AttentionOptions& options,
                         const WeightsRegion& region);
 
-// Throws kInvalidArgument for a dropout without a stream. caller: how the message begins.
+// Throws kInvalidArgument for a dropout without a stream. caller: begins the message.
 void check_dropout(const std::optional<CounterBasedDropoutOptions>& dropout,
                    std::string_view caller);
 

@@ -26,7 +26,7 @@ using torch::autograd::variable_list;
 constexpr int kBlockTag = 0;
 constexpr int kGradientTag = 1;
 
-// A key and a value in one tensor (numbers), as they travel.
+// Returns a key and a value in one tensor (numbers), as they are sent.
 at::Tensor packed(const at::Tensor& key, const at::Tensor& value) {
   return at::cat({key.reshape({-1}), value.reshape({-1})});
 }
@@ -42,7 +42,7 @@ class Ring {
         value_dim_(value.size(-1)) {}
 
   int size() const { return context_.group().world_size(); }
-  // The rank whose tokens are those of the block that this rank has in a step.
+  // Returns the rank whose tokens are in the block that this rank has in a step.
   int source(int step) const { return (context_.group().rank() + size() - step) % size(); }
 
   KeyValueBlock block(const at::Tensor& numbers, int step) const {
@@ -55,7 +55,7 @@ class Ring {
             .runs = context_.runs(source(step))};
   }
 
-  // For the numbers of the block that this rank has in a step.
+  // Returns an uninitialized tensor for the numbers of the block that this rank has in a step.
   at::Tensor empty(int step, const at::TensorOptions& options) const {
     return at::empty(
         {batch_ * heads_ * context_.num_tokens_of(source(step)) * (key_dim_ + value_dim_)},
@@ -134,7 +134,7 @@ variable_list gradients_of(const Call& call, const Saved& saved, const at::Tenso
       call.rows(saved.query, saved.key),
       {.output = saved.output, .log_sum_exp = saved.log_sum_exp, .gradient = gradient});
   at::Tensor held = packed(saved.key, saved.value);
-  at::Tensor sum;  // the gradient of the block of the step before, of all ranks so far
+  at::Tensor sum;  // gradient of the block of the previous step, summed over the ranks so far
   for (int step = 0; step < ring.size(); ++step) {
     at::Tensor next, received;
     std::vector<P2POp> messages;

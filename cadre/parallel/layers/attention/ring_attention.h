@@ -22,7 +22,8 @@
 
 namespace cadre {
 
-// As context_parallel_attention.h, which has checked the tensors.
+// Computes what context_parallel_attention() promises, in the ring form. REQUIRES: the caller has
+// checked the tensors.
 at::Tensor ring_attention(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                           const ContextParallel& context, const AttentionOptions& options);
 

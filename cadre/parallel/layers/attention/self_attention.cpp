@@ -55,7 +55,7 @@ at::Tensor SelfAttentionImpl::forward(const at::Tensor& input) {
                        list_of(input.sizes()), options.embed_dim));
   }
   const int64_t size = group_size(options);
-  // (B, T, key and value heads of this rank, their query heads and two, head_dim)
+  // heads: (B, T, key and value heads of this rank, query heads of each and two, head_dim)
   const at::Tensor features = qkv->forward(input);
   const int64_t num_groups = features.size(2) / ((size + 2) * head_dim(options));
   const at::Tensor heads = features.unflatten(2, {num_groups, size + 2, head_dim(options)});

@@ -34,7 +34,7 @@ namespace cadre {
 struct SelfAttentionOptions {
   int64_t embed_dim;
   int64_t num_heads;
-  // Each serves num_heads / num_key_value_heads query heads; 0: num_heads.
+  // Each key and value head serves num_heads / num_key_value_heads query heads; 0: num_heads.
   int64_t num_key_value_heads = 0;
   bool bias = true;
   bool is_causal = true;
@@ -64,7 +64,7 @@ struct ParallelSelfAttentionOptions {
   bool sequence_parallel = false;
 };
 
-// Divided from the start; rank 0's weights count.
+// A self-attention that is divided from the start, into parts of rank 0's weights.
 class CADRE_EXPORT ParallelSelfAttentionImpl : public SelfAttentionImpl {
  public:
   ParallelSelfAttentionImpl(const SelfAttentionOptions& options, const ProcessGroup& group,

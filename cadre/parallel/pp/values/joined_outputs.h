@@ -14,7 +14,7 @@ namespace cadre::parallel {
 
 class JoinedOutputs {
  public:
-  // batch_dim: that of the outputs which counts rows.
+  // batch_dim: the dimension of the outputs that counts rows.
   JoinedOutputs(int num_microbatches, int64_t batch_dim)
       : by_microbatch_(static_cast<size_t>(num_microbatches)), batch_dim_(batch_dim) {}
 
@@ -22,10 +22,12 @@ class JoinedOutputs {
     int index;
     int64_t num_rows;
   };
-  // Once for each microbatch, in any order. Refuses outputs whose dimension batch_dim does not
-  // count the rows, and which differ from another microbatch's in number, dtype or other sizes.
+  // Called once for each microbatch, in any order. Refuses outputs whose dimension batch_dim does
+  // not count the rows, and outputs that differ from those of another microbatch in number, dtype
+  // or other sizes.
   void add(const Microbatch& microbatch, const std::vector<at::Tensor>& outputs);
-  // After all of them. Tensors of 0 dimensions become one of (num_microbatches).
+  // Called after all microbatches were added. Tensors of 0 dimensions become one of
+  // (num_microbatches).
   std::vector<at::Tensor> join() const;
 
  private:
@@ -33,7 +35,7 @@ class JoinedOutputs {
   void check(const Microbatch& microbatch, size_t index, const at::Tensor& output) const;
 
   std::vector<std::vector<at::Tensor>> by_microbatch_;
-  std::optional<std::vector<at::Tensor>> first_ = {};  // that were added
+  std::optional<std::vector<at::Tensor>> first_ = {};  // outputs that were added first
   int64_t batch_dim_;
 };
 

@@ -25,14 +25,14 @@ class StageInputNode final : public torch::autograd::Node {
   std::string name() const final { return "cadre::PipelineStageInput"; }
 };
 
-// The same memory behind a tensor of its own, which is no view for autograd.
+// Returns the same memory behind a tensor of its own, which is no view for autograd.
 at::Tensor alias_of(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return at::alias(tensor);
 }
 
-// Memory that libtorch has not allocated, as that of from_blob(), is the program's.
+// Memory that libtorch has not allocated, such as that of from_blob(), is the program's.
 bool is_held_once(const at::Tensor& tensor) {
   return tensor.has_storage() && tensor.use_count() == 1 && tensor.storage().use_count() == 1 &&
          tensor.storage().resizable();

@@ -1,5 +1,5 @@
-// What the ranks tell each other when the trailer of a pass says that one of them has news: counts
-// by parameter and by rank, reduced to their sums over ranks.
+// The counts, by parameter and by rank, that the ranks sum up when the trailer of a pass says that
+// one of them has news.
 //
 // Threads: one. Blocking: gather_flags() is collective; the caller reduces counts(). Lifetime: a
 // value that shares its tensor. Errors: kInvalidArgument and kAborted, the same on all ranks.
@@ -20,11 +20,11 @@
 
 namespace cadre::reduction {
 
-// "rank 2", "ranks 0, 2" or "all ranks": those whose flag of `column` has the value. flags:
-// (world_size, n) uint8.
+// Returns "rank 2", "ranks 0, 2" or "all ranks": the ranks whose flag in `column` has the value.
+// flags: (world_size, n) uint8.
 std::string ranks_text(const at::Tensor& flags, int64_t column, uint8_t value);
 
-// Those flags: (world_size, own.size()). Collective.
+// Gathers the flags of all ranks: (world_size, own.size()) uint8. Collective.
 at::Tensor gather_flags(const std::vector<uint8_t>& own, const wrap::LocatedGroup& group);
 
 class Attention {
@@ -32,10 +32,10 @@ class Attention {
   // `here`: the wrapper on this rank.
   Attention(size_t num_parameters, std::shared_ptr<const Wrapper> here, int world_size);
 
-  // (2 * num_parameters + kNumOfRank * world_size) int32.
+  // The counts: (2 * num_parameters + kNumOfRank * world_size) int32.
   const at::Tensor& counts() const { return counts_; }
 
-  // Set this rank's counts, before the reduction.
+  // These set this rank's counts. Called before the reduction.
   void set_used(size_t parameter) { values()[parameter] = 1; }
   void set_frozen(size_t parameter) { values()[num_parameters_ + parameter] = 1; }
   void set_gave_up() { of_rank(kGaveUp, here_->rank) = 1; }
@@ -58,29 +58,30 @@ class Attention {
 
   int world_size() const { return static_cast<int>(world_size_); }
 
-  // After it.
+  // Valid after the reduction: the counts of all ranks.
   int num_users(size_t parameter) const { return values()[parameter]; }
   int num_frozen(size_t parameter) const { return values()[num_parameters_ + parameter]; }
   bool gave_up(Rank rank) const { return of_rank(kGaveUp, rank) != 0; }
-  // Why the parameters of the rank may be others than those of the others (ReplicaWatch).
+  // Reasons for which the rank's parameters may differ from those of other ranks (ReplicaWatch).
   uint32_t suspicion(Rank rank) const { return static_cast<uint32_t>(of_rank(kSuspicion, rank)); }
   bool some_have_suspicion(uint32_t reasons) const;
   bool num_writes_differ() const { return differs(kNumWrites); }
   bool samples_differ() const { return differs(kSamples); }
   bool replicas_may_differ() const;
-  // A rank has run a differentiable collective whose ranks may have unequal weights.
+  // Whether a rank has run a differentiable collective whose ranks may have unequal weights.
   bool some_have_exchanged() const;
   StepPosition position(Rank rank) const {
     return {.num_older = of_rank(kOlder, rank),
             .num_newer = of_rank(kNewer, rank),
             .places = of_rank(kPlaces, rank)};
   }
-  // Number of the wrapper that the rank's pass belongs to.
+  // Number of the wrapper to which the rank's pass belongs.
   uint32_t wrapper(Rank rank) const { return static_cast<uint32_t>(of_rank(kWrapper, rank)); }
   // Whether all ranks are in the same step of the same wrapper.
   bool ranks_are_in_one_step() const;
 
-  // `step`: the number of the step of a rank that left nothing behind.
+  // Throws if the ranks are in different steps. `step`: the number of the step of a rank that left
+  // no forward behind.
   void check_ranks_are_in_one_step(int64_t step) const;
   void check_no_rank_gave_up() const;
 

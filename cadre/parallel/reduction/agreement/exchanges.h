@@ -21,8 +21,9 @@ namespace cadre::reduction {
 std::vector<std::vector<int>> shared_ranks(std::span<const std::vector<int>> groups,
                                            const wrap::LocatedGroup& group);
 
-// exchanged: ranks of `group` with which this one has run collectives. All ranks of `group` call
-// this if one of them has.
+// Throws if the ranks of a collective have unequal numbers of samples. exchanged: the ranks, in
+// `group`, of each collective that this rank has run. All ranks of `group` call this if one of them
+// has run such a collective.
 void check_equal_samples(std::span<const std::vector<int>> exchanged, int64_t num_samples,
                          const Wrapper& here, const wrap::LocatedGroup& group);
 

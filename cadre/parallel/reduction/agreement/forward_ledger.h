@@ -1,6 +1,6 @@
-// The forwards of one rank: which of them a backward carries, that is, whose gradients it computes,
-// and which no backward has carried yet, by which a rank that left out a step, or a part of one, is
-// found.
+// Records which forwards of a rank a backward has carried, that is, whose gradients it has
+// computed. Forwards that no backward has carried show that a rank left out a step, or a part of
+// one.
 //
 // Threads: one; take() inside a backward. Blocking: never. Lifetime: keeps no graph. Errors: none.
 // A step is what one synchronized backward reduces: any number of forwards. A forward waits until a
@@ -19,10 +19,10 @@
 
 namespace cadre::reduction {
 
-// What the hooks of a forward's outputs share; it ends with their graph.
+// What the hooks of a forward's outputs share. It is destroyed with their graph.
 struct Forward {
   int64_t number = 0;       // from 1
-  bool is_reduced = false;  // one backward may go through it; a second one is a mistake
+  bool is_reduced = false;  // a backward through it was reduced; a second one is a mistake
   std::vector<wrap::GraphNode> outputs = {};
 };
 
@@ -31,7 +31,7 @@ struct CarriedForward {
   int64_t number;
   int64_t num_samples;              // 0 if they are in the accumulation already
   std::shared_ptr<Forward> passed;  // null unless the backward passes through its outputs
-  bool is_certain = true;           // false: no way into the forward is known
+  bool is_certain = true;           // false: assumed, because the backward passes no known forward
 };
 
 class ForwardLedger {
@@ -41,38 +41,39 @@ class ForwardLedger {
     bool is_synchronized;  // not under no_sync()
   };
   std::shared_ptr<Forward> enter(const Entering& entering);
-  // Its outputs exist.
+  // The forward has returned, so its outputs exist.
   void set_returned(int64_t number);
-  // A backward has passed through its outputs that computes no gradient of a parameter here, as one
-  // with `inputs` of another model: the forward was not left behind.
+  // A backward has passed through the forward's outputs and computes no gradient of a parameter
+  // here, because its `inputs` are of another model. So the forward was not left behind.
   void set_passed(int64_t number);
-  // autograd::grad(create_graph=true) passes through its outputs: what it computes from now on has
-  // a graph that leads to the parameters without them.
+  // autograd::grad(create_graph=true) passes through the forward's outputs. What it computes until
+  // end_derivatives() has a graph that leads to the parameters without these outputs.
   void begin_derivative(int64_t number);
   void end_derivatives();
 
-  // What the backward that runs now carries, newest first; they wait no longer. `reached`: the
-  // forward whose output begins it, or null. A backward that reaches the parameters in no known way
-  // carries the newest that has returned and waits, and may carry others (may_be_carried()); if it
-  // only accumulates, the newest of those under no_sync().
+  // Returns the forwards that the running backward carries, newest first; these wait no longer.
+  // `reached`: the forward whose output begins the backward, or null. A backward that passes no
+  // known forward carries the newest one that has returned and waits, and may carry others
+  // (may_be_carried()); if it only accumulates, it carries the newest one under no_sync().
   struct Backward {
     bool is_accumulated;
   };
   std::vector<CarriedForward> take(const Forward* reached, const Backward& backward);
-  // Those that have returned and wait, newest first.
+  // Returns the forwards that have returned and wait, newest first.
   std::vector<CarriedForward> may_be_carried() const;
 
-  // The accumulation, which is the samples of backwards under no_sync(), has those of the forward.
+  // The accumulation (samples of backwards under no_sync()) now has the samples of the forward.
   void set_accumulated(int64_t number);
   void begin_accumulation() { ++accumulation_; }
 
   int64_t last_number() const { return last_number_; }
-  // For a pass whose newest forward has this number.
+  // Returns the position in a pass whose newest forward has this number.
   StepPosition position(int64_t newest) const;
-  // All ranks have left behind the same as this one: they do not count again.
+  // Forgives the waiting forwards before `number`, which all ranks have left behind: they do not
+  // count again.
   struct Forgiving {
     int64_t step;   // number of the pass's step
-    bool is_usual;  // the program does so in each step: they are not lost
+    bool is_usual;  // the program leaves as many behind in each step: they are not lost
   };
   void forgive_before(int64_t number, const Forgiving& forgiving);
   // The forgiven forwards that are lost: their graph is gone, so that no backward can carry them
@@ -80,10 +81,10 @@ class ForwardLedger {
   // next enter(), which drops their entries.
   struct Lost {
     int32_t count = 0;
-    int64_t step = 0;  // in which the first of them was forgiven
+    int64_t step = 0;  // the step in which the first of them was forgiven
   };
   Lost lost() const;
-  // A pass whose newest forward has this number has ended: places are counted anew.
+  // Called when a pass whose newest forward has this number has ended. Places are counted anew.
   void end_pass(int64_t newest);
 
  private:
@@ -96,13 +97,13 @@ class ForwardLedger {
     int64_t number;
     int64_t num_samples;
     bool is_synchronized;
-    int32_t place;  // among the synchronized ones that were entered or waited since the last pass
+    int32_t place;  // index among synchronized forwards entered or waiting since the last pass
     std::weak_ptr<Forward> forward;
     bool has_returned = false;
     bool is_passed = false;
-    int64_t forgiven_in = 0;  // the step
+    int64_t forgiven_in = 0;  // the step in which it was forgiven
     State state = State::kWaiting;
-    int64_t accumulation = 0;  // that has its samples
+    int64_t accumulation = 0;  // number of the accumulation that has its samples; 0: none
     std::vector<Derivative> derivatives = {};
   };
 

@@ -22,7 +22,7 @@ TEST(ForwardLedger, PlacesOfForwardsThatWaitAreCountedAnewAfterAPass) {
   EXPECT_EQ(ledger.position(1).places, 0b111);
   EXPECT_EQ(ledger.take(forwards[0].get(), {.is_accumulated = false}).size(), 1);
   ledger.end_pass(1);
-  // The second and the third of the step before are the first and the second of the next one.
+  // The second and third forward of one step have the first two places of the next step.
   const StepPosition position = ledger.position(2);
   EXPECT_EQ(position.num_older, 0);
   EXPECT_EQ(position.num_newer, 2);

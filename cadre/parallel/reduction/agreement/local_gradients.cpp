@@ -61,7 +61,7 @@ void LocalGradients::accumulate(const Forward* reached, std::optional<size_t> ju
   }
 }
 
-// At the end of a backward, because gradients of a backward that fails must not be reduced.
+// Called at the end of a backward, because gradients of a backward that fails must not be reduced.
 void LocalGradients::finish_backward() {
   is_in_backward_ = false;
   for (const CarriedForward& forward : std::exchange(carried_, {})) {

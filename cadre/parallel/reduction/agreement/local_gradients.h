@@ -1,11 +1,11 @@
-// The gradients that this rank alone has accumulated since the last reduction, and the samples that
-// they are the mean of.
+// The gradients that this rank alone has accumulated since the last reduction, and the number of
+// samples of which they are the mean.
 //
-// Threads: one. Blocking: never. Lifetime: shares the parameters; the ledger outlives it, and it
-// outlives each backward that it accumulates. Errors: none.
-// Samples belong to gradients: when the program has cleared those, to none or to zeros, the samples
-// are gone too. Zeros are looked for only in gradients that the program has assigned, or changed in
-// place, since the last accumulation, so an ordinary step reads no element.
+// Threads: one. Blocking: never. Lifetime: shares the parameters; the ledger outlives this, and
+// this outlives each backward that it accumulates. Errors: none.
+// Samples belong to gradients: when the program has cleared the gradients (undefined, or zeros),
+// their samples are gone, too. Zeros are looked for only in gradients that the program has
+// assigned, or changed in place, since the last accumulation, so an ordinary step reads no element.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,30 +26,32 @@ class LocalGradients {
   LocalGradients(std::vector<at::Tensor> parameters, ForwardLedger& ledger,
                  std::function<void()> on_accumulated);
 
-  // A backward of this rank has added to the gradient.
+  // Called when a backward of this rank has added to the gradient.
   void set_touched(size_t parameter) { is_touched_[parameter] = true; }
-  // It has, and the gradient is still there.
+  // Whether a backward of this rank has added to the gradient, and the gradient still exists.
   bool contribute(size_t parameter) const;
-  // The program has assigned the gradient, or has changed it in place, since the last accumulation
-  // or reduction.
+  // Whether the program has assigned the gradient, or has changed it in place, since the last
+  // accumulation or reduction.
   bool is_changed(size_t parameter) const;
 
-  // In a backward under no_sync(), at each output and gradient: when it ends, the samples of the
-  // forwards that it carries are counted. `reached`: the forward whose output it passes, or null.
+  // Called in a backward under no_sync(), at each output and gradient. When the backward ends, the
+  // samples of the forwards that it carries are counted. `reached`: the forward whose output the
+  // backward passes, or null.
   void accumulate(const Forward* reached, std::optional<size_t> just_touched);
-  // Forgets the samples if the gradients that they belong to were cleared. `just_touched`: one that
-  // the running backward has added to already, so it shows nothing.
+  // Forgets the samples if the gradients that they belong to were cleared. `just_touched`: a
+  // parameter to whose gradient the running backward has added, so that it does not show a
+  // clearing.
   void forget_if_cleared(std::optional<size_t> just_touched);
-  // For a pass: the next accumulation begins.
+  // Returns the samples for a pass, and begins the next accumulation.
   int64_t take_samples();
-  // The ranks of the differentiable collectives that its backwards have run, by group.
+  // Returns the ranks of the differentiable collectives in the accumulated backwards, by group.
   std::vector<std::vector<int>> take_collectives() { return std::exchange(collectives_, {}); }
-  // All gradients were reduced.
+  // Called when all gradients were reduced.
   void set_reduced();
 
  private:
-  // A gradient as it was seen last. It does not keep the tensor; while it lives no other tensor has
-  // the same address.
+  // A gradient as it was seen last. This does not keep the tensor alive, but as long as it exists
+  // no other tensor gets the same address.
   struct Seen {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     uint32_t version;
@@ -64,13 +66,13 @@ class LocalGradients {
   ForwardLedger& ledger_;
   std::vector<bool> is_touched_;
   std::function<void()> on_accumulated_;
-  // How each gradient was after the last accumulation or reduction; nothing where it was undefined.
+  // How each gradient was after the last accumulation or reduction; nullopt if it was undefined.
   std::vector<std::optional<Seen>> seen_;
   int64_t num_samples_ = 0;
   std::vector<std::vector<int>> collectives_;
   bool is_in_backward_ = false;
-  int backward_ = 0;                     // its number
-  std::vector<CarriedForward> carried_;  // by that backward
+  int backward_ = 0;                     // number of the running backward
+  std::vector<CarriedForward> carried_;  // the forwards that the running backward carries
 };
 
 }  // namespace cadre::reduction

@@ -1,4 +1,4 @@
-// What the reducer refuses in a backward, in words, with the remedy.
+// The errors with which the reducer refuses a backward. Each message names the remedy.
 //
 // Threads: any. Blocking: never. Errors: each throws kInvalidArgument.
 #pragma once
@@ -14,16 +14,17 @@ namespace cadre::reduction {
 [[noreturn]] void refuse_lost_wrapper(const Wrapper& wrapper);
 [[noreturn]] void refuse_second_backward(const Wrapper& wrapper);
 [[noreturn]] void refuse_create_graph(const Wrapper& wrapper);
-// On all ranks: none has a sample.
+// Thrown on all ranks: no rank has a sample.
 [[noreturn]] void refuse_no_samples(const Wrapper& wrapper);
 [[noreturn]] void refuse_direct_call(const Wrapper& wrapper, const std::string& parameter);
 [[noreturn]] void refuse_repeated_gradient(const Wrapper& wrapper, const std::string& parameter);
-// of_forwards: the samples by which the pass is weighted; the first decides.
+// of_forwards: sample counts of the forwards of the pass; the message names the first of them, and
+// num_samples, which needs another weight.
 [[noreturn]] void refuse_unlike_shares(const Wrapper& wrapper, std::span<const int64_t> of_forwards,
                                        int64_t num_samples);
 
-// On all ranks: a differentiable collective has run in the backward on `ranks`, whose weights
-// differ.
+// refuse_exchange() is thrown on all ranks: a differentiable collective has run in the backward on
+// `ranks`, and rank 0 and the rank `other` have unequal numbers of samples.
 struct UnequalSamples {
   int64_t of_0;
   int64_t of_other;

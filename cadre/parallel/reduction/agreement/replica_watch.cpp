@@ -16,7 +16,7 @@ namespace {
 
 enum Reason : uint32_t { kWrittenByForward = 1, kLoneStep = 2, kUnlike = 4 };
 
-// (ranks, 1) of bytes, as ranks_text() takes it.
+// Returns the ranks that have the reason, as text.
 std::string ranks_with(const Attention& attention, uint32_t reason, int world_size) {
   const at::Tensor flags = at::zeros({world_size, 1}, at::kByte);
   for (int rank = 0; rank < world_size; ++rank) {
@@ -25,7 +25,7 @@ std::string ranks_with(const Attention& attention, uint32_t reason, int world_si
   return ranks_text(flags, 0, 1);
 }
 
-// Why the values of a parameter are not the same on all ranks, and what to do.
+// Returns why the values of a parameter are not the same on all ranks, and what to do.
 std::string reason_of(const Attention& attention, bool is_written, int world_size) {
   if (attention.some_have_suspicion(kLoneStep)) {
     return format(
@@ -83,7 +83,7 @@ void ReplicaWatch::take_samples() {
 
 void ReplicaWatch::begin_forward() {
   if (values_ == ParameterValues::kUnwatched) return;
-  // A forward that ended by an exception. What it wrote to whole values is compared like the rest.
+  // The last forward ended by an exception. Its writes to whole parameters count like others.
   if (std::exchange(is_in_forward_, false) && values_ == ParameterValues::kWhole) {
     is_in_forward_ = true;
     end_forward();
@@ -117,7 +117,8 @@ uint32_t ReplicaWatch::suspicion() const {
          (is_unlike_ ? kUnlike : 0U);
 }
 
-// Sharded values are whole, too, between two gathers, and the program may write to them.
+// Counts the writes to sharded parameters, too: after a gather they are whole, and the program may
+// write to them.
 uint8_t ReplicaWatch::num_writes() const {
   if (values_ == ParameterValues::kUnwatched) return 0;
   return static_cast<uint8_t>(watch_.num_writes() - last_num_writes_);

@@ -39,38 +39,40 @@ namespace cadre::reduction {
 
 class ReplicaWatch {
  public:
-  // What check() throws, behind the wrapper's place, where a forward has written to a parameter of
-  // a wrapper that watches its parameters itself. ranks: those that have written.
+  // Makes the error that check() throws if a forward has written to a parameter of a wrapper that
+  // watches its parameters itself; check() puts the wrapper's place in front. ranks: the ranks that
+  // have written.
   using WrittenError = std::function<Error(const std::string& parameter, const std::string& ranks)>;
-  // written_error: with ParameterValues::kUnwatched only.
+  // written_error: used with ParameterValues::kUnwatched only.
   ReplicaWatch(std::vector<NamedTensor> parameters, ParameterValues values,
                WrittenError written_error = {});
 
-  // When a forward with grad begins. REQUIRES: the values are there.
+  // Called when a forward with grad begins. REQUIRES: the parameters have their values.
   void take_samples();
-  // Around each forward, also one without grad.
+  // Called around each forward, also one without grad.
   void begin_forward();
   void end_forward();
-  // forward() has written to the parameter of this name, as a wrapper has found that watches its
-  // parameters itself. The next check() throws, once.
+  // A wrapper that watches its parameters itself has found that forward() has written to the
+  // parameter of this name. The next check() throws, once.
   void set_written(std::string_view name);
-  // A backward of this rank alone has ended.
+  // Called when a backward of this rank alone has ended.
   void set_has_local_gradients();
 
-  // What this rank tells the others: reasons to compare, a bit for each, and the number of changes
-  // since the last reduction, modulo 256, without those that no version counter shows; and a digest
-  // of the samples.
+  // What this rank reports to the others. suspicion(): reasons to compare, a bit for each.
+  // num_writes(): the number of changes since the last reduction that a version counter shows,
+  // modulo 256. samples(): a digest of samples of the values.
   uint32_t suspicion() const;
   uint8_t num_writes() const;
   uint32_t samples() const { return samples_; }
 
-  // Collective, if any rank has a suspicion or the numbers of changes or the samples differ.
+  // Compares the parameters in question. Collective; called if any rank has a suspicion or the
+  // numbers of changes or the samples differ.
   void check(const Attention& attention, const Wrapper& here, const wrap::LocatedGroup& group);
-  // A pass has ended without an error.
+  // Called when a pass has ended without an error.
   void end_pass();
 
  private:
-  // By which a change of values is noticed.
+  // What is compared to notice a change of values.
   struct State {
     uint32_t num_writes = 0;
     uint64_t samples = 0;
@@ -80,7 +82,7 @@ class ReplicaWatch {
   State state() const;
   bool has_stepped_alone() const { return local_state_ && *local_state_ != state(); }
   bool is_sharded(size_t parameter) const;
-  // Those to which a forward of some rank has written. Collective.
+  // Returns the parameters to which a forward of some rank has written. Collective.
   std::vector<size_t> written_by_some(const wrap::LocatedGroup& group) const;
   [[noreturn]] void refuse_written(size_t parameter, const std::string& ranks, const Wrapper& here);
 
@@ -88,11 +90,11 @@ class ReplicaWatch {
   WrittenError written_error_;
   wrap::WriteWatch watch_;
   bool is_in_forward_ = false;
-  std::vector<bool> is_written_;  // by parameter, by a forward
+  std::vector<bool> is_written_;  // by parameter: a forward has written to it
   bool has_lone_step_ = false;
-  std::optional<State> local_state_;  // when a backward of this rank alone ended
-  bool is_unlike_ = false;            // the last comparison has found other values
-  uint32_t last_num_writes_ = 0;      // at the end of the last pass
+  std::optional<State> local_state_;  // state when a backward of this rank alone ended
+  bool is_unlike_ = false;            // the last comparison has found different values
+  uint32_t last_num_writes_ = 0;      // watch_.num_writes() at the end of the last pass
   uint64_t num_passes_ = 0;           // equal on all ranks
   uint32_t samples_ = 0;
 };
