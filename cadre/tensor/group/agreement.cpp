@@ -16,8 +16,8 @@
 namespace cadre {
 namespace {
 
-// What every rank sends first. The mark and the subject distinguish it from what a rank in another
-// call sends in an all_gather of this size.
+// The message that every rank sends first. The mark and the subject distinguish it from what a rank
+// in another call sends in an all_gather of this size.
 struct Announcement {
   static constexpr uint64_t kMark = 0x6361647265'616772;  // "cadreagr"
   static constexpr int64_t kNoError = -1;

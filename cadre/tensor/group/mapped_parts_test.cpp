@@ -40,7 +40,7 @@ TEST(MappedPartsTest, WhatAnOwnerWritesAllRead) {
       }
       parts->check_group(4);
       require(parts->lost_ranks().empty(), "nobody is lost");
-      group.barrier();  // before a rank leaves
+      group.barrier();  // waits before a rank leaves
       parts.reset();
       require(own[5].item<double>() == 200 + group.rank(), "the tensors keep the memory");
     });

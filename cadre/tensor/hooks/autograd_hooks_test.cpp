@@ -1,4 +1,4 @@
-// What libtorch's C++ autograd does with hooks and callbacks, as decision 0003 states it.
+// Tests how libtorch's C++ autograd treats hooks and callbacks, as decision 0003 states it.
 #include "cadre/tensor/hooks/autograd_hooks.h"
 
 #include <algorithm>

@@ -67,7 +67,7 @@ TEST_P(TiedTest, OneThatIsListedTwiceGoesOnAfterALoad) {
   const at::Tensor again = own.detach().clone().requires_grad_(true);
   const auto listed = [](const at::Tensor& tensor) {
     const at::Tensor other = torch::ones({3}, at::kDouble).requires_grad_(true);
-    return Tensors{tensor, tensor, other, tensor};  // in both groups
+    return Tensors{tensor, tensor, other, tensor};  // `tensor` is in both groups
   };
   const auto optimizer = GetParam().ours(listed(own));
   const auto resumed = GetParam().ours(listed(again));

@@ -1,5 +1,5 @@
-// What a call of a ProcessGroup passes to its Communicator: the call with its name and deadline,
-// and the tensors as bytes, shape and an owner.
+// The parts of a ProcessGroup's call that its Communicator gets: the call with its name and
+// deadline, and the tensors as bytes, shape and an owner.
 //
 // Threads: as a change of the tensors. Blocking: never. Lifetime: bytes and shapes are borrowed
 // from the tensors, the group from its handle. Errors: kInvalidArgument for a handle that was moved
