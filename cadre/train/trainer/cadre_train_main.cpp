@@ -138,14 +138,14 @@ int run_training(const CommandLine& command) {
     print(train::config_text(train::load_config(command.config_path, command.overrides)));
     return 0;
   }
-  os::PendingSignal stop(kStopSignals);  // before any thread starts
+  os::PendingSignal stop(kStopSignals);  // made before any thread starts
   const auto system = os::make_native_system();
   const ProcessGroup world = init_process_group();
   int exit_code = 0;
   try {
     if (command.verify) {
       exit_code = verify_as_rank_of(world, command, *system);
-      world.barrier();  // for the reason that is given below
+      world.barrier();  // see the barrier below
     } else {
       train_as_rank_of(world, command, stop, *system);
     }

@@ -18,8 +18,8 @@ class Task;
 
 struct Evaluation {
   double loss = 0;                            // mean over the tokens or samples, in nats
-  std::optional<double> accuracy = {};        // of a classification: the fraction of right samples
-  std::optional<double> bigram_entropy = {};  // of a text: see train/data/bigram.h
+  std::optional<double> accuracy = {};        // fraction of right samples of a classification
+  std::optional<double> bigram_entropy = {};  // entropy of a text: see train/data/bigram.h
 };
 
 // Returns a loader of all held-out data of the task, in order, divided among the ranks that have

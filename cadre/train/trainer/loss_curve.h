@@ -23,7 +23,7 @@ struct LossCurve {
 
 struct PlotSize {
   int columns = 72;  // width of the whole line, with the labels of the axis
-  int rows = 8;      // without the line below that has the steps
+  int rows = 8;      // not counting the line of steps below
 };
 
 // Returns the training loss as bars of Unicode's block elements; each bar is the mean over the

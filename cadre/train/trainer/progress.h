@@ -24,7 +24,7 @@ struct StepReport {
   int64_t num_steps = 0;
   double loss = 0;  // mean over the samples of all ranks, before the update
   double learning_rate = 0;
-  double gradient_norm = 0;               // before clipping
+  double gradient_norm = 0;               // norm before clipping
   double items_per_second = 0;            // all ranks together
   std::string_view item_name = "tokens";  // unit of the speed
   double communication_share = 0;         // share of this rank's time; at most 1

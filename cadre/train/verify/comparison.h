@@ -46,7 +46,7 @@ class Comparison {
  private:
   // The tensors of one step, of the reference and of this training, by name.
   struct Tensors {
-    const char* kind;  // for messages, such as "parameter"
+    const char* kind;  // "parameter" or "buffer", for messages
     std::span<const std::string> names;
     std::span<const ReferenceTensor> expected;
     std::span<const NamedTensor> actual;

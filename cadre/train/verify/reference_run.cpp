@@ -289,7 +289,7 @@ class ReferenceRecorder {
 
   void record(int64_t step) {
     double loss = 0;
-    std::vector<NamedTensor> gradients = parameters_;  // for their names and sizes
+    std::vector<NamedTensor> gradients = parameters_;  // copied for their names and sizes
     std::vector<NamedTensor> parameters;
     std::vector<NamedTensor> buffers = buffers_;
     StepBounds bounds{

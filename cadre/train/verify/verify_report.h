@@ -29,7 +29,7 @@ struct Deviation {
 struct StrategyReport {
   std::string strategy;  // name_of(StrategyCase)
   Deviation loss;
-  Deviation gradients;  // before the update
+  Deviation gradients;  // compared before the update
   Deviation parameters;
   Deviation buffers = {};  // compared after the update, if the module has any
   // Why the strategy could not train the model to the end; empty if it did. The deviations are

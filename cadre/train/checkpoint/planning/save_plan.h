@@ -43,7 +43,7 @@ struct PlannedFile {
 };
 
 struct SavePlan {
-  SnapshotManifest manifest;       // without the sizes of the files
+  SnapshotManifest manifest;       // the sizes of the files are not set
   std::vector<PlannedFile> files;  // by index of manifest.files
 };
 

@@ -21,7 +21,7 @@ struct ConfigField {
   std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*> value;
   std::optional<double> min = {};
   std::optional<double> max = {};
-  std::vector<std::string> choices = {};  // of a text value; empty: any text is allowed
+  std::vector<std::string> choices = {};  // allowed texts; empty: any text is allowed
   bool may_be_empty = true;               // whether a text value may be empty
 };
 

@@ -28,7 +28,7 @@ struct NamedPlan {
   std::string name = {};   // "fsdp, after_backward", "ddp, tensor 2"
   bool is_chosen = false;  // whether the configuration chooses this plan
   int num_processes = 1;
-  MemoryPlan plan;  // for the process whose part of the model is the largest
+  MemoryPlan plan;  // plan of the process with the largest part of the model
   DivisionTraffic division = {};
 };
 

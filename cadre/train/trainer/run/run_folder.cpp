@@ -172,7 +172,7 @@ std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFol
         "run.resume = best: no snapshot was marked as the best; set run.keep_best to mark them");
   }
   if (fs::exists(run.resume + "/state.json") || fs::exists(run.resume + "/manifest.json")) {
-    return (fs::path(run.resume) / "").parent_path().string();  // without a slash at the end
+    return (fs::path(run.resume) / "").parent_path().string();  // removes a slash at the end
   }
   // The folder of a run is accepted as well as that of a snapshot.
   if (const auto latest = followed_or_latest(SnapshotFolder(run.resume))) return latest;

@@ -23,7 +23,7 @@
 
 namespace cadre::train {
 
-// The time limit for opening a text.
+// The time limit for finding a text, which may run the Python interpreter.
 inline constexpr Duration kTextSourceTimeout = std::chrono::seconds(30);
 
 std::unique_ptr<Task> open_task(const Config& config, Deadline deadline);

@@ -30,7 +30,7 @@ std::string sample_text(const Inference& infer, int64_t context, const SampleCon
                         uint64_t seed) {
   const torch::NoGradGuard no_grad;
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  std::vector<int64_t> tokens = {kEndOfText};  // as before the first token of a document
+  std::vector<int64_t> tokens = {kEndOfText};  // a document follows this token
   for (const char byte : config.prompt) tokens.push_back(static_cast<unsigned char>(byte));
   std::string text = config.prompt;
   for (int64_t i = 0; i < config.tokens; ++i) {

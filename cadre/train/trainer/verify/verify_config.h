@@ -23,7 +23,7 @@
 namespace cadre::train {
 
 struct VerifyRequest {
-  int64_t num_steps = 5;                     // at most run.steps
+  int64_t num_steps = 5;                     // not above run.steps
   std::string dtype = "float32";             // dtype of the whole computation, or float64
   std::vector<std::string> strategies = {};  // see select_strategy_cases()
   std::string json_path = {};                // path of the report as JSON; empty: no report
