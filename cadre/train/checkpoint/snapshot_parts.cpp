@@ -61,8 +61,8 @@ SnapshotParts without_copies(const SnapshotParts& parts) {
     const auto found = entries.find({state.parameter, state.entry});
     return found != entries.end() && found->second->is_copy;
   });
-  // The copies may have been listed before the entries that are kept, so the entries are numbered
-  // again.
+  // The copies may have been listed before the entries that are kept; without them each kept entry
+  // is the first of its parameter.
   for (ParameterState& state : kept.optimizer) state.entry = 0;
   std::erase_if(kept.parameters, [](const SnapshotTensor& tensor) { return tensor.is_copy; });
   return kept;

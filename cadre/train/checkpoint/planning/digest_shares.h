@@ -31,9 +31,9 @@ struct FileView {
 std::string encode_file_view(const FileView& view);
 Result<FileView> decode_file_view(std::string_view text);
 
-// Returns the files that each rank compares, by rank. Each file that ranks with one sight read is
-// compared by one of them. A file that no rank reads is compared by any one rank. Ranks with the
-// same sight compare about equally many bytes. num_bytes: by file.
+// Returns the files that each rank compares, by rank. Ranks with equal `sight` see the same files:
+// each file that they read is compared by one of them, and they compare about equally many bytes. A
+// file that no rank reads is compared by any one rank. num_bytes: by file.
 std::vector<std::vector<size_t>> share_digests(std::span<const FileView> by_rank,
                                                std::span<const uint64_t> num_bytes);
 
