@@ -16,7 +16,7 @@ namespace cadre {
 // std::shared_ptr<Node> up to torch 2.12, c10::intrusive_ptr<Node> from 2.13 on.
 using NodePointer = std::remove_cvref_t<decltype(std::declval<at::Tensor>().grad_fn())>;
 
-// Pointer: a parameter, so that the branch of the other version of torch is not compiled.
+// `Pointer` is a parameter so that the branch of the other version of torch is not compiled.
 template <typename Node, typename Pointer = NodePointer, typename... Arguments>
 Pointer make_node(Arguments&&... arguments) {
   if constexpr (std::is_same_v<Pointer, std::shared_ptr<torch::autograd::Node>>) {

@@ -16,8 +16,8 @@
 namespace cadre {
 namespace {
 
-// What every rank sends first. The mark and the subject tell it from what a rank that is in another
-// call sends in an all_gather of this size.
+// The message that every rank sends first. The mark and the subject distinguish it from what a rank
+// in another call sends in an all_gather of this size.
 struct Announcement {
   static constexpr uint64_t kMark = 0x6361647265'616772;  // "cadreagr"
   static constexpr int64_t kNoError = -1;
@@ -46,7 +46,8 @@ const std::string& payload_of(const Result<std::string>& outcome) {
   return outcome.ok() ? *outcome : outcome.error().message();
 }
 
-// The exchange of one agreement: announcements first, texts only where somebody needs them.
+// The exchange of one agreement: first the announcements, then texts, if a rank refuses or the
+// caller needs them.
 class AgreementExchange {
  public:
   AgreementExchange(const ProcessGroup& group, const AgreementSubject& subject,
@@ -59,7 +60,7 @@ class AgreementExchange {
   int world_size() const { return static_cast<int>(announcements_.size()); }
   const Announcement& of(int rank) const { return announcements_[static_cast<size_t>(rank)]; }
 
-  // The first rank whose text is not rank 0's.
+  // Returns the first rank whose text differs from that of rank 0.
   std::optional<int> first_unlike() const {
     for (int rank = 1; rank < world_size(); ++rank) {
       if (of(rank).digest != of(0).digest || of(rank).length != of(0).length) return rank;
@@ -78,7 +79,7 @@ class AgreementExchange {
                          .num_refusing = static_cast<int>(count)};
   }
 
-  // Collective: the text of one rank.
+  // Collective. Returns the text of one rank.
   std::string text_of_rank(int rank) const {
     std::string text(of(rank).length, '\0');
     if (group_.rank() == rank) text = payload_of(own_);
@@ -89,7 +90,7 @@ class AgreementExchange {
     return text;
   }
 
-  // Collective: the texts or refusals of all ranks.
+  // Collective. Returns the text or the refusal of each rank.
   std::vector<Result<std::string>> outcomes() const {
     if (world_size() == 1) return {own_};
     const size_t longest = std::ranges::max(announcements_, {}, &Announcement::length).length;
@@ -183,7 +184,7 @@ std::vector<AgreedField> fields_of(const std::string& text) {
   return fields;
 }
 
-// "seed is 1 on rank 0 and 2 on rank 3".
+// Returns a sentence such as "seed is 1 on rank 0 and 2 on rank 3".
 std::string first_difference(const std::string& zero, const std::string& other, int other_rank) {
   const std::vector<AgreedField> a = fields_of(zero);
   const std::vector<AgreedField> b = fields_of(other);
@@ -219,7 +220,7 @@ std::optional<Error> common_refusal(std::span<const ProcessGroup> groups,
   } catch (...) {
     problem = caught_error();
   }
-  // What one group has found is a refusal of its ranks in the next.
+  // A refusal that one group has found counts as one of this rank in the groups that follow.
   for (const ProcessGroup& group : groups) {
     const auto refusal = common_refusal(group, subject, [&problem] {
       if (problem) throw *problem;

@@ -1,4 +1,4 @@
-// An agreement throws what one rank refuses on all ranks, compares fields, and leaves the group
+// An agreement throws a refusal of one rank on all ranks, compares fields, and leaves the group
 // usable.
 #include "cadre/tensor/group/agreement.h"
 
@@ -172,7 +172,7 @@ TEST(AgreementTest, RanksInAgreementsOfDifferentCallsAreToldSo) {
 TEST(AgreementTest, WaitsForTheTimeoutOfTheCall) {
   const testing::RanksResult result = run_groups(2, [](const ProcessGroup& group) {
     if (group.rank() == 1) {
-      // The other rank's deadline ends the group while this one does not call.
+      // Rank 1 does not call; the deadline of rank 0 makes the group fail.
       while (!group.error()) {
         at::ones({1});
       }

@@ -8,10 +8,10 @@
 
 namespace cadre {
 
-// cadre::Error: itself. std::bad_alloc: kUnavailable. Everything else is kInvalidArgument, because
-// it comes from the program's code or from an argument that libtorch refuses: c10::Error with its
-// message without the backtrace, other std::exceptions with what(), and a sentence for a thrown
-// value that is no std::exception.
+// Returns a caught cadre::Error unchanged. std::bad_alloc becomes kUnavailable. Everything else
+// becomes kInvalidArgument, because it comes from the program's code or from an argument that
+// libtorch refuses: c10::Error with its message without the backtrace, other exceptions with
+// what(), and a thrown value that is no std::exception with a fixed sentence.
 CADRE_EXPORT Error caught_error();
 
 }  // namespace cadre

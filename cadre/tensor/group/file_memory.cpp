@@ -13,7 +13,7 @@
 namespace cadre {
 
 struct FileMemory::Block {
-  std::shared_ptr<FileMemory> owner;  // shared by all tensors in it
+  std::shared_ptr<FileMemory> owner;  // shared by the blocks of all its tensors
   os::ScratchMemory memory;
 };
 
@@ -55,7 +55,7 @@ at::Tensor FileMemory::zeros(int64_t numel, at::ScalarType dtype) {
 
 std::shared_ptr<FileMemory> FileMemory::of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) return nullptr;
-  // Without the checks that throw for a tensor whose memory is guarded.
+  // The accessors with checks would throw for a tensor whose memory is guarded.
   const c10::DataPtr& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   const auto* const block = data.cast_context<Block>(&release);
   return block == nullptr ? nullptr : block->owner;
@@ -63,7 +63,7 @@ std::shared_ptr<FileMemory> FileMemory::of(const at::Tensor& tensor) {
 
 namespace {
 
-// Zeros with the tensor's sizes and, if it has no gaps between elements, its strides.
+// Returns zeros with the tensor's sizes and, if it has no gaps between elements, its strides.
 at::Tensor zeros_as(FileMemory& memory, const at::Tensor& tensor) {
   const at::Tensor flat = memory.zeros(tensor.numel(), tensor.scalar_type());
   if (!tensor.is_non_overlapping_and_dense()) return flat.view(tensor.sizes());

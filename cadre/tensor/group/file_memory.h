@@ -1,10 +1,10 @@
-// Tensors whose memory lies in a file on disk, so that they may be larger than the machine's
-// memory together; and memory for what belongs to such a tensor, as its gradient or the state that
-// an optimizer keeps for it, at the same place.
+// Tensors whose memory is in a file on disk, so that together they may be larger than the machine's
+// memory. What belongs to such a tensor, such as its gradient or the state that an optimizer keeps
+// for it, can be put into the same file.
 //
-// Threads: any. Blocking: for the time of the disk. Lifetime: tensors keep the file, which has no
-// name and goes with the process. Errors: cadre::Error, kUnavailable, for a missing folder and a
-// full disk; disk space is reserved before memory is handed out.
+// Threads: any. Blocking: for the time of the disk. Lifetime: tensors keep the file open. It has no
+// name, so it is gone when the process has ended. Errors: cadre::Error with kUnavailable for a
+// missing folder and a full disk; disk space is reserved before memory is handed out.
 // Source: parameter offload of ZeRO-Infinity, arXiv:2104.07857, with the page cache in place of
 // buffers of its own.
 #pragma once
@@ -31,20 +31,20 @@ class CADRE_EXPORT FileMemory : public std::enable_shared_from_this<FileMemory> 
   };
 
  public:
-  // folder: on a disk; one in memory (tmpfs) saves none.
+  // folder: on a disk. A folder in memory (tmpfs) saves no memory.
   static std::shared_ptr<FileMemory> open(const std::string& folder);
   FileMemory(Key, std::shared_ptr<os::ScratchArena> arena) : arena_(std::move(arena)) {}
 
-  // The bytes that a tensor of num_bytes occupies: whole pages.
+  // Returns the bytes that a tensor of num_bytes occupies: whole pages.
   static int64_t in_pages(int64_t num_bytes);
-  // Reserves disk space for the tensors that follow.
+  // Reserves disk space for tensors that will be made.
   void reserve(int64_t num_bytes);
-  // (numel), zeroed. No memory where there is no element.
+  // Returns zeros of shape (numel). If numel is 0, no memory is allocated.
   at::Tensor zeros(int64_t numel, at::ScalarType dtype);
-  // The bytes that the existing tensors occupy.
+  // Returns the bytes that the existing tensors occupy.
   int64_t used_bytes() const { return used_bytes_; }
 
-  // The one in which a tensor lies; null for any other tensor.
+  // Returns the FileMemory in which the tensor's memory is; null for any other tensor.
   static std::shared_ptr<FileMemory> of(const at::Tensor& tensor);
 
  private:
@@ -55,9 +55,10 @@ class CADRE_EXPORT FileMemory : public std::enable_shared_from_this<FileMemory> 
   std::atomic<int64_t> used_bytes_ = 0;
 };
 
-// As at::zeros_like(tensor), in the file where the tensor lies in one.
+// Returns at::zeros_like(tensor); if the tensor is in a file, the zeros are in the same file.
 CADRE_EXPORT at::Tensor zeros_beside(const at::Tensor& tensor);
-// The tensor itself if it lies where `place` does, or `place` in no file; else a copy there.
+// Returns the tensor itself if it is in the same file as `place`, or if `place` is in no file; else
+// a copy in that file.
 CADRE_EXPORT at::Tensor moved_beside(const at::Tensor& place, const at::Tensor& tensor);
 
 }  // namespace cadre

@@ -68,7 +68,7 @@ class AllOf final : public Work::State, public std::enable_shared_from_this<AllO
     }
   }
   Deadline deadline_in(Duration timeout) const override {
-    // Without operations no deadline is used.
+    // If there are no operations, the deadline is not used.
     return works_.empty() ? Deadline(TimePoint()) : works_.front().deadline_in(timeout);
   }
 

@@ -1,4 +1,4 @@
-// Works of a group that stand for more than one operation of its Communicator.
+// Works of a group that represent more than one operation of its Communicator.
 //
 // Threads, blocking, lifetime, errors: as Work.
 #pragma once
@@ -10,10 +10,12 @@
 
 namespace cadre {
 
-// Ends with the operation. The first wait() that sees it succeed calls `finish` before it returns.
+// Returns a work that ends with the operation. The first wait() that sees it succeed calls `finish`
+// before it returns.
 Work finish_after(Work operation, std::function<void()> finish);
 
-// Ends when all have ended; fails with the first error in the order of the list.
+// Returns a work that ends when all have ended. It fails with the first error in the order of the
+// list.
 Work all_of(std::vector<Work> works);
 
 }  // namespace cadre

@@ -1,4 +1,4 @@
-// Parts that every rank owns and all map side by side.
+// Tests parts of memory that each have one owner and that all ranks map side by side.
 #include "cadre/tensor/group/mapped_parts.h"
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ TEST(MappedPartsTest, WhatAnOwnerWritesAllRead) {
       }
       parts->check_group(4);
       require(parts->lost_ranks().empty(), "nobody is lost");
-      group.barrier();  // before one leaves
+      group.barrier();  // waits before a rank leaves
       parts.reset();
       require(own[5].item<double>() == 200 + group.rank(), "the tensors keep the memory");
     });

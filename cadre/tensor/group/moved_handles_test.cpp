@@ -1,4 +1,4 @@
-// Handles that were moved from, and null ones, refuse every call with a sentence.
+// Handles that were moved from, and null handles, refuse every call with a sentence.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -71,7 +71,8 @@ TEST(MovedHandles, MappedPartsRefuseEveryCall) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The failure of a group ends every access to the parts of others, but for a look at what was left.
+// The failure of a group ends every access to the parts of other ranks, except
+// whole_after_failure().
 TEST(MappedPartsTest, OfAFailedGroupThrowTheFirstFailure) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const auto parts = *group.map_parts(1024, torch::kFloat);

@@ -1,10 +1,10 @@
-// Runs the matrix products and convolutions of a scope in a lower precision, as autograd records
-// them.
+// Runs the matrix products and convolutions of a scope in a lower precision. Autograd records the
+// casts.
 //
 // Threads: the state is that of the calling thread; the guard is made and destroyed on it.
 // Blocking: never. Lifetime: the scope; guards may be nested. Errors: kInvalidArgument for a dtype
-// that CPU autocast does not take. docs/guide/training/gradients.md
-// has a whole step. Source: torch.autocast.
+// that CPU autocast does not support. docs/guide/training/gradients.md has a whole training step.
+// Source: torch.autocast.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,9 +15,10 @@ namespace cadre {
 
 class [[nodiscard]] CADRE_EXPORT Autocast {
  public:
-  // bfloat16 or float16 for operations on CPU tensors; float32 switches autocast off in the scope.
+  // dtype: bfloat16 or float16 for operations on CPU tensors; float32 switches autocast off in the
+  // scope.
   explicit Autocast(at::ScalarType dtype = at::kBFloat16);
-  // Restores what was set before. The end of the outermost scope drops the casts of parameters that
+  // Restores the previous state. The end of the outermost scope drops the casts of parameters that
   // autocast has cached.
   ~Autocast();
   Autocast(const Autocast&) = delete;

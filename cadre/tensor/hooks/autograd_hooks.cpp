@@ -25,7 +25,8 @@ class PostHook final : public torch::autograd::FunctionPostHook {
   explicit PostHook(std::function<void()> on_gradient) : on_gradient_(std::move(on_gradient)) {}
 
   variable_list operator()(const variable_list& outputs, const variable_list& inputs) override {
-    // A custom Function may return an undefined gradient for a leaf; nothing was added then.
+    // A custom Function may return an undefined gradient for a leaf; then the leaf's gradient has
+    // not changed.
     if (!inputs.empty() && inputs[0].defined()) on_gradient_();
     return outputs;
   }
@@ -34,7 +35,8 @@ class PostHook final : public torch::autograd::FunctionPostHook {
   std::function<void()> on_gradient_;
 };
 
-// Owned by the engine's callback: destroyed unrun when the backward ends by an exception.
+// The engine's callback owns it. If the backward ends by an exception, the engine destroys it
+// without running the callback.
 struct EndOfBackward {
   std::function<void()> on_end;
   std::function<void()> on_failure;
@@ -47,7 +49,7 @@ struct EndOfBackward {
 
 }  // namespace
 
-// The tensor has only a weak reference to its accumulator: dropping it would drop the hook.
+// Keeps the accumulator alive: the tensor has only a weak reference to it, and the hook is in it.
 struct AccumulationHooks::Installed {
   at::Tensor parameter;
   NodePointer accumulator;
@@ -65,7 +67,7 @@ AccumulationHooks::AccumulationHooks(std::span<const at::Tensor> parameters,
       installed_.push_back({parameters[i], std::move(accumulator), key});
     }
   } catch (...) {
-    remove();  // no destructor follows, and a hook would call an object that is gone
+    remove();  // no destructor runs after this, and a hook would call a destroyed object
     throw;
   }
 }

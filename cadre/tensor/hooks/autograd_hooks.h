@@ -1,10 +1,10 @@
-// What a wrapper asks of libtorch's autograd: a call at each gradient, at the start of a backward
-// and at its end. All knowledge of autograd's internals is in autograd_hooks.cpp.
+// The hooks of libtorch's autograd that the wrappers use: a call at each gradient, at the start of
+// a backward and at its end. Only autograd_hooks.cpp depends on autograd's internals.
 //
 // Threads: callbacks run in the thread that called backward() (in a pool thread beyond 60 nested
 // backwards), one at a time for one backward. Blocking: never. Lifetime: AccumulationHooks removes
-// its hooks; it keeps the parameters alive, but no graph. Errors: what a callback throws leaves
-// backward(). Source: c10d's Reducer, torch/csrc/distributed/c10d/reducer.cpp; docs/decisions/0003.
+// its hooks; it keeps the parameters alive, but no graph. Errors: backward() throws what a callback
+// throws. Source: c10d's Reducer, torch/csrc/distributed/c10d/reducer.cpp; docs/decisions/0003.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,35 +24,36 @@ struct Node;
 
 namespace cadre::wrap {
 
-// The node of a graph that made a tensor. It does not keep the graph: the address may be reused,
-// the sequence number is not.
+// The node of a graph that made a tensor. It does not keep the graph alive: another node may get
+// the same address, but not the same sequence number.
 struct GraphNode {
   torch::autograd::Node* address;
   uint64_t sequence;
 };
 
 // Calls `on_gradient(i)` each time a backward has added to the gradient of parameters[i]: once in a
-// backward however often the parameter was used, and never when the gradient is undefined.
+// backward, however often the parameter was used, and not if the gradient is undefined.
 class AccumulationHooks {
  public:
   // REQUIRES: every parameter is a leaf that requires grad.
   AccumulationHooks(std::span<const at::Tensor> parameters,
                     std::function<void(size_t)> on_gradient);
-  ~AccumulationHooks();  // removes them
+  ~AccumulationHooks();  // removes the hooks
   AccumulationHooks(const AccumulationHooks&) = delete;
   AccumulationHooks& operator=(const AccumulationHooks&) = delete;
 
   void remove();
 
-  // Whether the gradients of this leaf come to hooks of this kind now.
+  // Returns whether an AccumulationHooks receives the gradients of this leaf now.
   static bool has_hook(const at::Tensor& parameter);
 
-  // Works also after remove(). For the backward that runs in this thread: false for
-  // autograd::grad() and for a backward whose `inputs` name none of the parameters.
+  // Returns whether the backward that runs in this thread reaches a parameter. False for
+  // autograd::grad() and for a backward whose `inputs` name none of the parameters. Works also
+  // after remove().
   bool current_backward_reaches_a_parameter() const;
 
-  // A parameter whose gradients no longer come here, because a change of its dtype or device has
-  // given it another accumulator.
+  // Returns the index of a parameter whose gradients no longer come here, because a change of its
+  // dtype or device has given it another accumulator.
   std::optional<size_t> first_lost() const;
 
  private:
@@ -61,33 +62,36 @@ class AccumulationHooks {
   bool are_removed_ = false;
 };
 
-// Calls `on_start` when a backward is about to pass through `output`, before any gradient of what
-// made the output. Nothing happens for a tensor that does not require grad, or for a leaf: it
-// outlives the forward, and its hook would tell of backwards that have nothing to do with this one.
-// Returns the node that the backward passes through.
+// Calls `on_start` when a backward is about to pass through `output`, before it computes a gradient
+// of the tensors from which the output was made. Returns the node that the backward passes through;
+// nullopt for a leaf or a tensor that does not require grad. A leaf outlives the forward, so its
+// hook would also run in backwards of other forwards.
 std::optional<GraphNode> at_start_of_backward(const at::Tensor& output,
                                               std::function<void()> on_start);
 
-// Nodes are numbered in the order in which a thread makes them: the number of the next one.
+// Returns the number of the next node. Nodes are numbered in the order in which a thread makes
+// them.
 uint64_t next_sequence();
-// Sequence numbers of the nodes in the backward that runs in this thread, ascending.
+// Returns the sequence numbers of the nodes in the backward that runs in this thread, ascending.
 std::vector<uint64_t> sequences_of_current_backward();
 
-// Whether the backward that runs in this thread passes through the node, sooner or later. False for
-// the one node that it starts from, whose hook runs before all others.
+// Returns whether the backward that runs in this thread passes through the node, now or later.
+// False for the node that it starts from if there is only one; the hook of that node runs before
+// all others.
 bool current_backward_passes(const GraphNode& node);
 
-// To be called inside a backward: `on_end` runs when that backward is done, after all its hooks,
-// before it returns; `on_failure` runs instead, and must not throw, if it ends by an exception.
+// REQUIRES: a backward runs in this thread. `on_end` runs at the end of that backward, after all
+// its hooks, before backward() returns. If the backward ends by an exception, `on_failure` runs
+// instead; it must not throw.
 void at_end_of_backward(std::function<void()> on_end, std::function<void()> on_failure);
 
-// After a backward of this thread has thrown: releases the nodes that it has not reached. libtorch
-// keeps those that were ready to run in a queue of the thread until the next backward there, and
-// with them the tensors and the process groups of the graph behind them. Does nothing during a
-// backward.
+// Called after a backward of this thread has thrown: releases the nodes that it has not reached.
+// libtorch keeps those that were ready to run in a queue of the thread until the thread's next
+// backward, and with them the tensors and the process groups of the graph behind them. Does nothing
+// during a backward.
 CADRE_EXPORT void release_failed_backward();
 
-// Whether the backward that runs in this thread was called with create_graph=true.
+// Returns whether the backward that runs in this thread was called with create_graph=true.
 bool current_backward_creates_graph();
 
 }  // namespace cadre::wrap

@@ -1,4 +1,4 @@
-// What libtorch's C++ autograd does with hooks and callbacks, as decision 0003 states it.
+// Tests how libtorch's C++ autograd treats hooks and callbacks, as decision 0003 states it.
 #include "cadre/tensor/hooks/autograd_hooks.h"
 
 #include <algorithm>
@@ -56,7 +56,8 @@ TEST(AccumulationHooks, AreRemovedByTheDestructor) {
   EXPECT_EQ(fired, 0);
 }
 
-// The newest output is passed first, and knows of all others then.
+// A backward passes the newest output first. At that time it is known which other outputs it will
+// pass.
 TEST(GraphNodes, ABackwardTellsAtItsStartWhichItPasses) {
   const Tensor x = torch::ones({2}, kDouble).requires_grad_(true);
   const Tensor w = torch::ones({2}, kDouble).requires_grad_(true);
@@ -155,8 +156,8 @@ TEST(EndOfBackward, FailureIsToldBeforeTheExceptionArrives) {
   EXPECT_EQ(events, (std::vector<std::string>{"failure", "caught"}));
 }
 
-// The failing node is made after the branches beside it, or before them: the engine runs the latest
-// node first, so that several are ready when it fails.
+// The failing node is made after the branches beside it, or before them. The engine runs the latest
+// node first; so if that one fails, other nodes are ready.
 TEST(FailedBackward, ItsGraphIsKeptUntilItIsReleased) {
   for (const bool fails_first : {true, false}) {
     Tensor x = torch::ones({2}, kDouble).requires_grad_(true);

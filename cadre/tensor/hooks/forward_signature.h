@@ -1,6 +1,6 @@
-// The signature of a module's forward(), for classes that derive from the module and put something
-// around it: Derived<M> has a forward() with the parameters of M::forward(), so that it goes where
-// an M goes, into torch::nn::Sequential, AnyModule and holders.
+// The signature of a module's forward(), for classes that derive from the module and add something
+// around it: Derived<M> has a forward() with the parameters of M::forward(), so that it can replace
+// an M in torch::nn::Sequential, AnyModule and holders.
 //
 // Threads: types. Blocking: never. Errors: at compile time.
 #pragma once

@@ -32,7 +32,7 @@ Tensor with_gradient(const Tensor& gradient) {
   return parameter;
 }
 
-// A matrix, a transposed one, a vector and a number.
+// Returns a matrix, a transposed matrix, a vector and a scalar.
 Tensors make_parameters(torch::ScalarType dtype = torch::kFloat) {
   torch::manual_seed(1);
   return {with_gradient(torch::randn({5, 3}).to(dtype)),
@@ -48,7 +48,7 @@ Tensors gradients_of(const Tensors& parameters) {
   return gradients;
 }
 
-// By definition, element by element.
+// Computes the norm by its definition, element by element.
 double norm_by_formula(const Tensors& gradients, double p) {
   double sum = 0;
   for (const Tensor& gradient : gradients) {
@@ -99,7 +99,8 @@ TEST(ClipGradNorm, IsTheFormulaForEveryP) {
   }
 }
 
-// A sum of so many squares in float32 is wrong by 9e-5; several blocks, the last one short.
+// A sum of so many squares in float32 has an error of 9e-5. The elements are several blocks, the
+// last one short.
 TEST(ClipGradNorm, IsExactForLargeGradients) {
   torch::manual_seed(2);
   const Tensors parameters = {with_gradient(torch::randn({2048, 2047}))};
@@ -162,8 +163,8 @@ TEST(ClipGradNorm, ATiedParameterCountsOnce) {
       << "scaled once";
 }
 
-// No p-norm of 1,000 values of 1 + 2^-7 is a number of bfloat16 or float16, except the largest
-// value.
+// None of the p-norms of 1,000 values of 1 + 2^-7 can be represented in bfloat16 or float16, except
+// the largest value.
 TEST(ClipGradNorm, LowPrecisionIsSummedInFloat64) {
   for (const auto dtype : {torch::kBFloat16, torch::kHalf}) {
     const Tensors parameters = {with_gradient(torch::full({1000}, 1.0078125, dtype)),
@@ -215,7 +216,8 @@ TEST(ClipGradNorm, WhatIsNotFiniteIsRefusedIfAskedForAndNothingIsScaled) {
   EXPECT_EQ(refusal(make_parameters(), 1, {.error_if_nonfinite = true}), "no error");
 }
 
-// As autograd leaves them: conjugated or negated when they are read, or zero without memory.
+// Gradients as autograd may leave them: conjugated or negated when they are read, or zero without
+// memory.
 TEST(ClipGradNorm, LazyGradientsAreReadAndScaled) {
   torch::manual_seed(1);
   const Tensor complex = torch::randn({7}, torch::kComplexDouble);
@@ -245,7 +247,8 @@ TEST(ClipGradNorm, LazyGradientsAreReadAndScaled) {
   EXPECT_GT(clip_grad_norm_(Tensors{leaf}, 0.1, {.error_if_nonfinite = true}), 0.1);
 }
 
-// It could be scaled as a whole only, and the ones before it would be scaled already.
+// Such a gradient could only be scaled as a whole, and the gradients before it would already be
+// scaled.
 TEST(ClipGradNorm, GradientsThatCannotBeScaledAreRefusedFirst) {
   const Tensor good = with_gradient(torch::full({3}, 5.0));
   const Tensor expanded = with_gradient(torch::zeros({4}));

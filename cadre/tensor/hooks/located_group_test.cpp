@@ -1,4 +1,4 @@
-// What ends with the last copy of a LocatedGroup.
+// Tests what ends with the last copy of a LocatedGroup.
 #include "cadre/tensor/hooks/located_group.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ using testing::run_groups;
 using torch::Tensor;
 using namespace std::chrono_literals;
 
-// Rank 0 drops what it has started, while rank 1 has not begun it.
+// Rank 0 drops an operation that it has started, while rank 1 has not begun it.
 TEST(LocatedGroup, TheLastCopyWaitsForWhatRuns) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
     const Tensor sum = torch::ones({4});

@@ -1,8 +1,8 @@
-// Replaces the tensors in what a module's forward() is given and returns.
+// Replaces the tensors among the arguments and in the result of a module's forward().
 //
 // Threads: pure functions. Blocking: never. Errors: those of the function.
-// Replaced are tensors, and those in tuples, pairs, arrays, vectors, maps and optionals. Anything
-// else, a struct of your own among them, is passed on unchanged.
+// Tensors are replaced, also those in tuples, pairs, arrays, vectors, maps and optionals. Anything
+// else, such as a struct of your own, is passed on unchanged.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@
 
 namespace cadre::wrap {
 
-// Whether map_tensors() can find a tensor in a T.
+// Whether replace_tensors() can find a tensor in a T.
 template <typename T>
 struct HoldsReplaceableTensors : std::false_type {};
 template <>
@@ -45,7 +45,7 @@ template <typename T>
 inline constexpr bool kHoldsReplaceableTensors =
     HoldsReplaceableTensors<std::remove_cvref_t<T>>::value;
 
-// In place: each defined tensor becomes function(tensor).
+// Replaces in place: each defined tensor becomes function(tensor).
 template <typename T, typename Function>
 void replace_tensors(T& value, Function&& function) {
   if constexpr (std::is_same_v<T, at::Tensor>) {
@@ -63,8 +63,8 @@ void replace_tensors(T& value, Function&& function) {
   }
 }
 
-// What to hand on in place of an argument of type Given: a copy with other tensors, or, where there
-// is none to replace or the callee takes a mutable reference, the argument itself.
+// Returns what to pass on instead of an argument of type Given: a copy with other tensors. If the
+// type can hold no tensor, or the callee takes a mutable reference, returns the argument itself.
 template <typename Given, typename Function>
 decltype(auto) with_tensors(std::remove_reference_t<Given>& value, Function&& function) {
   constexpr bool kIsMutableReference =

@@ -21,8 +21,8 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-// In the order of named_parameters() and named_buffers(). A tensor that is registered under two
-// names (a tied weight) has the first of them.
+// Returns the tensors in the order of named_parameters() or named_buffers(). A tensor that is
+// registered under two names (a tied weight) has the first of them.
 CADRE_EXPORT std::vector<NamedTensor> distinct_parameters(const torch::nn::Module& module);
 CADRE_EXPORT std::vector<NamedTensor> distinct_buffers(const torch::nn::Module& module);
 

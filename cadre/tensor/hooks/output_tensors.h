@@ -1,10 +1,10 @@
-// Finds the tensors in what a module's forward() is given and returns.
+// Finds the tensors among the arguments and in the result of a module's forward().
 //
 // Threads: pure functions. Blocking: never. Errors: none; tensors_are_known<T>() says at compile
-// time whether every part of a T is understood.
-// Understood are tensors, numbers, strings, and tuples, pairs, arrays, ranges, maps and optionals
-// of what is understood. A struct of your own is understood if a function held_tensors(const
-// YourStruct&) is declared beside it that returns its tensors as a std::vector<torch::Tensor>.
+// time whether every part of a T is of a known type.
+// Known types are tensors, numbers, strings, and tuples, pairs, arrays, ranges, maps and optionals
+// of known types. A struct of your own is known if a function held_tensors(const YourStruct&) is
+// declared beside it that returns its tensors as a std::vector<torch::Tensor>.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -102,9 +102,9 @@ std::vector<at::Tensor> tensors_of(const T& value) {
   return found;
 }
 
-// size(0) of the first tensor that has a dimension: a temperature or a step number in front of it
-// is no batch. 1 where there is none. Nothing where none is found and some argument is of a type
-// that may hold one.
+// Returns size(0) of the first tensor that has a dimension; a tensor without dimensions before it
+// (a temperature, a step number) is no batch. Returns 1 if there is no such tensor; nullopt if none
+// was found, but an argument has a type that may hold a tensor.
 template <typename... Args>
 std::optional<int64_t> num_rows_of(const Args&... args) {
   std::vector<at::Tensor> found;

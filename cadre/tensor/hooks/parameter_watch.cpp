@@ -14,15 +14,16 @@ namespace cadre::wrap {
 
 namespace {
 
-// The registered parameters themselves: named_parameters() copies them and their names into a new
-// dictionary, which would cost more in each forward than all else that is done here.
+// Gives access to the registered parameters. named_parameters() would copy them and their names
+// into a new dictionary, which would cost more in each forward than everything else here.
 struct Registered : torch::nn::Module {
   static const torch::OrderedDict<std::string, at::Tensor>& of(const torch::nn::Module& module) {
     return module.*(&Registered::parameters_);
   }
 };
 
-// In the order of named_parameters(), until `visit` says false; whether it never did.
+// Calls `visit` in the order of named_parameters() until it returns false. Returns whether it never
+// did.
 template <typename Visit>
 bool visit_parameters(const torch::nn::Module& module, const Visit& visit) {
   for (const auto& item : Registered::of(module)) {
@@ -87,7 +88,7 @@ std::optional<std::string> ParameterWatch::change_of_list() const {
   for (const Known& known : known_) {
     if (!current.contains(known.name)) return format("\"{}\" was removed", known.name);
   }
-  return std::nullopt;  // only the order is another one
+  return std::nullopt;  // only the order has changed
 }
 
 std::optional<std::string> ParameterWatch::change_of(const Known& known) {
@@ -139,7 +140,7 @@ uint64_t WriteWatch::samples(uint64_t turn) const {
     const at::Tensor& tensor = parameter.tensor;
     if (tensor.numel() == 0) continue;
     const auto numel = static_cast<uint64_t>(tensor.numel());
-    // In the order of the memory, where that has no gaps.
+    // The index in memory; element 0 where the memory has gaps.
     const uint64_t element =
         tensor.is_non_overlapping_and_dense() ? (numel / 2 + turn * kStride) % numel : 0;
     const size_t size = tensor.element_size();

@@ -1,10 +1,10 @@
-// Notices that the parameters of a module are no longer those that were wrapped: one that came,
-// went, was replaced or has another form would train without being reduced, or be reduced wrongly;
-// and that they were written to at a time when nothing may write to them.
+// Notices that the parameters of a module are no longer those that were wrapped. A parameter that
+// was added, removed, replaced or changed in form would train without being reduced, or be reduced
+// wrongly. Also notices writes to parameters at a time when nothing may write to them.
 //
 // Threads: as the module. Blocking: never. Lifetime: shares the module and its parameters.
-// Errors: none; a change comes back in words. Cost: a look at each parameter and, for a module with
-// children, one allocation.
+// Errors: none; a change is returned as a sentence. Cost: a look at each parameter and, for a
+// module with children, one allocation.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,10 +29,10 @@ class CADRE_EXPORT ParameterWatch {
  public:
   explicit ParameterWatch(std::shared_ptr<const torch::nn::Module> module);
 
-  // "\"fc.bias\" was added": the first difference from what was there at construction. Other values
-  // are no difference, and neither is a parameter that was frozen since.
+  // Returns the first difference from the parameters at construction, such as "\"fc.bias\" was
+  // added". Other values are no difference, and neither is a parameter that was frozen since.
   std::optional<std::string> change() const;
-  // The same, but only of the list: a parameter that came, went or was replaced.
+  // Returns only a difference of the list: a parameter that was added, removed or replaced.
   std::optional<std::string> change_of_list() const;
 
  private:
@@ -44,7 +44,7 @@ class CADRE_EXPORT ParameterWatch {
     std::vector<int64_t> sizes;
     std::vector<int64_t> strides;
     bool requires_grad;
-    std::string text;  // the form in words, for messages
+    std::string text;  // the form as text, for messages
   };
 
   static std::optional<std::string> change_of(const Known& known);
@@ -54,22 +54,22 @@ class CADRE_EXPORT ParameterWatch {
   std::vector<Known> known_;  // in the order of named_parameters()
 };
 
-// Notices that something other than an optimizer writes to parameters: a forward that normalizes
-// its weight, an Embedding with max_norm. It compares version counters and addresses, so it does
-// not notice writes through a raw pointer or through at::Tensor::data(), except for samples().
+// Notices that something other than an optimizer writes to parameters, such as a forward that
+// normalizes its weight or an Embedding with max_norm. It compares version counters and addresses,
+// so only samples() notices writes through a raw pointer or through at::Tensor::data().
 class CADRE_EXPORT WriteWatch {
  public:
   explicit WriteWatch(std::vector<NamedTensor> parameters);
 
-  // Remembers what the parameters are now.
+  // Remembers the present version and address of each parameter.
   void begin();
-  // The parameters that have been written to, or been given other memory, since begin(): their
-  // places in parameters(), in ascending order.
+  // Returns the indices in parameters(), ascending, of the parameters that were written to or given
+  // other memory since begin().
   std::vector<size_t> written() const;
-  // How often the parameters have been written to, in all: the sum of their version counters.
+  // Returns the number of writes to all parameters: the sum of their version counters.
   uint32_t num_writes() const;
-  // A digest of the bits of one element of each parameter, which all but certainly changes when an
-  // optimizer steps, also one that writes through at::Tensor::data(), as torch::optim::SGD does.
+  // Returns a digest of the bits of one element of each parameter. It almost certainly changes when
+  // an optimizer steps, even if that writes through at::Tensor::data(), as torch::optim::SGD does.
   // Each `turn` takes other elements. REQUIRES: the parameters have memory.
   uint64_t samples(uint64_t turn = 0) const;
 

@@ -15,7 +15,7 @@ namespace {
 // Elements that one thread sums before its sum is added to those of others.
 constexpr int64_t kBlock = int64_t{1} << 18;
 
-// In several sums that the compiler keeps in one vector.
+// Adds into several sums, which the compiler keeps in one vector register.
 template <typename T, typename Power>
 double sum_of(const T* values, int64_t count, Power power) {
   constexpr int64_t kLanes = 8;

@@ -1,8 +1,8 @@
 // The sum of the powers of a gradient's elements, from which every p-norm of this library is made.
 //
 // Threads: pure functions, on at::get_num_threads() threads. Blocking: never. Errors: none.
-// Numerics: all sums are float64, whatever the dtype of the gradient, and their order depends on
-// the number of elements alone. libtorch sums the squares of float32 in float32, which is wrong by
+// Numerics: all sums are float64, whatever the dtype of the gradient, and their order depends only
+// on the number of elements. libtorch sums the squares of float32 in float32, which has an error of
 // 4e-3 for 5e7 elements.
 #pragma once
 
@@ -10,10 +10,11 @@
 
 namespace cadre::wrap {
 
-// The sum of |x|^p over the elements of a dense gradient of a floating-point or complex dtype,
-// which may be empty; for p = infinity the largest |x|, NaN if there is one.
+// Returns the sum of |x|^p over the elements of a dense gradient of a floating-point or complex
+// dtype. The gradient may be empty. For p = infinity returns the largest |x|; NaN if an element is
+// NaN.
 double power_sum(const at::Tensor& gradient, double p);
-// The power sum of two disjoint sets of elements, from the sum of each.
+// Returns the power sum of two disjoint sets of elements, from the sum of each.
 double joint_power_sum(double a, double b, double p);
 double norm_of_power_sum(double sum, double p);
 

@@ -1,4 +1,4 @@
-// The weights that ranks agree on, from the numbers of samples of their forwards.
+// Tests the weights on which ranks agree, from the numbers of samples of their forwards.
 #include "cadre/tensor/hooks/sample_weight.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +22,8 @@ void on_two_ranks(const std::function<void(const wrap::LocatedGroup&, int)>& bod
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// One message has room for ten forwards; those of the rank that has more follow in a second one.
+// One message has room for ten forwards. A rank with more forwards sends the rest in a second
+// message.
 TEST(SampleWeights, AForwardOfAnotherShareIsFoundAmongMoreThanOneMessageHolds) {
   for (const size_t place : {size_t{9}, size_t{10}, size_t{24}}) {
     on_two_ranks([place](const wrap::LocatedGroup& group, int rank) {

@@ -1,5 +1,5 @@
-// The version counter of a tensor, by which autograd notices that a value was changed in place
-// after it was saved for backward.
+// The version counter of a tensor. By it, autograd notices that a value was changed in place after
+// it was saved for backward.
 //
 // Threads: as the tensor. Blocking: never. Errors: kInvalidArgument from refuse_inference_mode()
 // and refuse_inference_tensors(). A tensor that was made in inference mode has no version counter:
@@ -21,17 +21,17 @@ inline uint32_t version_of(const at::Tensor& tensor) {
   return tensor.is_inference() ? 0 : static_cast<uint32_t>(tensor._version());
 }
 
-// After a change that autograd has not seen.
+// Called after a change that autograd has not seen.
 inline void move_version(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-// Throws in inference mode, before a wrapper makes tensors of it: autograd does not train them, and
-// libtorch says so only later, without a name. `what`: what is constructed, with which the message
-// begins.
+// Throws in inference mode. A wrapper calls it before it makes tensors: autograd does not train
+// tensors that were made in inference mode, and libtorch reports that only later, without a name.
+// `what`: the name of what is constructed, with which the message begins.
 CADRE_EXPORT void refuse_inference_mode(std::string_view what);
 
-// Throws for the first of the tensors that was made in inference mode.
+// Throws if one of the tensors was made in inference mode; names the first.
 CADRE_EXPORT void refuse_inference_tensors(std::string_view what,
                                            std::span<const NamedTensor> tensors);
 

@@ -47,7 +47,7 @@ DType check_operand(const DeviceMesh& mesh, std::string_view call, const at::Ten
   return *dtype;
 }
 
-// The result of `body`; its error is thrown with the name of the call and the mesh.
+// Returns the result of `body`. Adds the name of the call and the mesh to an error that it throws.
 template <typename Body>
 auto in_call(const DeviceMesh& mesh, std::string_view call, const Body& body) {
   try {
@@ -57,7 +57,7 @@ auto in_call(const DeviceMesh& mesh, std::string_view call, const Body& body) {
   }
 }
 
-// For this mesh, these sizes and this dtype.
+// Checks placements for this mesh, these sizes and this dtype; returns them normalized.
 std::vector<Placement> check_placements(const DeviceMesh& mesh, std::string_view call,
                                         std::span<const Placement> placements, size_t num_dims,
                                         DType dtype) {
@@ -72,7 +72,7 @@ std::vector<Placement> check_placements(const DeviceMesh& mesh, std::string_view
   return checked;
 }
 
-// That `local` is this rank's part of a tensor of these sizes.
+// Checks that `local` is this rank's part of a tensor of these sizes.
 void check_part(const DeviceMesh& mesh, const at::Tensor& local, std::span<const int64_t> sizes,
                 std::span<const Placement> placements) {
   const Box box = in_call(mesh, "from_local", [&] {
@@ -88,8 +88,9 @@ void check_part(const DeviceMesh& mesh, const at::Tensor& local, std::span<const
              list_of(box.sizes)));
 }
 
-// Runs the checks of a call on all ranks of the mesh, and throws on all of them what one refuses
-// and what is not the same on all. check: local; returns the placements, normalized.
+// Runs the checks of a call on all ranks of the mesh. Throws on all of them if one rank refuses its
+// arguments, or if arguments differ between ranks. check: without communication; returns the
+// normalized placements.
 std::vector<Placement> check_on_mesh(const DeviceMesh& mesh, const char* call,
                                      const std::function<std::vector<Placement>()>& check,
                                      const at::Tensor& tensor, std::span<const int64_t> sizes) {
@@ -158,7 +159,7 @@ Box DTensor::box() const {
 
 DTensor DTensor::redistribute(const std::vector<Placement>& placements,
                               const RedistributeOptions& options) const {
-  // Checked again, because an operation in place may have given local() a tangent.
+  // The dtype was checked before; an operation in place may have given local() a tangent since.
   const DType dtype = check_operand(mesh_, "redistribute", local_);
   std::vector<Placement> checked =
       check_placements(mesh_, "redistribute", placements, sizes_.size(), dtype);

@@ -1,20 +1,21 @@
 // A tensor that is distributed over the ranks of a mesh: this rank's part and the placements.
 //
-// Threads: as ProcessGroup. Blocking: distribute() and from_local(), which are collectives of all
-// ranks of the mesh; redistribute() and full_tensor(), which are collectives of the groups along
-// the axes that change. All these ranks call them in the same order, also a rank whose part is
-// empty. Lifetime: a cheap value; it shares the local tensor and the mesh. Errors: cadre::Error,
-// kInvalidArgument for placements, sizes and local tensors that do not match, or are not the same
-// on all ranks: distribute() and from_local() throw what one rank refuses on all ranks, and the
-// mesh stays usable. redistribute() throws on a rank that refuses its arguments alone; pass the
-// same on all ranks. Errors of the groups' operations.
+// Threads: as ProcessGroup. Blocking: distribute() and from_local() are collectives of all ranks of
+// the mesh; redistribute() and full_tensor() are collectives of the groups along the axes that
+// change. All these ranks call them in the same order, also a rank whose part is empty. Lifetime: a
+// cheap value; it shares the local tensor and the mesh. Errors: cadre::Error, kInvalidArgument for
+// placements, sizes and local tensors that do not match, or are not the same on all ranks. If one
+// rank refuses the arguments of distribute() or from_local(), they throw on all ranks, and the mesh
+// stays usable. redistribute() throws only on the ranks that refuse their arguments; pass the same
+// on all ranks. Errors of the groups' operations.
 // Tensors: dense, CPU, a dtype of core/base/types.h, any shape. `sizes` are those of the whole
 // tensor.
 //
-// local(), from_local() and redistribute() are differentiable. redistribute() is the identity of
-// the whole tensor, as is its derivative. The gradient of local() has the distribution of the
-// tensor: a shard of the gradient for Shard; the whole gradient, equal on all ranks, for Replicate
-// and for Partial(sum); and that divided by the number of operands for Partial(avg).
+// local(), from_local() and redistribute() are differentiable. redistribute() does not change the
+// whole tensor, so its derivative is the identity. The gradient of local() has the distribution of
+// the tensor: a shard of the gradient for Shard; the whole gradient, equal on all ranks, for
+// Replicate and for Partial(sum); the whole gradient divided by the number of operands for
+// Partial(avg).
 // Source: torch.distributed.tensor; docs/decisions/0012.
 // Guide: docs/guide/parallel/mesh.md.
 #pragma once
@@ -33,21 +34,22 @@
 namespace cadre {
 
 struct RedistributeOptions {
-  // Whether the result requires grad; equal on all ranks of the mesh. By default it does if the
-  // local tensor of any rank requires grad, for which the ranks exchange one byte along each axis
-  // that changes; without communication if grad mode is off or the dtype has no gradient.
+  // Whether the result requires grad; equal on all ranks of the mesh. Default: it does if the local
+  // tensor of any rank requires grad. To find out, the ranks exchange one byte along each axis that
+  // changes. They exchange nothing if grad mode is off or the dtype has no gradient.
   std::optional<bool> requires_grad = {};
 };
 
 class CADRE_EXPORT DTensor {
  public:
-  // From a full tensor that every rank has: each takes its own part; no element is sent. The
-  // result is a leaf that requires grad if the full tensor does, which must then be a leaf. For a
-  // differentiable distribution use from_local(full, mesh, all Replicate(),
+  // Distributes a full tensor that every rank has: each rank takes its own part; no element is
+  // sent. The result is a leaf. It requires grad if the full tensor does, which must then be a
+  // leaf. For a differentiable distribution use from_local(full, mesh, all Replicate(),
   // sizes).redistribute(placements).
   static DTensor distribute(const at::Tensor& full, const DeviceMesh& mesh,
                             const std::vector<Placement>& placements);
-  // From the parts that the ranks hold; local.sizes() must be local_box().sizes. Differentiable.
+  // Makes a tensor of the parts that the ranks hold; local.sizes() must be local_box().sizes.
+  // Differentiable.
   static DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
                             const std::vector<Placement>& placements, std::vector<int64_t> sizes);
   // A move is a copy, so that an object that was moved from is usable.
@@ -56,17 +58,18 @@ class CADRE_EXPORT DTensor {
 
   const at::Tensor& local() const { return local_; }
   const DeviceMesh& mesh() const { return mesh_; }
-  // One for each axis of the mesh; dims from 0.
+  // Returns one placement for each axis of the mesh; dims count from 0.
   const std::vector<Placement>& placements() const { return placements_; }
   const std::vector<int64_t>& sizes() const { return sizes_; }
-  // The box of local() in the whole tensor.
+  // Returns the box of local() in the whole tensor.
   Box box() const;
 
-  // The same tensor under other placements, any to any; differentiable. New memory, unless the
-  // placements are equal. Its communication: docs/guide/parallel/mesh.md.
+  // Returns the same tensor under other placements; every pair of placements is supported.
+  // Differentiable. The result has new memory, unless the placements are equal.
+  // docs/guide/parallel/mesh.md lists the communication.
   DTensor redistribute(const std::vector<Placement>& placements,
                        const RedistributeOptions& options = {}) const;
-  // The whole tensor on every rank: local() under Replicate() on all axes.
+  // Returns the whole tensor on every rank: local() under Replicate() on all axes.
   at::Tensor full_tensor(const RedistributeOptions& options = {}) const;
 
  private:

@@ -1,5 +1,5 @@
-// What autograd makes of a redistributed tensor: its results are no views, and it takes every form
-// in which libtorch hands over a gradient. On threads as ranks.
+// Tests a redistributed tensor in autograd: a result is no view, and backward accepts every form in
+// which libtorch passes a gradient. The ranks are threads.
 #include <ATen/ops/_efficientzerotensor.h>
 #include <ATen/ops/_make_dual.h>
 #include <ATen/ops/_neg_view.h>
@@ -40,8 +40,8 @@ struct Case {
   }
 };
 
-// Even and uneven chunks of both dimensions: reduce_scatter, padded and exact gathers, cuts and
-// exchanges.
+// Returns cases with even and uneven chunks of both dimensions: reduce_scatter, padded and exact
+// gathers, slices and exchanges.
 std::vector<Case> cases() {
   const std::vector<Placement> placements = {Shard(0), Shard(1), Replicate(), Partial()};
   std::vector<Case> all;
@@ -61,8 +61,8 @@ Tensor ones_of(const DeviceMesh& mesh, const Case& c) {
       local_box(c.sizes, mesh.shape(), mesh.coordinates(), Placements{c.from}).sizes);
 }
 
-// Autograd refuses to change some views in place, so a result that is a view on some ranks only
-// would make those throw and the others wait.
+// Autograd refuses to change some views in place. So if a result were a view on some ranks only,
+// these would throw and the others wait.
 TEST(DTensorAutograd, AResultIsNoViewAndMayBeChangedInPlace) {
   expect_ok(run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}});
@@ -74,7 +74,7 @@ TEST(DTensorAutograd, AResultIsNoViewAndMayBeChangedInPlace) {
       moved.local().mul_(2);
       moved.full_tensor().sum().backward();
       require(torch::equal(local.grad(), torch::full_like(local, 2)), c.name() + ": gradient");
-      // As zero_grad(/*set_to_none=*/false) does.
+      // zero_grad(/*set_to_none=*/false) does this.
       require(failure_of([&] { local.mutable_grad().detach_().zero_(); }).empty(), c.name());
 
       const torch::NoGradGuard no_grad;
@@ -87,7 +87,7 @@ TEST(DTensorAutograd, AResultIsNoViewAndMayBeChangedInPlace) {
   }));
 }
 
-// Runs the redistribution with a loss whose gradient `change` has replaced by another form.
+// Runs the redistribution with a loss whose gradient `change` has converted to another form.
 void check_gradient_in_form(const std::function<Tensor(const Tensor&)>& change, double expected) {
   expect_ok(run_groups(2, [&](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}});
@@ -103,7 +103,7 @@ void check_gradient_in_form(const std::function<Tensor(const Tensor&)>& change, 
   }));
 }
 
-// Derivatives of complex operators hand over gradients that are negated when they are read.
+// Derivatives of complex operators pass gradients that are negated when they are read.
 TEST(DTensorAutograd, AGradientMayBeALazilyNegatedView) {
   check_gradient_in_form([](const Tensor& gradient) { return at::_neg_view(gradient); }, -1);
   expect_ok(run_groups(2, [](const ProcessGroup& world) {
@@ -124,7 +124,7 @@ TEST(DTensorAutograd, AGradientMayBeALazyZero) {
       0);
 }
 
-// Also if only one rank has such a tensor: no rank waits for another one.
+// This also works if only one rank has such a tensor: no rank waits for another one.
 TEST(DTensorAutograd, ALocalTensorMayBeLazy) {
   expect_ok(run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}});
@@ -152,8 +152,8 @@ TEST(DTensorAutograd, ALocalTensorMayBeLazy) {
   }));
 }
 
-// The mean along an axis that stays as it is has no part in the derivative: float16 would overflow
-// in between, and a division by 3 after a multiplication is not exact.
+// A mean along an axis whose placement stays the same must not scale the derivative: float16 would
+// overflow in between, and a division by 3 after a multiplication is not exact.
 TEST(DTensorAutograd, AMeanThatStaysDoesNotScaleTheGradient) {
   expect_ok(run_groups(6, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"a", 3}, {"b", 2}});
@@ -167,7 +167,7 @@ TEST(DTensorAutograd, AMeanThatStaysDoesNotScaleTheGradient) {
     const Tensor large = torch::full({100, 2}, 40000.0, torch::kHalf);
     const Tensor own = large.narrow(0, 0, 50);
     check(torch::ones({50, 2}, torch::kHalf), {mean, Shard(0)}, {mean, Replicate()}, large, own);
-    // From one mean to another: 3 operands before and 2 after.
+    // The mean moves from one axis to another, so it has 3 operands before and 2 after.
     check(torch::ones({100, 2}, torch::kHalf), {mean, Replicate()}, {Replicate(), mean}, large,
           (large.to(torch::kDouble) * 2 / 3).to(torch::kHalf));
     torch::manual_seed(1);
@@ -177,7 +177,7 @@ TEST(DTensorAutograd, AMeanThatStaysDoesNotScaleTheGradient) {
   }));
 }
 
-// The tangent would be lost.
+// A redistribution would lose the tangent.
 TEST(DTensorAutograd, ForwardModeIsRefused) {
   const uint64_t level = torch::autograd::ForwardADLevel::get_next_idx();
   const testing::RanksResult result = run_groups(2, [&](const ProcessGroup& world) {

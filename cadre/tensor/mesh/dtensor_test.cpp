@@ -1,5 +1,5 @@
-// Properties of a DTensor besides its values: its communication, its autograd graph, and its
-// errors. On threads as ranks.
+// Tests properties of a DTensor other than its values: its communication, its autograd graph, and
+// its errors. The ranks are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -91,7 +91,7 @@ TEST(DTensor, CommunicatesOnlyWhatItMust) {
       cost({Partial(), Partial()}, {Shard(0), Shard(0)}, {1, 1, 0}, requires_grad);
       cost({Shard(0), Shard(0)}, {Replicate(), Replicate()}, {0, 0, 1}, requires_grad);
     }
-    // The ranks exchange whether to record a graph only if there can be one.
+    // The ranks exchange whether to record a graph only if one is possible.
     const auto question = [&](const Tensor& full, uint64_t expected, const char* what) {
       const DTensor tensor = DTensor::distribute(full, mesh, {Replicate(), Replicate()});
       const std::vector<uint64_t> before = counts();
@@ -105,8 +105,8 @@ TEST(DTensor, CommunicatesOnlyWhatItMust) {
   }));
 }
 
-// On 4 ranks with unequal chunks: the collective that moves the fewest elements; none for a tensor
-// without elements.
+// On 4 ranks with unequal chunks, the collective that moves the fewest elements is chosen; a tensor
+// without elements needs no collective.
 TEST(DTensor, ChoosesTheCollectiveByThePadding) {
   require_ok(run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 4}});
@@ -159,7 +159,7 @@ TEST(DTensor, OneRankMayRequireNoGrad) {
   }));
 }
 
-// A column-parallel product whose result is exchanged for rows; one rank's part is empty.
+// A column-parallel product is redistributed from columns to rows; one rank's part is empty.
 TEST(DTensor, TrainsThroughSeveralRedistributions) {
   require_ok(run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"tp", 2}});
@@ -191,7 +191,7 @@ TEST(DTensor, TrainsThroughSeveralRedistributions) {
   }));
 }
 
-// d2 (w * t^3).sum() / dt2, of the gradient's product with v: 6 * w * t * v.
+// The second derivative of (w * t^3).sum() by t, times v: 6 * w * t * v.
 TEST(DTensor, HasASecondDerivative) {
   require_ok(run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}});
@@ -210,7 +210,7 @@ TEST(DTensor, HasASecondDerivative) {
       const Tensor slope = torch::autograd::grad({loss}, {t.local()}, {}, /*retain_graph=*/true,
                                                  /*create_graph=*/true)[0];
       require(torch::allclose(slope, mine(3 * w * full.square(), t)), "the first");
-      // Each rank's term of the product; the terms of shards add up.
+      // Each rank computes its term of the product; the terms of shards add up.
       const Tensor second = torch::autograd::grad({(slope * mine(v, t)).sum()}, {t.local()})[0];
       require(torch::allclose(second, mine(6 * w * full * v, t)), "the second");
     }
@@ -307,7 +307,7 @@ TEST(DTensor, WrongUsesGiveSentences) {
   }));
 }
 
-// What one rank refuses all ranks refuse, with its words, and the mesh stays usable.
+// If one rank refuses its arguments, all ranks throw its message, and the mesh stays usable.
 TEST(DTensor, ARefusalOfOneRankIsThrownOnAll) {
   const auto on_ranks = [](const std::function<void(const DeviceMesh&, bool is_wrong)>& make) {
     const auto result = run_groups(4, [&](const ProcessGroup& world, std::string& output) {

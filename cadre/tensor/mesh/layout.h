@@ -31,24 +31,25 @@ class Layout {
 
   int axis_size(size_t axis) const { return mesh_shape_[axis]; }
   size_t num_dims() const { return shards_.size(); }
-  // The axes that divide the dim, in the order in which they do; none of size 1.
+  // Returns the axes that divide the dim, in the order in which they divide it; axes of size 1 are
+  // left out.
   const std::vector<size_t>& shards(size_t dim) const { return shards_[dim]; }
-  // The reduction of an axis whose ranks hold its operands.
+  // Returns the reduction of an axis whose ranks hold operands; nullopt for other axes.
   const std::optional<ReduceOp>& partial(size_t axis) const { return partials_[axis]; }
   bool is_sharded(size_t axis) const;
   bool is_replicated(size_t axis) const { return !partials_[axis] && !is_sharded(axis); }
 
-  // Lets the axis, which was replicated or partial, divide the dim after all axes that divide it
+  // Makes an axis that was replicated or partial divide the dim, after all axes that divide it
   // already.
   void add_shard(size_t dim, size_t axis);
   void set_partial(size_t axis, std::optional<ReduceOp> op) { partials_[axis] = op; }
 
-  // The next axis that divides the dim in `target`, if this layout divides the dim by exactly the
-  // axes before it.
+  // Returns the next axis that divides the dim in `target`, if this layout divides the dim by
+  // exactly the axes before it; nullopt otherwise.
   std::optional<size_t> next_shard(size_t dim, const Layout& target) const;
-  // The axes, in ascending order, along which elements have to move from this layout to the target
-  // if nothing is reduced: for each dim the axes after the common prefix of the two orders. Ranks
-  // that differ in these axes only hold together the same region of the tensor in both layouts.
+  // Returns the axes, in ascending order, along which elements move from this layout to the target
+  // if nothing is reduced: for each dim, the axes after the common prefix of the two orders. Ranks
+  // that differ only in these axes together hold the same region of the tensor in both layouts.
   std::vector<size_t> involved_axes(const Layout& target) const;
 
   Box box_of(std::span<const int64_t> sizes, std::span<const int> coordinates) const;
@@ -59,7 +60,7 @@ class Layout {
   std::vector<std::optional<ReduceOp>> partials_;  // by axis
 };
 
-// The intersection of two boxes of one tensor; a box of 0 elements if they are disjoint.
+// Returns the intersection of two boxes of one tensor; a box of 0 elements if they are disjoint.
 Box intersection(const Box& a, const Box& b);
 
 }  // namespace cadre

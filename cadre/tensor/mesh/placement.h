@@ -18,8 +18,9 @@
 
 namespace cadre {
 
-// The ranks of the axis hold consecutive chunks of dimension `dim`, as torch.chunk makes them:
-// ceil(size / ranks) long, the last ones shorter or empty. A negative dim counts from the end.
+// The ranks of the axis hold consecutive chunks of dimension `dim`, divided like torch.chunk:
+// ceil(size / ranks) elements, the last chunks shorter or empty. A negative dim counts from the
+// end.
 struct Shard {
   explicit Shard(int64_t tensor_dim) : dim(tensor_dim) {}
   int64_t dim;
@@ -45,7 +46,7 @@ class CADRE_EXPORT Placement {
   Placement(Partial partial) : kind_(partial) {}        // NOLINT: implicit
 
   bool is_replicate() const { return std::holds_alternative<Replicate>(kind_); }
-  // Null for a placement of another kind.
+  // Returns null for a placement of another kind.
   const Shard* shard() const { return std::get_if<Shard>(&kind_); }
   const Partial* partial() const { return std::get_if<Partial>(&kind_); }
 
@@ -55,18 +56,18 @@ class CADRE_EXPORT Placement {
   std::variant<Shard, Replicate, Partial> kind_;
 };
 
-// "Shard(0)", "Replicate()", "Partial(sum)"; of a list "[Shard(0), Replicate()]".
+// Returns "Shard(0)", "Replicate()" or "Partial(sum)"; for a list "[Shard(0), Replicate()]".
 CADRE_EXPORT std::string to_string(const Placement& placement);
 CADRE_EXPORT std::string to_string(std::span<const Placement> placements);
 
-// The same list with dims from 0 to num_dims - 1. Throws for a list without exactly one placement
-// for each of num_axes axes, a dim that the tensor does not have, Partial(premul_sum), and Partials
-// of different reductions, whose result would depend on the order of the axes (sum and avg may be
-// combined).
+// Returns the same list with dims from 0 to num_dims - 1. Throws for a list without exactly one
+// placement for each of num_axes axes, for a dim that the tensor does not have, for
+// Partial(premul_sum), and for Partials of different reductions, because their result would depend
+// on the order of the axes (sum and avg may be combined).
 CADRE_EXPORT std::vector<Placement> normalized(std::span<const Placement> placements,
                                                size_t num_axes, int64_t num_dims);
 
-// A part of a tensor: along each dim from offsets[dim], sizes[dim] elements.
+// A part of a tensor: sizes[dim] elements from offsets[dim] on, along each dim.
 struct Box {
   std::vector<int64_t> offsets;
   std::vector<int64_t> sizes;
@@ -75,9 +76,9 @@ struct Box {
   friend bool operator==(const Box&, const Box&) = default;
 };
 
-// The part of a tensor of these sizes that the rank at these coordinates holds. Axes that shard one
-// dim divide it in the order of the mesh, slowest first: each divides the chunk of the axis before
-// it. The box of an empty chunk is at the end of the divided range.
+// Returns the part of a tensor of these sizes that the rank at these coordinates holds. Axes that
+// shard the same dim divide it in the order of the mesh, slowest first: each divides the chunk of
+// the axis before it. The box of an empty chunk is at the end of the divided range.
 // mesh_shape, coordinates and placements have one entry for each axis.
 CADRE_EXPORT Box local_box(std::span<const int64_t> sizes, std::span<const int> mesh_shape,
                            std::span<const int> coordinates, std::span<const Placement> placements);

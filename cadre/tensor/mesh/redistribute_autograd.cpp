@@ -25,8 +25,8 @@ struct HeldMove : torch::CustomClassHolder {
   const Redistribution move;
 };
 
-// The placements of the gradient of a tensor with these placements: each operand of a sum gets the
-// gradient of the sum.
+// Returns the placements of the gradient of a tensor with these placements. A Partial becomes
+// Replicate: each operand of a sum gets the gradient of the sum.
 std::vector<Placement> of_gradient(std::span<const Placement> placements) {
   std::vector<Placement> result;
   for (const Placement& placement : placements) {
@@ -35,9 +35,9 @@ std::vector<Placement> of_gradient(std::span<const Placement> placements) {
   return result;
 }
 
-// Each operand of a mean gets the gradient of the mean, divided by the number of operands. Axes
-// that are Partial(avg) before and after cancel: multiplying and dividing by their size would
-// overflow or round.
+// Returns the gradient with the factor of the means: each operand of a mean gets the gradient of
+// the mean, divided by the number of operands. Axes that are Partial(avg) before and after cancel,
+// because multiplying and dividing by their size would overflow or round.
 at::Tensor scaled_for_means(const at::Tensor& gradient, const Redistribution& move) {
   const auto is_mean = [](const Placement& placement) {
     return placement.partial() != nullptr && placement.partial()->op == ReduceOp::kAvg;
@@ -66,7 +66,7 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const auto capsule = context->saved_data["move"].toCapsule();
     const Redistribution& move = static_cast<const HeldMove*>(capsule.get())->move;
-    // Differentiable itself; grad mode is off unless create_graph is set.
+    // This call is differentiable itself; grad mode is off unless create_graph is set.
     const at::Tensor gradient = redistribute_through_autograd(
         {move.mesh, move.sizes, of_gradient(move.to), of_gradient(move.from)}, gradients[0],
         std::nullopt);
@@ -74,7 +74,8 @@ struct Redistribute : torch::autograd::Function<Redistribute> {
   }
 };
 
-// One all_reduce along each axis along which the backward may have to communicate.
+// Returns whether `local` requires grad on any rank. Costs one all_reduce along each axis along
+// which the backward may have to communicate.
 bool requires_grad_on_any_rank(const Redistribution& move, bool is_required_here) {
   const DeviceMesh& mesh = move.mesh;
   const Layout from(mesh.shape(), move.from, move.sizes.size());

@@ -1,5 +1,5 @@
-// Redistribution between all pairs of placements, forward and backward, against plain tensors of
-// one process; and local_box against torch::chunk. On threads as ranks.
+// Compares redistribution between all pairs of placements, forward and backward, with plain tensors
+// of one process; and local_box with torch::chunk. The ranks are threads.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -32,7 +32,7 @@ using Placements = std::vector<Placement>;
 
 const std::vector<std::vector<int64_t>> kSizes = {{4, 6}, {5, 3}, {1, 7}, {0, 3}};
 
-// All lists of num_axes of these placements.
+// Returns all lists of num_axes of these placements.
 std::vector<Placements> lists_of(const Placements& choices, size_t num_axes) {
   std::vector<Placements> lists = {{}};
   for (size_t axis = 0; axis < num_axes; ++axis) {
@@ -60,7 +60,7 @@ struct Trial {
   Placements from;
   Placements to;
   Tensor operands;      // operands of all ranks under `from`
-  Tensor weights = {};  // linear function whose gradient is taken; undefined: forward only
+  Tensor weights = {};  // coefficients of the linear loss; undefined: forward only
   std::vector<Tensor> results = {};
   std::vector<Tensor> gradients = {};
 
@@ -70,7 +70,7 @@ struct Trial {
   }
 };
 
-// Integers from -4 to 4, so that sums and products are exact in every order.
+// Returns integers from -4 to 4, so that sums and products are exact in every order.
 Tensor small_numbers(const std::vector<int64_t>& sizes, torch::Dtype dtype) {
   return torch::randint(-4, 5, sizes, torch::kLong).to(dtype);
 }
@@ -88,7 +88,7 @@ void run_trial(const DeviceMesh& mesh, int rank, Trial& trial) {
   const std::vector<int>& coordinates = mesh.coordinates();
   const Tensor part = reference_part(operand_of(trial.operands, coordinates, trial.from),
                                      mesh.shape(), coordinates, trial.from);
-  // Column-major, as a transposed parameter is.
+  // The local tensor is column-major, like a transposed parameter.
   const Tensor local = part.t().clone(torch::MemoryFormat::Contiguous).t();
   if (trial.weights.defined()) local.requires_grad_(true);
   const DTensor tensor = DTensor::from_local(local, mesh, trial.from, trial.sizes);
@@ -110,8 +110,8 @@ bool are_close(const Tensor& a, const Tensor& b) {
   return a.is_floating_point() ? torch::allclose(a, b, 1e-12, 1e-12) : torch::equal(a, b);
 }
 
-// The operands that the ranks hold: one for each coordinate of the Partial axes, where the other
-// axes have the coordinates of `self`.
+// Returns the operands that the ranks hold: one for each coordinate of the Partial axes, where the
+// other axes have the coordinates of rank `self`.
 Tensor operands_held(const std::vector<int>& shape, const Trial& trial, int self) {
   const std::vector<int> own = coordinates_in(shape, self);
   std::vector<Tensor> held;
@@ -167,7 +167,7 @@ void check_trials(const std::vector<int>& shape, std::vector<Trial> trials,
   }
 }
 
-// Between all pairs of the lists.
+// Checks redistributions between all pairs of the lists.
 void check_all_pairs(const std::vector<int>& shape, const Placements& choices,
                      TransportChoice transport = TransportChoice::kAuto) {
   torch::manual_seed(1);
@@ -200,7 +200,7 @@ TEST(Redistribute, AllPairsOnTwoByThree) {
   check_all_pairs({2, 3}, {Shard(0), Shard(1), Replicate(), Partial()});
 }
 
-// Three axes, one of them of size 1 in the second mesh, and means beside sums.
+// The meshes have three axes, one of size 1 in the second mesh; the lists have means besides sums.
 TEST(Redistribute, PairsOnThreeAxes) {
   for (const std::vector<int>& shape : {std::vector<int>{2, 2, 2}, {2, 1, 3}}) {
     torch::manual_seed(2);
@@ -218,7 +218,7 @@ TEST(Redistribute, PairsOnThreeAxes) {
   }
 }
 
-// Forward only: they have no derivative, or the dtype has none.
+// Only the forward is tested: these reductions have no derivative, or the dtype has none.
 TEST(Redistribute, EveryReductionOfTheDtype) {
   // Runs on even and odd world sizes: an odd number of equal operands is its own xor.
   const auto check_on = [](int num_ranks, torch::Dtype dtype, const std::vector<ReduceOp>& ops) {
@@ -250,8 +250,8 @@ TEST(Redistribute, EveryReductionOfTheDtype) {
   check(torch::kBFloat16, {kSum, kMin, kMax});
 }
 
-// Three dimensions, large enough for both ways to gather: 50 rows on 4 ranks are padded, 5 are sent
-// without padding.
+// The sizes are large enough for both ways to gather: 50 rows on 4 ranks are padded, 5 rows are
+// sent without padding.
 TEST(Redistribute, PaddedAndUnpaddedGathers) {
   torch::manual_seed(5);
   std::vector<Trial> trials;
@@ -266,7 +266,7 @@ TEST(Redistribute, PaddedAndUnpaddedGathers) {
   check_trials({4}, std::move(trials));
 }
 
-// Here the replicas differ, which shows the source of each element: it is sent once, by the rank
+// The replicas differ here, which shows where each element comes from: it is sent once, by the rank
 // with the same coordinates in the replicated axes.
 TEST(Redistribute, ElementsComeFromTheReplicaAtTheOwnCoordinate) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
@@ -301,7 +301,8 @@ TEST(LocalBox, IsTheChunkThatTorchCuts) {
       }
     }
   }
-  // The example of the header: 7 over 4 is 2, 2, 2, 1; 5 over 4 is 2, 2, 1 and nothing at the end.
+  // The example of the header: 7 elements on 4 ranks are 2, 2, 2, 1; 5 elements are 2, 2, 1 and an
+  // empty chunk at the end.
   const std::vector<int64_t> five = {5};
   const std::vector<int> four = {4};
   const Placements rows = {Shard(0)};

@@ -1,13 +1,14 @@
-// An optimizer of torch::optim whose state lies where its parameters lie: for shards in files
+// An optimizer of torch::optim that keeps its state where its parameters are: for shards in files
 // (FileOffload of FullyShardedDataParallel), so that the state needs no memory either. Cadre's own
-// optimizers do that by themselves.
+// optimizers do so without this class.
 //
 //   OffloadedOptimizer<torch::optim::RMSprop> optimizer(model.parameters(), 1e-3);
 //
 // Threads: as O. Blocking: for the time of the disk. Lifetime: as O. Errors: those of O, and
 // kUnavailable for a full disk.
-// step() steps one parameter after the other, because torch::optim makes state in memory, from
-// where it is moved. O is elementwise: what it does to a parameter depends on no other one.
+// step() steps one parameter after the other: torch::optim makes the state of a parameter in
+// memory, and it is then moved to the file. O must be elementwise: its step of a parameter depends
+// on no other parameter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -75,7 +76,7 @@ class OffloadedOptimizer : public O {
   }
 
  private:
-  // While it lives, the groups have no parameters.
+  // While an object of this class exists, the optimizer's groups have no parameters.
   class EmptyGroups {
    public:
     explicit EmptyGroups(O& optimizer) : optimizer_(optimizer) {

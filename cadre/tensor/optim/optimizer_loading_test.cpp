@@ -1,5 +1,5 @@
-// torch::load into an optimizer that runs: the whole state, or an error that names what is wrong
-// and leaves the optimizer as it was.
+// Tests torch::load into an optimizer that has made steps: it loads the whole state, or throws an
+// error that names the problem and leaves the optimizer unchanged.
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -48,8 +48,8 @@ struct Trained {
   AdamW optimizer;
 };
 
-// What loading the state says that `change` has made of a good one, into a running optimizer, which
-// then takes the same steps as one that was never asked to load.
+// Returns the error of loading a state that `change` has damaged into an optimizer that has made a
+// step. That optimizer must then take the same steps as one that did not load.
 std::string loading(const std::function<void(Trained&)>& change) {
   Trained saved;
   change(saved);
@@ -117,7 +117,7 @@ TEST(OptimizerLoading, AnArchiveOfAnotherOptimizerIsRefused) {
   }
 }
 
-// What the file has no state for has none afterwards, as in the optimizer that was saved.
+// A parameter without a state in the file has none afterwards, as in the optimizer that was saved.
 TEST(OptimizerLoading, AStateOfBeforeIsNotMixedWithTheLoadedOne) {
   Trained saved;
   saved.optimizer.state().erase(saved.second.unsafeGetTensorImpl());
@@ -130,7 +130,8 @@ TEST(OptimizerLoading, AStateOfBeforeIsNotMixedWithTheLoadedOne) {
   EXPECT_EQ(running.state_of(running.first).step(), 1);
 }
 
-// As a shard of a wrapper, or of a layer that parallelize_module() has divided.
+// The parameter is marked as a shard of a wrapper, or of a layer that parallelize_module() has
+// divided.
 TEST(OptimizerLoading, AStateOfAnotherRanksShardsIsRefused) {
   const auto optimizer_of = [](int rank, auto make) {
     at::Tensor shard = torch::ones({4}).requires_grad_(true);

@@ -1,8 +1,8 @@
-// What the parameter groups and the options of an optimizer say, without its type: digests and
-// words with which ranks compare them, and which state the options need.
+// The parameter groups and the options of an optimizer, whatever its type: digests and texts with
+// which ranks compare them, and which state the options need.
 //
-// A class of options that is not torch::optim's is known by what it writes into an archive: its
-// serialize(), as torch::optim's own classes have it.
+// A class of options that is not torch::optim's is described by what its serialize() writes into an
+// archive, as the serialize() of torch::optim's own classes does.
 //
 // Threads: any; an UncomparedOptions: one. Blocking: never. Lifetime: keeps nothing. Errors: those
 // of GroupTerms.
@@ -32,34 +32,36 @@ struct AgreedField;
 
 namespace cadre::optim_state {
 
-// "lr 0.001, betas 0.9 and 0.999, eps 1e-08, weight decay 0.01, amsgrad false". Of a type that is
-// not torch::optim's: its name and what its serialize() writes, or, without one, its name and the
-// learning rate where it has one.
+// Returns "lr 0.001, betas 0.9 and 0.999, eps 1e-08, weight decay 0.01, amsgrad false". For a type
+// that is not torch::optim's, returns its name and what its serialize() writes; without a
+// serialize(), its name and its learning rate, if it has one.
 CADRE_EXPORT std::string text_of(const torch::optim::OptimizerOptions& options);
-// Whether text_of() has all fields, as far as that can be known: false for a class of the program
-// without a serialize(), or with that of the class of torch::optim from which it is derived.
+// Returns whether text_of() has all fields, as far as that can be known. False for a class of the
+// program that has no serialize(), or has the one of its base class in torch::optim.
 CADRE_EXPORT bool has_whole_text(const torch::optim::OptimizerOptions& options);
 
-// The tensors without which a state cannot go on under these options: "exp_avg". Empty for a type
-// that is not torch::optim's.
+// Returns the names of the state tensors without which these options cannot continue, such as
+// "exp_avg". Empty for a type that is not torch::optim's.
 CADRE_EXPORT std::vector<std::string> needed_state_of(
     const torch::optim::OptimizerOptions& options);
 
-// How the parameters of groups, which are tensors, are known to all ranks.
+// Parameter groups to compare, and the names by which all ranks know their parameters.
 struct GroupTerms {
   const std::vector<torch::optim::OptimizerParamGroup>& groups;
-  const torch::optim::OptimizerOptions* defaults;  // of groups without options; null: all have some
-  // Empty for a parameter that the ranks need not have in common; a group of such ones is none.
+  const torch::optim::OptimizerOptions* defaults;  // options of groups that have none of their own;
+                                                   // null: every group has its own
+  // Returns an empty name for a parameter that the ranks need not have in common. A group of only
+  // such parameters is not compared.
   std::function<std::string(const at::Tensor&)> name_of;
-  // mark_of_state(); null where states are not compared.
+  // mark_of_state(); an empty function if states are not compared.
   std::function<int64_t(const at::Tensor&)> state_mark_of = {};
 };
-// What the terms must have in common on all ranks.
+// Adds the fields of the terms that must be equal on all ranks.
 CADRE_EXPORT void add_fields_of(const GroupTerms& terms, std::vector<AgreedField>& fields);
-// A digest of what add_fields_of() lists.
+// Returns a digest of the fields that add_fields_of() adds.
 CADRE_EXPORT uint64_t digest_of(const GroupTerms& terms);
 
-// Warns of options of which the ranks do not compare all fields, once for each class.
+// Warns, once for each class, of options with fields that the ranks do not compare.
 class CADRE_EXPORT UncomparedOptions {
  public:
   void warn(LogSink& log, std::string_view component, const GroupTerms& terms);

@@ -1,4 +1,4 @@
-// What the ranks compare of options whose class is the program's.
+// Tests what the ranks compare of options whose class is defined by the program.
 #include "cadre/tensor/optim/optimizer_options.h"
 
 #include <gmock/gmock.h>

@@ -1,5 +1,5 @@
-// Inputs that the fused kernels would compute incorrectly are refused with an error, before
-// anything changes.
+// Inputs that the fused kernels would compute incorrectly are refused with an error before anything
+// changes.
 #include <ATen/ops/_efficientzerotensor.h>
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A valid parameter with a gradient, which a refused step must not change, followed by `bad`.
+// The optimizer has a valid parameter before `bad`, which a refused step must not change.
 template <typename Made = AdamW, typename Options = torch::optim::AdamWOptions>
 std::string refusal_of(const at::Tensor& bad, const Options& options = Options(kRate)) {
   const at::Tensor good = torch::ones({4}).requires_grad_(true);
@@ -78,7 +78,7 @@ TEST(FusedRefusal, AParameterThatNoKernelComputes) {
               HasSubstr("parameter 2 is sparse Float (4) on cpu; expected a dense tensor"));
 }
 
-// They have no version counter that a step could bump.
+// Such parameters have no version counter that a step could bump.
 TEST(FusedRefusal, AParameterMadeInInferenceMode) {
   const auto make = [] {
     const c10::InferenceMode inference;
@@ -114,7 +114,8 @@ TEST(FusedRefusal, HalfPrecisionUnderSgd) {
   }
 }
 
-// Calls the kernel without the check of dtypes: once it is correct, kSgdDtypes may include them.
+// Calls the kernel without the check of dtypes. When the kernel is correct for these dtypes,
+// kSgdDtypes may include them.
 TEST(FusedRefusal, TheSgdKernelStillIgnoresHalfPrecision) {
   const torch::NoGradGuard no_grad;
   const at::Tensor weight = torch::ones({64}, at::kBFloat16);
@@ -164,7 +165,7 @@ TEST(FusedRefusal, HasTheNameOfANamedParameter) {
   }
 }
 
-// A zero without memory, of which the derivatives of some operators consist.
+// Lazy zeros are tensors without memory. The derivatives of some operators return them.
 TEST(FusedRefusal, NotALazyZero) {
   const at::Tensor weight = torch::full({20}, 2.0).requires_grad_(true);
   const at::Tensor truth = weight.detach().clone().requires_grad_(true);
@@ -180,7 +181,7 @@ TEST(FusedRefusal, NotALazyZero) {
   EXPECT_TRUE(weight.equal(truth));
 }
 
-// These are computed correctly, from a copy in the parameter's order.
+// Such gradients are computed correctly, from a copy in the parameter's order.
 TEST(FusedRefusal, NotAGradientWithOtherStrides) {
   for (const at::Tensor& gradient :
        {torch::tensor({1.0, 2.0, 3.0, 4.0, 5.0, 6.0}).reshape({2, 3}),

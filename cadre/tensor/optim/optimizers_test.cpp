@@ -31,7 +31,7 @@ void expect_equal(const Tensors& a, const Tensors& b) {
 
 class FusedTest : public ::testing::TestWithParam<Rule> {
  protected:
-  // Small tensors: on a busy machine a second thread takes ten times the time.
+  // The tensors are small: on a busy machine a second thread takes ten times the time.
   FusedTest() { at::set_num_threads(1); }
 };
 
@@ -216,7 +216,7 @@ struct Moments {
   at::Tensor parameter, mean, square;
 };
 
-// One step of Adam's formula in double.
+// Computes one step of Adam's formula in double.
 Moments formula(const Moments& before, const at::Tensor& gradient, int step, bool decoupled) {
   const double beta1 = 0.9, beta2 = 0.999, decay = 0.1;
   const at::Tensor kept = decoupled ? before.parameter * (1 - kRate * decay) : before.parameter;
@@ -227,7 +227,7 @@ Moments formula(const Moments& before, const at::Tensor& gradient, int step, boo
   return {kept - kRate * mean / (1 - std::pow(beta1, step)) / divisor, mean, square};
 }
 
-// `halves` has at most the error of one rounding of `exact` plus that of float32.
+// Expects that `halves` has at most the error of one rounding of `exact` plus that of float32.
 void expect_rounded(const at::Tensor& halves, const at::Tensor& exact, const char* what) {
   const bool is_bfloat16 = halves.scalar_type() == at::kBFloat16;
   const double unit_roundoff = std::ldexp(1, is_bfloat16 ? -8 : -11);

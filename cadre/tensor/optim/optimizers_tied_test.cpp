@@ -1,5 +1,5 @@
-// Tied parameters: two tensors over the same memory, a tensor that is listed several times, and one
-// in two groups. The reference is torch::optim, where it supports them.
+// Tests tied parameters: two tensors over the same memory, a tensor that is listed several times,
+// and one in two groups. The reference is torch::optim, where it supports them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -18,7 +18,7 @@ class TiedTest : public ::testing::TestWithParam<Rule> {
   TiedTest() { at::set_num_threads(1); }
 };
 
-// Two tensors over memory that they share whole or in part, and a third that is apart.
+// Returns two tensors over memory that they share whole or in part, and a third that shares none.
 Tensors over_one_memory(const at::Tensor& memory, int64_t begin) {
   const auto part = [&](int64_t from, int64_t to) {
     return memory.slice(0, from, to).detach().requires_grad_(true);
@@ -28,7 +28,8 @@ Tensors over_one_memory(const at::Tensor& memory, int64_t begin) {
           part(begin, numel)};
 }
 
-// One step after the other, also for the last elements, which the kernels compute from copies.
+// The steps are made one after the other, also for the last elements, which the kernels compute
+// from copies.
 TEST_P(TiedTest, ParametersThatShareMemoryStepOneAfterTheOther) {
   for (const int64_t numel : {3, 8, 19, 35, 200}) {
     for (const int64_t begin : {int64_t{0}, int64_t{1}, numel - 1}) {
@@ -37,7 +38,7 @@ TEST_P(TiedTest, ParametersThatShareMemoryStepOneAfterTheOther) {
       const at::Tensor truth = memory.clone();
       const Tensors own = over_one_memory(memory, begin);
       const Tensors others = over_one_memory(truth, begin);
-      // In one group, behind an empty one.
+      // All in one group, after empty parameters.
       const auto with_first = [](Tensors tensors) {
         const at::Tensor empty = torch::empty({0}, at::kDouble).requires_grad_(true);
         tensors.insert(tensors.begin(), {empty, empty, empty});
@@ -59,14 +60,14 @@ TEST_P(TiedTest, ParametersThatShareMemoryStepOneAfterTheOther) {
   }
 }
 
-// torch::load() moves the saved state to the parameter once for each time that it is listed, so
-// the last one gets nothing.
+// torch::load() moves the saved state to the parameter once for each time that it is listed, so the
+// last move gives it an empty state.
 TEST_P(TiedTest, OneThatIsListedTwiceGoesOnAfterALoad) {
   const at::Tensor own = torch::ones({7}, at::kDouble).requires_grad_(true);
   const at::Tensor again = own.detach().clone().requires_grad_(true);
   const auto listed = [](const at::Tensor& tensor) {
     const at::Tensor other = torch::ones({3}, at::kDouble).requires_grad_(true);
-    return Tensors{tensor, tensor, other, tensor};  // in both groups
+    return Tensors{tensor, tensor, other, tensor};  // `tensor` is in both groups
   };
   const auto optimizer = GetParam().ours(listed(own));
   const auto resumed = GetParam().ours(listed(again));
@@ -100,7 +101,8 @@ TEST_P(TiedTest, OneThatIsListedTwiceGoesOnAfterALoad) {
 INSTANTIATE_TEST_SUITE_P(All, TiedTest, ::testing::ValuesIn(rules()),
                          [](const auto& instance) { return instance.param.name; });
 
-// Saved as one tensor, loaded as two: the file has one state for both.
+// The parameter is saved as one tensor that is listed twice, and loaded into two: the file has one
+// state for both.
 TEST(TiedParameter, AStateThatTheFileHasForAnotherOneOnlyIsRefused) {
   const auto make = [] {
     const at::Tensor made = torch::ones({4}).requires_grad_(true);
@@ -125,7 +127,7 @@ TEST(TiedParameter, AStateThatTheFileHasForAnotherOneOnlyIsRefused) {
   EXPECT_TRUE(apart[0].equal(torch::ones({4}))) << "nothing is changed";
 }
 
-// The first group would make a state without what the second one needs.
+// The first group would make a state that lacks a tensor which the second group needs.
 TEST(TiedParameter, InTwoGroupsOfWhichTheSecondNeedsMoreState) {
   using torch::optim::AdamWOptions;
   const at::Tensor tied = torch::ones({4}).requires_grad_(true);

@@ -16,7 +16,7 @@
 namespace cadre::optim_state {
 namespace {
 
-// Keys of an archive, beside those that torch::optim writes.
+// Keys of an archive, in addition to those that torch::optim writes.
 constexpr const char* kRankKey = "cadre/rank";
 constexpr const char* kNumRanksKey = "cadre/num_ranks";
 constexpr const char* kGroupsKey = "cadre/groups";
@@ -29,7 +29,7 @@ struct Part {
   std::string elements;  // a digest of which elements the rank has
 };
 
-// nullopt for groups without shards.
+// Returns nullopt for groups without shards.
 std::optional<Part> part_of(const ParamGroups& param_groups) {
   Part part;
   bool has_shards = false;
@@ -57,7 +57,7 @@ std::optional<Part> part_of(const ParamGroups& param_groups) {
   return part;
 }
 
-// nullopt where a key is missing or has another type.
+// Returns nullopt if a key is missing or has another type.
 std::optional<Part> read_part(torch::serialize::InputArchive& archive) {
   c10::IValue rank;
   c10::IValue num_ranks;
@@ -113,7 +113,7 @@ void check_part(torch::serialize::InputArchive& archive, const ParamGroups& grou
     refuse(format("has the state of the shards of {}; expected those of {}", rank_text(*saved),
                   rank_text(own)));
   }
-  if (!given) return;  // and one rank has saved whole parameters
+  if (!given) return;  // one rank has saved whole parameters, and they are loaded
   if (saved->groups != own.groups) {
     refuse(format("has the state of {} for other parameter groups", rank_text(*saved)));
   }

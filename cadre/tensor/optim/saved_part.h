@@ -1,5 +1,5 @@
-// Which shards an archive of torch::save() has the optimizer state of: it fits the rank that has
-// saved it, and all ranks may have shards of the same sizes.
+// Records in an archive of torch::save() which shards' optimizer state it has. The archive fits
+// only the rank that saved it, although all ranks may have shards of the same sizes.
 //
 // Threads: one. Blocking: never. Lifetime: keeps nothing. Errors: kInvalidArgument from
 // check_part(), with the rank of the archive and what to load instead.
@@ -25,16 +25,17 @@ namespace cadre::optim_state {
 
 using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;
 
-// Adds to the archive which shards the parameters of the groups are: the rank, the number of ranks,
-// and digests of the groups by name and of this rank's elements. Nothing if none is a shard.
+// Records in the archive of which shards it has the optimizer state: the rank, the number of ranks,
+// a digest of the groups by parameter name, and a digest of this rank's elements. Writes nothing if
+// no parameter is a shard.
 CADRE_EXPORT void write_part(torch::serialize::OutputArchive& archive, const ParamGroups& groups);
 
 enum class PartRule : uint8_t {
   kRequired,
-  kIfWritten,  // also an archive of torch::optim fits, which does not say whose it is
+  kIfWritten,  // also accepts an archive of torch::optim, which does not name the rank
 };
-// Throws unless write_part() has written the same for these groups. `optimizer`: with which the
-// message begins.
+// Throws unless write_part() has written the same for these groups. optimizer: the name with which
+// the message begins.
 CADRE_EXPORT void check_part(torch::serialize::InputArchive& archive, const ParamGroups& groups,
                              std::string_view optimizer, PartRule rule = PartRule::kRequired);
 

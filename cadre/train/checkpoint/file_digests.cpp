@@ -28,7 +28,7 @@ std::string path_in(const std::string& folder, std::string_view name) {
 
 using Digests = std::map<std::string, std::string, std::less<>>;  // by name
 
-// nullopt for a text that differs from the format of write_digests().
+// Returns nullopt for a text that differs from the format of write_digests().
 std::optional<Digests> parse_digests(std::string_view text) {
   Digests digests;
   while (!text.empty()) {

@@ -1,7 +1,7 @@
 // Digests of the files of a folder, in a file of the folder that `b2sum --check B2SUMS` reads.
 //
-// BLAKE2b: docs/decisions/0008 says why.
-// Threads: different folders from any. Blocking: reads the files. Errors: as declared; kUnavailable
+// BLAKE2b: docs/decisions/0008 gives the reasons.
+// Threads: any, for different folders. Blocking: reads the files. Errors: as declared; kUnavailable
 // with the path for a file that cannot be read.
 #pragma once
 
@@ -22,11 +22,11 @@ struct FileDigest {
   std::string digest;  // in hexadecimal
 };
 
-// An error of os::VersionedFile as one of a snapshot: kCorruption for a file that was cut short
-// while it was read.
+// Converts an error of os::VersionedFile to one of a snapshot: kCorruption for a file that was cut
+// short while it was read.
 Error corruption_of_cut_file(const Error& error);
 
-// The digest of a file; kCorruption if it does not exist.
+// Returns the digest of a file. Fails with kCorruption if the file does not exist.
 Result<std::string> digest_of(const std::string& path);
 // Writes and syncs B2SUMS with digests that were computed before, for example by several ranks.
 Status write_digest_list(os::FileSystem& files, const std::string& folder,
@@ -36,8 +36,8 @@ Status write_digest_list(os::FileSystem& files, const std::string& folder,
 CADRE_EXPORT Status write_digests(const std::string& folder,
                                   std::span<const std::string_view> names);
 
-// kCorruption with the path of the first file whose bytes have changed, or of B2SUMS if it is
-// malformed or lacks one of the names.
+// Fails with kCorruption and the path of the first file whose bytes have changed, or of B2SUMS if
+// it is malformed or lacks one of the names.
 CADRE_EXPORT Status check_digests(const std::string& folder,
                                   std::span<const std::string_view> names);
 

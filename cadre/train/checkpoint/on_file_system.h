@@ -1,5 +1,5 @@
-// The writers of whole files, on a given file system: with a simulated disk a test interrupts them
-// at any operation.
+// The functions that write whole files, on a given file system. With a simulated disk a test
+// interrupts them at any operation.
 //
 // Threads, blocking, lifetime, errors: as module_file.h and full_state.h.
 #pragma once

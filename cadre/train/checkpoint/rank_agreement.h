@@ -1,8 +1,9 @@
-// Exchanges of texts or errors among the ranks that save or load a snapshot together, or in one
-// process.
+// Exchanges texts or errors among the ranks that save or load a snapshot together; also works in
+// one process.
 //
-// Threads: one. Blocking: gather() and follow_first(), until the slowest rank has called it, at
-// most for `timeout`. Lifetime: keeps the group. Errors: as a value, also those of the group.
+// Threads: one. Blocking: gather() and follow_first() return when the slowest rank has called them,
+// at the latest after `timeout`. Lifetime: keeps the group. Errors: as a value, also those of the
+// group.
 #pragma once
 
 #include <optional>
@@ -18,7 +19,7 @@ namespace cadre {
 
 class RankAgreement {
  public:
-  // Without a group: a single process.
+  // Without a group, a single process agrees with itself.
   RankAgreement() = default;
   RankAgreement(ProcessGroup group, Duration timeout)
       : group_(std::move(group)), timeout_(timeout) {}

@@ -51,7 +51,7 @@ class Loader {
 
   const SnapshotReader& reader() const { return reader_; }
 
-  // Everything that may fail, but for digests and for targets that share memory.
+  // Does everything that may fail, except the checks of digests and of targets that share memory.
   void prepare(const LoadOptions& options) {
     check_names();
     for (const auto* tensors : {&parts_.parameters, &parts_.buffers}) {
@@ -61,8 +61,8 @@ class Loader {
     for (const Read& read : reads_) reader_.prepare(*read.source, read.boxes);
   }
 
-  // REQUIRES: prepare(). The tensors of the model may share memory; the states of the optimizer are
-  // new.
+  // REQUIRES: prepare(). Checks only tensors of the model, which may share memory; the tensors of
+  // the optimizer's states are new.
   void check_targets_apart() const {
     std::vector<PlannedWrite> writes;
     for (const Read& read : reads_) {
@@ -101,7 +101,7 @@ class Loader {
     throw Error(ErrorCode::kInvalidArgument, cadre::format("{} {}", reader_.path(), what));
   }
 
-  // The model and the snapshot have the same tensors.
+  // Checks that the model and the snapshot have the same tensors.
   void check_names() const {
     std::set<std::string> missing;
     std::set<std::string> names;
@@ -115,7 +115,7 @@ class Loader {
       refuse(cadre::format("has no tensor '{}', which the model needs ({} {} missing)",
                            *missing.begin(), missing.size(), is_or_are(missing.size())));
     }
-    // The snapshot has all tensors of the model, so its other tensors are unexpected.
+    // All tensors of the model have been found, so the snapshot's other tensors are unexpected.
     const size_t num_unexpected = reader_.model().size() - names.size();
     for (const auto& [name, tensor] : reader_.model()) {
       if (!names.contains(name)) {
@@ -179,7 +179,8 @@ class Loader {
       refuse(cadre::format("has '{}' as {} {}; the parameter is {}", name_in_files(source),
                            source.dtype, list_of(source.shape), list_of(parameter.sizes)));
     }
-    // A state that is made in inference mode could not be changed outside of it.
+    // Made outside of inference mode, because a tensor that is made in it cannot be changed outside
+    // of it.
     const c10::InferenceMode mode(false);
     const at::Tensor target =
         at::empty(source.is_scalar ? at::IntArrayRef() : parameter.values.sizes(), *dtype);
@@ -194,7 +195,7 @@ class Loader {
   std::vector<ParameterState> states_;
 };
 
-// An exception becomes an Error, which the other ranks receive in place of the result.
+// Converts an exception to an Error, which the other ranks receive instead of the result.
 template <typename Run>
 Result<std::string> outcome_of(const Run& run) {
   try {
@@ -204,7 +205,7 @@ Result<std::string> outcome_of(const Run& run) {
   }
 }
 
-// In the order of the parameters, which is equal on all ranks.
+// Returns the flat parameters in the order of the parameters, which is equal on all ranks.
 std::vector<std::shared_ptr<FlatParameters>> flats_of(const SnapshotParts& parts) {
   std::vector<std::shared_ptr<FlatParameters>> flats;
   for (const SnapshotTensor& tensor : parts.parameters) {
@@ -214,8 +215,8 @@ std::vector<std::shared_ptr<FlatParameters>> flats_of(const SnapshotParts& parts
   return flats;
 }
 
-// No rank gathers or returns before all have read, because the others would wait for a rank that
-// failed, or go on with other values than it.
+// A rank gathers or returns only after all ranks have read. Otherwise ranks would wait for a rank
+// that failed, or continue with other values than it has.
 LoadedSnapshot load_and_gather(Loader& loader,
                                const std::vector<std::shared_ptr<FlatParameters>>& flats,
                                const RankAgreement& ranks) {
@@ -235,12 +236,12 @@ LoadedSnapshot load_and_gather(Loader& loader,
               cadre::format("load {}: rank {} reads another snapshot than rank 0", path, rank));
 }
 
-// The options that must be equal on all ranks, one character for each.
+// Returns the options that must be equal on all ranks, one character for each.
 std::string text_of(const LoadOptions& options) {
   return {options.with_optimizer ? 'o' : '-', options.with_digests ? 'd' : '-'};
 }
 
-// The same options and the same snapshot on all ranks.
+// Checks that all ranks have the same options and the same snapshot.
 void check_equal(const std::string& path, const std::vector<FileView>& views) {
   for (size_t rank = 1; rank < views.size(); ++rank) {
     if (views[rank].options != views[0].options) {
@@ -253,8 +254,9 @@ void check_equal(const std::string& path, const std::vector<FileView>& views) {
   }
 }
 
-// Compares this rank's share of the files with their digests. A single file has none: then returns
-// a digest of it, if this rank is to read it.
+// Compares this rank's share of the files with their digests and returns an empty text. A single
+// file has no digest: if ranks read different files and the share has it, returns a digest of its
+// content.
 std::string check_share(const SnapshotReader& reader, const std::vector<FileView>& views,
                         size_t rank) {
   std::vector<uint64_t> num_bytes;

@@ -1,12 +1,13 @@
 // Loads a sharded snapshot on any number of ranks, under any strategy.
 //
-// Threads: one at a time for a group. Blocking: reads a disk; in a group until the slowest rank has
-// checked its share of the files, at most for `timeout`. Lifetime: borrows its arguments until the
-// call returns. Format: docs/formats/sharded-snapshot.md; use: docs/guide/training/snapshots.md.
+// Threads: one at a time for a group. Blocking: reads a disk; in a group, returns when the slowest
+// rank has checked its share of the files and has read, and waits for other ranks at most for
+// `timeout`. Lifetime: borrows its arguments until the call returns. Format:
+// docs/formats/sharded-snapshot.md; use: docs/guide/training/snapshots.md.
 // Errors: throws kCorruption with the damaged file, or kInvalidArgument with the first tensor that
-// is missing, unexpected, or of another shape or dtype; the same error on all ranks, and before
-// anything is changed. A file that changes while it is read is kInvalidArgument with its path, the
-// same on all ranks; the values are undefined then. Source: torch.distributed.checkpoint.
+// is missing, unexpected, or of another shape or dtype; the same error on all ranks, and before any
+// value is changed. If a file changes while it is read, the error is kInvalidArgument with its
+// path, the same on all ranks, and the values are undefined. Source: torch.distributed.checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -24,30 +25,31 @@ namespace cadre {
 struct LoadOptions {
   bool with_optimizer = true;
   // Compares each file with its digest before anything is loaded. Ranks of one machine that see the
-  // same files, by device and inode, divide them; a rank with other files, as on another machine,
-  // compares all that it reads. Of a safetensors file, which has no digest, ranks with other files
-  // compare the content. Without it, each rank reads only what it loads.
+  // same files, by device and inode, divide them. A rank that sees other files, for example on
+  // another machine, compares all files that it reads. A safetensors file has no digest; ranks that
+  // see different files compare its content with each other. With false, each rank reads only what
+  // it loads.
   bool with_digests = true;
   Duration timeout = kDefaultSnapshotTimeout;
 };
 
 struct LoadedSnapshot {
   int64_t step = 0;
-  // The states of the parameters that have one in the snapshot, of each entry of a parameter:
+  // The states of the parameters that have one in the snapshot, for each entry of a parameter:
   // tensors with the shape of its `values` on this rank.
   std::vector<ParameterState> optimizer;
   std::string extra = "{}";
   std::string strategy;  // strategy of the run that saved it
 };
 
-// Collective. Fills the `values` of the parameters and buffers of `parts`; of its other fields only
+// Collective. Fills the `values` of the parameters and buffers of `parts`. Of its other fields only
 // `flat` is used: the wrapper or optimizer that holds these values gathers its whole parameters
 // again, at once or in its next forward. `path`: the folder of a snapshot, or a safetensors file of
 // whole tensors, which has no optimizer state.
 CADRE_EXPORT LoadedSnapshot load_sharded(const std::string& path, const SnapshotParts& parts,
                                          const ProcessGroup& group,
                                          const LoadOptions& options = {});
-// Without a group: a single process.
+// Without a group, loads in a single process.
 CADRE_EXPORT LoadedSnapshot load_sharded(const std::string& path, const SnapshotParts& parts,
                                          const LoadOptions& options = {});
 

@@ -7,8 +7,8 @@
 // docs/guide/training/snapshots.md.
 // Errors: cadre::Error, equal on all ranks, with the rank at fault and the system's reason; a run
 // that continues after a failed snapshot catches it. After an error the earlier snapshots are
-// unchanged; if only the last exchange failed (a rank was lost), or `latest` could not be written,
-// the new one is complete, too. Source: torch.distributed.checkpoint.
+// unchanged. If only the last exchange failed (a rank was lost), or `latest` could not be written,
+// the new snapshot is complete, too. Source: torch.distributed.checkpoint.
 #pragma once
 
 #include <cstdint>
@@ -27,27 +27,28 @@ namespace cadre {
 class RankAgreement;
 
 struct SaveOptions {
-  // Written to the manifest for information: "fsdp", "{replicate: 2, shard: 4}".
+  // Written to the manifest for information, such as "fsdp" and "{replicate: 2, shard: 4}".
   std::string strategy = {};
   std::string mesh = {};
   Duration timeout = kDefaultSnapshotTimeout;
 };
 
-// Collective, of one step on all ranks. The parts of all ranks together must be whole tensors, and
-// all ranks have the same names of parameters and buffers, as a load requires.
-// Elements that several ranks hold are written once, also where the boxes of these ranks begin and
-// end at different places.
+// Collective; all ranks pass the same step. The parts of all ranks together must be whole tensors,
+// and all ranks have the same names of parameters and buffers, because a load requires that.
+// Elements that several ranks hold are written once, also if the boxes of these ranks begin and end
+// at different places.
 CADRE_EXPORT void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
                                const ProcessGroup& group, const SaveOptions& options = {});
-// Without a group: a single process.
+// Without a group, saves in a single process.
 CADRE_EXPORT void save_sharded(SnapshotFolder& folder, int64_t step, const SnapshotParts& parts,
                                const SaveOptions& options = {});
-// Collective. Writes nothing, and throws what save_sharded() would throw for parts that no snapshot
-// can hold, with "snapshot" in place of the step: to be called before the parts have cost anything.
+// Collective. Writes nothing. Throws the error that save_sharded() would throw for parts that no
+// snapshot can hold, with "snapshot" instead of the step. Call it before a training, so that such
+// parts are found before they have cost time.
 CADRE_EXPORT void check_savable(const SnapshotParts& parts, const ProcessGroup& group,
                                 const SaveOptions& options = {});
-// The implementation of both overloads, for a RankAgreement that exists already. An error in place
-// of the parts is thrown on all ranks.
+// The implementation of both overloads, for an existing RankAgreement. If one rank passes an error
+// instead of parts, all ranks throw it.
 void save_sharded(SnapshotFolder& folder, int64_t step, const Result<SnapshotParts>& parts,
                   const RankAgreement& ranks, const SaveOptions& options);
 

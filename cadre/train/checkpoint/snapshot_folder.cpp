@@ -19,16 +19,16 @@ namespace {
 constexpr size_t kMaxPointerBytes = 4096;
 constexpr std::string_view kNamePrefix = "step-";
 constexpr std::string_view kLatestName = "latest";
-// Becomes `latest` after the snapshot that it names has been renamed into place. Where both
-// exist, the writer was killed between the two renames.
+// Becomes `latest` after the snapshot that it names has been renamed into place. If both exist, the
+// writer was killed between the two renames.
 constexpr std::string_view kNextLatestName = ".latest.next";
 
 std::string name_of(int64_t step) {
   return cadre::format("{}{:06}", kNamePrefix, step);
 }
 
-// nullopt for other names, also for other spellings of a step, such as "step-7": path_of() would
-// name another folder.
+// Returns nullopt for other names, also for another spelling of a step, such as "step-7", because
+// path_of() would name another folder.
 std::optional<int64_t> step_of(std::string_view name) {
   if (!name.starts_with(kNamePrefix)) return std::nullopt;
   const std::string_view digits = name.substr(kNamePrefix.size());
@@ -42,7 +42,7 @@ std::string in_folder(const std::string& folder, std::string_view name) {
   return cadre::format("{}/{}", folder, name);
 }
 
-// Empty if there is no folder.
+// Returns an empty list if there is no folder.
 Result<std::vector<std::string>> names_in(os::FileSystem& files, const std::string& folder) {
   const auto kind = files.kind_of(folder);
   if (!kind.ok()) return kind.error();
@@ -52,8 +52,8 @@ Result<std::vector<std::string>> names_in(os::FileSystem& files, const std::stri
 
 constexpr std::string_view kRemovedSuffix = ".removed";
 
-// A folder is renamed first: the rank that writes to it may be about to publish it, and must not
-// publish a part.
+// Renames a folder before it removes it: the rank that writes to the folder may be about to publish
+// it, and must not publish a part of it.
 Status remove_as_whole(os::FileSystem& files, const std::string& path) {
   const auto kind = files.kind_of(path);
   if (!kind.ok()) return kind.error();
@@ -68,8 +68,9 @@ Status remove_as_whole(os::FileSystem& files, const std::string& path) {
   return now.ok() && !*now ? Status() : renamed;  // published or removed meanwhile
 }
 
-// Removes the folders of earlier attempts at this snapshot: by a run that was killed while writing,
-// or by a rank that may still be writing and then fails because its folder is removed.
+// Removes the folders of earlier attempts at this snapshot. They come from a run that was killed
+// while writing, or from a rank that may still be writing and then fails because its folder is
+// removed.
 Status remove_all_with_prefix(os::FileSystem& files, const std::string& folder,
                               const std::string& prefix) {
   const auto names = names_in(files, folder);
@@ -82,7 +83,7 @@ Status remove_all_with_prefix(os::FileSystem& files, const std::string& folder,
   return {};
 }
 
-// A new folder with a unique name, which the destructor removes if it has the name still.
+// A new folder with a unique name. The destructor removes it if it still has that name.
 class AttemptFolder {
  public:
   AttemptFolder(os::FileSystem& files, const std::string& run_folder, const std::string& prefix)
@@ -97,7 +98,7 @@ class AttemptFolder {
 
   const std::string& path() const { return path_; }
 
-  // Replaces an error of the file system where its cause is that the folder was removed.
+  // Replaces an error of the file system if its cause is that the folder was removed.
   Status explained(const Status& status) const {
     if (status.ok() || status.error().code() != ErrorCode::kUnavailable) return status;
     const auto kind = files_.kind_of(path_);
@@ -114,9 +115,9 @@ class AttemptFolder {
   std::string path_;
 };
 
-// The content of `latest` for a snapshot that is about to be published, written and synced before
-// that, so that only a rename is left to do afterwards. The destructor removes it unless the
-// snapshot was published.
+// The content of `latest` for a snapshot that is about to be published. It is written and synced
+// before that, so that afterwards only a rename is left to do. The destructor removes the file
+// unless the snapshot was published.
 class NextLatest {
  public:
   NextLatest(os::FileSystem& files, const std::string& run_folder, std::string_view file_name,
@@ -191,8 +192,8 @@ void SnapshotFolder::write_and_publish(int64_t step,
   attempt.explained(write()).value_or_throw();
   const std::string target = path_of(step);
   const bool is_replacement = files_->kind_of(target).value_or_throw().has_value();
-  // Before the exchange the name of the step is that of its former snapshot, which latest() must
-  // not take for the new one.
+  // Before the exchange, the name of the step is that of its previous snapshot, which latest() must
+  // not return as the new one.
   const bool names_another = is_replacement && latest() != target;
   NextLatest next(
       *files_, run_folder_,
@@ -207,7 +208,8 @@ void SnapshotFolder::write_and_publish(int64_t step,
   next.become_latest();
 }
 
-// Renames what a killed writer has left, before another file takes its name.
+// If a killed writer has left kNextLatestName, renames it to `latest` before another file takes its
+// name.
 void SnapshotFolder::finish_publishing() {
   if (!folder_named_by(kNextLatestName)) return;
   const std::string file = in_folder(run_folder_, kNextLatestName);
@@ -254,7 +256,7 @@ bool SnapshotFolder::is_folder(const std::string& path) const {
   return kind == os::FileKind::kFolder || (kind == os::FileKind::kLink && files_->list(path).ok());
 }
 
-// A snapshot is renamed before it is removed, so that no partial one has its name.
+// A snapshot is renamed before it is removed, so that no partial snapshot has its name.
 void SnapshotFolder::keep_last(size_t count) {
   std::vector<int64_t> removed = steps();
   removed.resize(removed.size() - std::min(count, removed.size()));
@@ -302,7 +304,7 @@ std::optional<std::string> SnapshotFolder::folder_named_by(std::string_view poin
   if (!files_->kind_of(file).value_or_throw()) return std::nullopt;
   const auto name = files_->read(file, kMaxPointerBytes);
   if (!name.ok()) {
-    // It is something else than a pointer, or a writer has renamed it meanwhile.
+    // `file` is no pointer, or a writer has renamed it meanwhile.
     const auto kind = files_->kind_of(file).value_or_throw();
     if (kind != os::FileKind::kFile || name.error().code() == ErrorCode::kInvalidArgument) {
       return std::nullopt;

@@ -44,7 +44,7 @@ class SnapshotFolderTest : public ::testing::Test {
   }
 
   testing::TemporaryFolder folder_;
-  const std::string run_ = folder_.file("run");  // not there at first
+  const std::string run_ = folder_.file("run");  // does not exist at first
 };
 
 TEST_F(SnapshotFolderTest, BestIsTheOneThatWasMarked) {
@@ -78,7 +78,7 @@ TEST_F(SnapshotFolderTest, LatestIsTheLastThatWasSaved) {
   save(200, "b");
   EXPECT_EQ(content_of_latest(), "b");
   EXPECT_EQ(SnapshotFolder(run_).latest_step(), 200);
-  save(100, "c");  // a run that went back
+  save(100, "c");  // saved by a run that went back
   EXPECT_EQ(content_of_latest(), "c");
   EXPECT_EQ(num_entries(), 3u);  // two snapshots and `latest`
 }
@@ -144,7 +144,7 @@ TEST_F(SnapshotFolderTest, ALatestThatCannotBeWrittenIsAnErrorAndLosesNothing) {
   EXPECT_EQ(num_entries(), 4u) << "three snapshots and `latest`";
 }
 
-// keep_last() would look for a folder that does not exist.
+// keep_last() would look for the folder that path_of() names, which does not exist.
 TEST_F(SnapshotFolderTest, AFolderWithAnotherSpellingOfAStepIsNoSnapshot) {
   save(7, "a");
   for (const char* const name : {"step-7", "step-0000008", "step-+00009", "step-00000a", "step-"}) {
@@ -162,7 +162,7 @@ TEST_F(SnapshotFolderTest, AFolderWithAnotherSpellingOfAStepIsNoSnapshot) {
   }
 }
 
-// The other one has removed the folder of the first attempt and published its own.
+// The second save has removed the folder of the first one and published its own.
 TEST_F(SnapshotFolderTest, ASaveWhoseFolderAnotherSaveHasRemovedSaysSo) {
   const auto meanwhile = [&](const std::string& folder) {
     save(7, "of the other");
@@ -206,7 +206,7 @@ TEST_F(SnapshotFolderTest, APartOfASnapshotIsNotPublishedWhileAnotherSaveRemoves
   EXPECT_EQ(num_entries(), 2u);
 }
 
-// Two programs that write to one run folder, and one of them fails at the end of its save.
+// Two programs write to one run folder, and one of them fails at the end of its save.
 TEST_F(SnapshotFolderTest, AFileThatBecomesLatestAndIsRemovedMeanwhileIsWrittenAgain) {
   class Removing final : public testing::ForwardingFiles {
    public:
@@ -223,7 +223,7 @@ TEST_F(SnapshotFolderTest, AFileThatBecomesLatestAndIsRemovedMeanwhileIsWrittenA
   EXPECT_EQ(num_entries(), 3u);
 }
 
-// A child writes the snapshots of three steps, again and again.
+// A child saves snapshots of three steps again and again, until it is killed.
 TEST_F(SnapshotFolderTest, AKillAtAnyMomentLeavesALatestThatIsWhole) {
   save(0, "0");
   for (int round = 0; round < 40; ++round) {
@@ -235,7 +235,8 @@ TEST_F(SnapshotFolderTest, AKillAtAnyMomentLeavesALatestThatIsWhole) {
         if (!testing::failure_of(save_one).empty()) ::_exit(1);
       }
     }
-    std::this_thread::sleep_for(std::chrono::microseconds(round * 317));  // another moment
+    std::this_thread::sleep_for(std::chrono::microseconds(round * 317));  // another time in each
+                                                                          // round
     ::kill(child, SIGKILL);
     int status = 0;
     ASSERT_EQ(::waitpid(child, &status, 0), child);
@@ -258,7 +259,7 @@ TEST_F(SnapshotFolderTest, WhatAKilledRunLeftIsNoSnapshot) {
   EXPECT_EQ(num_entries(), 3u);
 }
 
-// A run would start at step 0, or continue from another step than its last one.
+// Otherwise a run would start at step 0, or continue from another step than its last one.
 TEST_F(SnapshotFolderTest, AFolderThatCannotBeReadIsAnErrorAndNotAnEmptyOne) {
   sim::SimulatedDisk disk;
   SnapshotFolder folder("/run", &disk);

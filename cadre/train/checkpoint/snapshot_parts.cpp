@@ -19,7 +19,7 @@ std::vector<SnapshotTensor> buffers_of(const torch::nn::Module& module) {
   return buffers;
 }
 
-// Entry of a parameter that no record describes.
+// Returns the entry of a parameter that no record describes.
 SnapshotTensor whole_parameter(const NamedTensor& parameter) {
   wrap::refuse_shard_as_whole(
       parameter.name, parameter.tensor, "parts_of",
@@ -61,7 +61,8 @@ SnapshotParts without_copies(const SnapshotParts& parts) {
     const auto found = entries.find({state.parameter, state.entry});
     return found != entries.end() && found->second->is_copy;
   });
-  // The copies may have been listed before what is kept.
+  // The copies may have been listed before the entries that are kept; without them each kept entry
+  // is the first of its parameter.
   for (ParameterState& state : kept.optimizer) state.entry = 0;
   std::erase_if(kept.parameters, [](const SnapshotTensor& tensor) { return tensor.is_copy; });
   return kept;

@@ -28,7 +28,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kBufferBytes = int64_t{16} << 20;  // of rows that are read to take parts of them
+constexpr int64_t kBufferBytes = int64_t{16} << 20;  // rows of which only parts are needed are read
+                                                     // whole, so many bytes at a time
 
 Box box_of(const ManifestPiece& piece) {
   return {piece.offsets, piece.sizes};
@@ -52,7 +53,7 @@ SnapshotManifest manifest_of(const SafetensorsFile& file, const std::string& pat
   return manifest;
 }
 
-// A change in place, as autograd counts them.
+// Autograd counts this as a change in place.
 void read_into(const at::Tensor& tensor, const SafetensorsFile& file,
                const wire::SafetensorsEntry& entry, size_t offset) {
   file.read_bytes(entry, offset,
@@ -61,7 +62,8 @@ void read_into(const at::Tensor& tensor, const SafetensorsFile& file,
 }
 
 // Copies the elements of `common` from a tensor that covers the box `held` to one that covers
-// `box`. Rows are read whole, kBufferBytes at a time, and directly where nothing lies between.
+// `box`. Whole rows are read, kBufferBytes at a time: directly into the target if all their
+// elements are wanted and the target is contiguous, else into a buffer.
 void copy_from_file(const SafetensorsFile& file, const wire::SafetensorsEntry& entry,
                     const Box& held, const at::Tensor& target, const Box& box, const Box& common) {
   if (held.sizes.empty()) return read_into(target, file, entry, 0);
@@ -168,7 +170,7 @@ std::string SnapshotReader::sight() const {
   std::string text = os::read_host_info().boot_id;
   for (const ManifestFile& file : manifest_.files) {
     const auto identity = os::file_identity(path_of(file));
-    // A missing file is an error of the rank that reads it.
+    // A missing file is reported by the rank that reads it.
     text += identity.ok() ? cadre::format("\n{} {}", identity->device, identity->inode) : "\n-";
   }
   return wire::blake2b_hex(std::as_bytes(std::span(text))).value_or_throw();

@@ -1,9 +1,9 @@
 // Reads boxes of tensors from the files of a snapshot, independent of how it was sharded.
 //
-// Threads: one. Blocking: reads and writes a disk. Lifetime: keeps the files open that prepare()
-// needed. Errors: open(), check_digests() and prepare() throw kCorruption or kInvalidArgument with
-// the file and the tensor; read() of prepared boxes only for errors of the disk (kUnavailable), and
-// where a file has been cut short since prepare() (kCorruption).
+// Threads: one. Blocking: reads a disk. Lifetime: keeps the files open that prepare() needed.
+// Errors: open(), check_digests() and prepare() throw kCorruption or kInvalidArgument with the file
+// and the tensor. read() of prepared boxes throws only kUnavailable for errors of the disk, and
+// kCorruption if a file has been cut short since prepare().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,9 +23,9 @@ namespace cadre {
 
 class CADRE_EXPORT SnapshotReader {
  public:
-  // A snapshot's folder, whose manifest is checked against its digest, or one safetensors file.
+  // Opens a snapshot's folder, whose manifest is compared with its digest, or one safetensors file.
   static SnapshotReader open(const std::string& path);
-  // Its maps point into its manifest.
+  // Not copyable: its maps point into its manifest.
   SnapshotReader(const SnapshotReader&) = delete;
   SnapshotReader& operator=(const SnapshotReader&) = delete;
   SnapshotReader(SnapshotReader&&) = default;
@@ -33,8 +33,9 @@ class CADRE_EXPORT SnapshotReader {
 
   const std::string& path() const { return path_; }
   const SnapshotManifest& manifest() const { return manifest_; }
-  // Equal on ranks that have opened the same snapshot: a digest of its list of digests, which has
-  // that of the manifest. Of a single file without digests: what its header says.
+  // Equal on ranks that have opened the same snapshot. For a folder: a digest of its list of
+  // digests, which contains that of the manifest. For a single file without digests: a digest of
+  // its header.
   const std::string& fingerprint() const { return fingerprint_; }
   // The tensors of the model by name; the states of the optimizer by parameter.
   const std::map<std::string, const ManifestTensor*>& model() const { return model_; }
@@ -42,22 +43,24 @@ class CADRE_EXPORT SnapshotReader {
     return optimizer_;
   }
 
-  // Compares files, by index of the manifest's, with their digests; a single file has none.
+  // Compares files, given as indices of the manifest's files, with their digests. Does nothing for
+  // a single file, which has none.
   void check_digests(std::span<const size_t> files) const;
   void check_all_digests() const;
   bool has_digests() const { return is_folder_; }
-  // A digest of the content of a file.
+  // Returns a digest of the content of a file.
   std::string content_digest(size_t file) const;
-  // Which files this process sees under the names of the manifest, as a digest of this machine and
-  // of the files' devices and inodes. Where it is equal, the files are the same ones.
+  // Returns a digest of this machine and of the devices and inodes that the manifest's files have
+  // here. Processes with an equal digest see the same files.
   std::string sight() const;
-  // Indices of the manifest's files that prepare() has opened, in ascending order.
+  // Returns the indices of the manifest's files that prepare() has opened, in ascending order.
   std::vector<size_t> open_files() const;
   // Opens the files that contain the boxes, and compares their headers with the manifest.
   void prepare(const ManifestTensor& tensor, std::span<const Box> boxes);
-  // Throws if a file that prepare() has mapped was changed since, after read() of the last boxes.
+  // Called after read() of the last boxes: throws if a file that prepare() has mapped was changed
+  // since.
   void check_unchanged() const;
-  // The elements of the boxes, one box after the other, into `flat`: (n), contiguous, of the
+  // Copies the elements of the boxes, one box after the other, to `flat`: (n), contiguous, of the
   // tensor's dtype. REQUIRES: prepare() for these boxes.
   void read(const ManifestTensor& tensor, std::span<const Box> boxes, const at::Tensor& flat) const;
 

@@ -1,5 +1,5 @@
-// A fast hash of bytes, by which ranks and runs find that their data differ; no protection against
-// forgery.
+// A fast hash of bytes, with which ranks and runs find that their data differ. It does not protect
+// against forgery.
 //
 // Threads: plain values and pure functions. Blocking: never. Errors: none.
 // Source: XXH64 of the xxHash specification (github.com/Cyan4973/xxHash, doc/xxhash_spec.md): four
@@ -15,13 +15,13 @@
 
 namespace cadre {
 
-// The hash of bytes that are added part by part. It does not depend on how they are divided.
+// Hashes bytes that are added part by part; the result does not depend on how they are divided.
 class CADRE_EXPORT ContentHash {
  public:
   ContentHash();
 
   void add(std::string_view bytes);
-  uint64_t value() const;  // of the bytes so far
+  uint64_t value() const;  // hash of the bytes so far
 
  private:
   static constexpr size_t kStripeBytes = 32;
@@ -29,7 +29,7 @@ class CADRE_EXPORT ContentHash {
   void add_stripe(const char* stripe);
 
   std::array<uint64_t, 4> lanes_;
-  std::array<char, kStripeBytes> rest_{};  // the first num_bytes_ % kStripeBytes of it
+  std::array<char, kStripeBytes> rest_{};  // its first num_bytes_ % kStripeBytes bytes are used
   uint64_t num_bytes_ = 0;
 };
 

@@ -1,4 +1,4 @@
-// Loops over one DataLoader that disturb each other, and a Dataset::get that does not return.
+// Tests loops over one DataLoader that disturb each other, and a Dataset::get that does not return.
 #include <ATen/ops/tensor.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -71,21 +71,21 @@ TEST(DataLoaderLoops, TwoIteratorsOfAnEpochDoNotShareItsBatches) {
   EXPECT_THAT(failure_of_loop([&] { (void)older.begin(); }), ::testing::HasSubstr("has ended"));
   auto first = epoch.begin();
   ++first;
-  auto second = epoch.begin();  // the batches that remain
+  auto second = epoch.begin();  // has the remaining batches
   EXPECT_THAT(failure_of_loop([&] { ++first; }), ::testing::HasSubstr("has ended"));
   int64_t num_batches = 0;
   for (; second != std::default_sentinel; ++second) ++num_batches;
   EXPECT_EQ(num_batches, 8);
 }
 
-// Blocks in every get() until it may go on.
+// Every get() blocks until the gate is open.
 class Stuck : public Counting {
  public:
   struct Gate {
     std::mutex mutex;
     std::condition_variable changed;
     bool is_open = false;
-    bool is_destroyed = false;  // the dataset
+    bool is_destroyed = false;  // whether the dataset is destroyed
   };
 
   explicit Stuck(std::shared_ptr<Gate> gate) : Counting(20), gate_(std::move(gate)) {}
@@ -104,7 +104,7 @@ class Stuck : public Counting {
   std::shared_ptr<Gate> gate_;
 };
 
-// Without the return of get() a wait for the threads would never end.
+// While get() does not return, a wait for the threads would never end.
 TEST(DataLoaderLoops, AStuckBatchIsReportedAtItsTimeoutAndItsStateLivesOn) {
   const auto gate = std::make_shared<Stuck::Gate>();
   {

@@ -1,4 +1,4 @@
-// Every class of data with null, moved-from, negative and very large values.
+// Tests every class of data with null, moved-from, negative and very large values.
 #include <ATen/ops/tensor.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ using ::testing::HasSubstr;
 constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
 constexpr int64_t kMost = std::numeric_limits<int64_t>::min();
 
-// The message of the kInvalidArgument that it throws.
+// Returns the message of the kInvalidArgument that `call` throws.
 std::string refused(const std::function<void()>& call) {
   try {
     call();
@@ -201,7 +201,7 @@ TEST_F(TextValues, ADatasetNamesWhatIsOutOfRange) {
   EXPECT_THAT(refused([&] { dataset.digest(); }), HasSubstr("moved from"));
 }
 
-// It must not wait for a writer.
+// open() must not wait for a process that writes to the pipe.
 TEST_F(TextValues, APipeIsNoText) {
   ASSERT_EQ(::mkfifo(folder_.file("pipe").c_str(), 0600), 0);
   EXPECT_THAT(refused([&] { TextCorpus::open(folder_.file("pipe")); }),

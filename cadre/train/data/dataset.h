@@ -16,7 +16,7 @@
 
 namespace cadre {
 
-// data: (B, ...), target: (B, ...); B is 0 if a rank has no sample of a batch.
+// data: (B, ...), target: (B, ...). B is 0 if a rank has no sample of a batch.
 struct Batch {
   at::Tensor data;
   at::Tensor target;
@@ -25,11 +25,12 @@ struct Batch {
 class CADRE_EXPORT Dataset {
  public:
   virtual ~Dataset() = default;
-  virtual int64_t size() const = 0;  // samples; the same as long as the dataset lives
-  // The samples with these indices, in this order. REQUIRES: each in [0, size()).
+  virtual int64_t size() const = 0;  // number of samples; constant
+  // Returns the samples with these indices, in this order. REQUIRES: each is in [0, size()).
   virtual Batch get(std::span<const int64_t> indices) const = 0;
-  // A number that is equal for equal samples and differs for others, for example a hash of all
-  // bytes. A DataLoader compares it among its ranks; without one it compares the sizes only.
+  // Returns a number that is equal for equal samples and differs for others, for example a hash of
+  // all bytes. A DataLoader compares it among its ranks; if it is nullopt, the DataLoader compares
+  // only the sizes.
   virtual std::optional<uint64_t> digest() const { return std::nullopt; }
 };
 

@@ -23,7 +23,7 @@ namespace {
 constexpr std::string_view kImages = "images-idx3-ubyte";
 constexpr std::string_view kLabels = "labels-idx1-ubyte";
 constexpr int64_t kNumClasses = 10;
-constexpr size_t kMaxFileBytes = size_t{1} << 40;  // none: the file bounds it
+constexpr size_t kMaxFileBytes = size_t{1} << 40;  // no limit but the size of the file
 // Mean and standard deviation of the pixels of MNIST's training images, as in PyTorch's example.
 constexpr double kPixelMean = 0.1307;
 constexpr double kPixelDeviation = 0.3081;
@@ -39,7 +39,7 @@ std::optional<std::string> find(const std::string& folder, std::string_view part
   return std::nullopt;
 }
 
-// (shape...) uint8.
+// Returns a uint8 tensor with the sizes that the file has.
 at::Tensor read(const std::string& folder, std::string_view part, std::string_view kind,
                 size_t num_axes) {
   const auto path = find(folder, part, kind);

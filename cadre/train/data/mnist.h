@@ -1,10 +1,10 @@
 // Small greyscale images and their labels, from the files of MNIST or of a dataset in its format.
 //
-// Threads: all methods const and callable from any. Blocking: the constructor reads both files.
-// Lifetime: owns the images, one byte per pixel; slices share them. Errors: kUnavailable for
-// missing files; kCorruption for files in another format, or whose numbers of images and labels
-// differ. Source: LeCun et al., "Gradient-based learning applied to document recognition", 1998;
-// pixels scaled as in PyTorch's MNIST example. Format: docs/formats/idx.md.
+// Threads: all methods are const and may be called from any thread. Blocking: the constructor reads
+// both files. Lifetime: owns the images, one byte per pixel; slices share them. Errors:
+// kUnavailable for missing files; kCorruption for files in another format, or with different
+// numbers of images and labels. Source: LeCun et al., "Gradient-based learning applied to document
+// recognition", 1998; pixels scaled as in PyTorch's MNIST example. Format: docs/formats/idx.md.
 // Guide: docs/guide/training/training.md.
 #pragma once
 
@@ -29,14 +29,14 @@ class CADRE_EXPORT Mnist : public Dataset {
   // Reads `part`-images-idx3-ubyte and `part`-labels-idx1-ubyte of the folder, each plain or .gz.
   explicit Mnist(const std::string& folder, std::string_view part = kMnistTrain);
 
-  // Whether the folder has the images of that part.
+  // Returns whether the folder has the images of that part.
   static bool has(const std::string& folder, std::string_view part);
 
   int64_t size() const override { return labels_.size(0); }
   Batch get(std::span<const int64_t> indices) const override;
-  // Samples [begin, end). Throws kInvalidArgument unless they are within [0, size()].
+  // Returns samples [begin, end). Throws kInvalidArgument unless they are within [0, size()].
   Mnist slice(int64_t begin, int64_t end) const;
-  // Hash of all pixels and labels.
+  // Returns a hash of all pixels and labels.
   uint64_t fingerprint() const;
   std::optional<uint64_t> digest() const override;
 

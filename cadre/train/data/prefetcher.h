@@ -1,6 +1,6 @@
 // Makes a numbered sequence of items ahead of time on threads, and returns them in order.
 //
-// Threads: next() from one thread; `make` is called on num_threads threads at once. Blocking:
+// Threads: next() is called from one thread; `make` runs on num_threads threads at once. Blocking:
 // next(), until the item is ready or the timeout has passed; the destructor, until the threads have
 // finished their current items. Lifetime: borrows the System; what `make` captures must outlive the
 // prefetcher. Errors: kInvalidArgument for options out of range; next() throws what `make` threw
@@ -25,14 +25,14 @@ namespace cadre {
 
 struct PrefetchOptions {
   int num_threads = 1;
-  int64_t depth = 2;                           // at most so many items in the making or ready
-  Duration timeout = std::chrono::minutes(5);  // for one next()
+  int64_t depth = 2;                           // the most items that are being made or ready
+  Duration timeout = std::chrono::minutes(5);  // longest wait of one next()
 };
 
 template <typename T>
 class Prefetcher {
  public:
-  // The threads begin at once, with items 0, 1, ... num_items - 1.
+  // Starts the threads, which make items 0, 1, ... num_items - 1.
   Prefetcher(os::System& system, int64_t num_items, std::function<T(int64_t)> make,
              const PrefetchOptions& options)
       : system_(system),
@@ -62,10 +62,10 @@ class Prefetcher {
   Prefetcher(const Prefetcher&) = delete;
   Prefetcher& operator=(const Prefetcher&) = delete;
 
-  // REQUIRES: fewer than num_items calls so far, none of which has thrown.
+  // Returns the next item. REQUIRES: fewer than num_items calls so far, none of which has thrown.
   T next() {
     Item item = take(system_.deadline_in(options_.timeout));
-    for (auto& maker : makers_) maker->unpark();  // there is room for one more
+    for (auto& maker : makers_) maker->unpark();  // one more item may be made
     if (item.error) std::rethrow_exception(item.error);
     return std::move(*item.value);
   }

@@ -19,8 +19,8 @@ struct SyntheticRegressionOptions {
   int64_t seed = 0;
 };
 
-// data: (B, num_inputs) float32, normal; target: (B, num_outputs) float32 = tanh(data W), for one
-// fixed W drawn from the seed. Sample i depends on (seed, i) alone.
+// data: (B, num_inputs) float32, normal; target: (B, num_outputs) float32 = tanh(data W), with one
+// fixed W drawn from the seed. Sample i depends only on (seed, i).
 class CADRE_EXPORT SyntheticRegression : public Dataset {
  public:
   explicit SyntheticRegression(const SyntheticRegressionOptions& options);
@@ -37,7 +37,7 @@ class CADRE_EXPORT SyntheticRegression : public Dataset {
 struct SyntheticImagesOptions {
   int64_t num_samples = 1024;
   int64_t num_classes = 10;
-  int64_t size = 28;  // pixels, of each side
+  int64_t size = 28;  // pixels of each side
   int64_t seed = 0;
 };
 
@@ -50,7 +50,7 @@ class CADRE_EXPORT SyntheticImages : public Dataset {
   int64_t size() const override { return target_.size(0); }
   Batch get(std::span<const int64_t> indices) const override;
   std::optional<uint64_t> digest() const override;
-  // Samples [begin, end). Throws kInvalidArgument unless they are within [0, size()].
+  // Returns samples [begin, end). Throws kInvalidArgument unless they are within [0, size()].
   SyntheticImages slice(int64_t begin, int64_t end) const;
 
  private:

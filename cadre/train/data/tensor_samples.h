@@ -11,10 +11,10 @@
 
 namespace cadre {
 
-// The bytes of a contiguous tensor.
+// Returns the bytes of a contiguous tensor.
 std::string_view sample_bytes(const at::Tensor& tensor);
 
-// A hash of the sizes and bytes of contiguous tensors.
+// Returns a hash of the sizes and bytes of contiguous tensors.
 uint64_t digest_of(std::initializer_list<at::Tensor> tensors);
 
 // Throws unless samples [begin, end) are within [0, size].

@@ -26,15 +26,15 @@ namespace fs = std::filesystem;
 
 constexpr size_t kBinaryProbeBytes = 8000;
 constexpr uint64_t kScanBytes = 1 << 20;
-constexpr size_t kMaxTextBytes = size_t{1} << 40;  // none: the folder was measured before
+constexpr size_t kMaxTextBytes = size_t{1} << 40;  // no limit: the folder was measured before
 
 struct Document {
   size_t file = 0;
-  uint64_t offset = 0;  // in the file
+  uint64_t offset = 0;  // offset in the file
   uint64_t num_bytes = 0;
   int64_t first_token = 0;
 
-  // Its bytes and <|endoftext|>.
+  // Returns the number of its bytes, plus one for <|endoftext|>.
   int64_t num_tokens() const { return static_cast<int64_t>(num_bytes) + 1; }
 };
 
@@ -52,7 +52,7 @@ bool is_wanted_folder(const fs::path& path, const TextCorpusOptions& options) {
          std::ranges::find(options.skipped_folders, name) == options.skipped_folders.end();
 }
 
-// Sorted by path, so that machines with the same files have the same tokens.
+// Returns the files sorted by path, so that machines with the same files have the same tokens.
 std::vector<std::string> files_below(const fs::path& folder, const TextCorpusOptions& options) {
   std::vector<std::string> paths;
   std::error_code error;
@@ -78,7 +78,8 @@ bool is_binary(std::string_view content) {
   return content.substr(0, kBinaryProbeBytes).find('\0') != std::string_view::npos;
 }
 
-// A file whose size cannot be read counts as empty: opening it gives the reason.
+// Returns the sum of the sizes. A file whose size cannot be read counts as empty; an error with the
+// reason follows when it is opened.
 uint64_t total_bytes(const std::vector<std::string>& paths) {
   uint64_t total = 0;
   for (const std::string& path : paths) {
@@ -89,10 +90,10 @@ uint64_t total_bytes(const std::vector<std::string>& paths) {
   return total;
 }
 
-// Descriptors of the files that were read last.
+// Descriptors of the files that were read most recently.
 class OpenFiles {
  public:
-  // Opens the file if it is not open.
+  // Returns the file; opens it if it is not open.
   std::shared_ptr<const os::VersionedFile> get(size_t index, const std::string& path) {
     const std::lock_guard lock(mutex_);
     const auto found = std::ranges::find(files_, index, &Entry::index);
@@ -134,10 +135,10 @@ struct TextCorpus::Contents {
  private:
   struct File {
     std::string path;
-    os::FileVersion version;  // when its text was scanned
-    std::string text;         // empty if it is on the disk
+    os::FileVersion version;  // the version whose text was scanned
+    std::string text;         // empty if the text stays on the disk
   };
-  // The document that is being read so far.
+  // The part of the current document that has been scanned.
   struct Scan {
     uint64_t offset = 0;
     uint64_t num_bytes = 0;
@@ -163,7 +164,7 @@ void TextCorpus::Contents::take(Scan& scan, std::string_view text) {
   scan.num_bytes += text.size();
 }
 
-// The next one begins after the mark.
+// Adds the scanned document if it has bytes. The next document begins after the mark.
 void TextCorpus::Contents::end_document(Scan& scan) {
   if (scan.num_bytes > 0) {
     documents.push_back({.file = files_.size() - 1,
@@ -177,7 +178,7 @@ void TextCorpus::Contents::end_document(Scan& scan) {
   scan = {.offset = scan.offset + scan.num_bytes + kEndOfTextMark.size(), .hash = {}};
 }
 
-// Returns the end of the part, in which a mark may have begun and which the next part begins with.
+// Scans `part` and returns its end, in which a mark may begin; the next part must begin with it.
 std::string_view TextCorpus::Contents::scan_part(Scan& scan, std::string_view part, bool is_last) {
   for (size_t mark = 0; (mark = part.find(kEndOfTextMark)) != std::string_view::npos;) {
     take(scan, part.substr(0, mark));
@@ -232,7 +233,8 @@ void TextCorpus::Contents::read(const Document& document, uint64_t offset, Bytes
   }
 }
 
-// The version is compared after the bytes were copied, so they are those that were scanned.
+// Compares the version after it has copied the bytes, so an unchanged version means that they are
+// the bytes that were scanned.
 void TextCorpus::Contents::read_from_disk(const File& file, size_t index, uint64_t offset,
                                           Bytes out) {
   const auto open = open_files_.get(index, file.path);
@@ -268,7 +270,7 @@ TextCorpus::~TextCorpus() = default;
 
 TextCorpus TextCorpus::open(const std::string& path, const TextCorpusOptions& options) {
   std::vector<std::string> paths = {path};
-  std::error_code unknown;  // opening it tells more
+  std::error_code unknown;  // if this fails, opening the path gives the reason
   if (fs::is_directory(path, unknown)) paths = files_below(path, options);
   auto contents = std::make_unique<Contents>();
   const bool is_small = total_bytes(paths) <= options.max_bytes_in_memory;

@@ -2,13 +2,15 @@
 //
 // Each byte is a token (0 to 255); a token <|endoftext|> (256) follows each document. A document is
 // a file; the literal text "<|endoftext|>" in a file separates documents, too. A small text is kept
-// in memory. Of a large one each read takes its bytes from the files, whose pages the system drops
-// and ranks of one host share; if a file has changed since open(), check_unchanged() throws.
+// in memory. A large text stays in its files, and each read takes its bytes from there: the ranks
+// of a host share the pages in the system's cache, which can drop them. If a file has changed since
+// open(), check_unchanged() throws.
 //
-// Threads: all methods const and callable from any. Blocking: open() reads every file once; reading
-// tokens may wait for the disk. Lifetime: owns the text, or up to 64 descriptors. Errors:
-// kInvalidArgument for a path without text, for tokens out of range, for a corpus that was moved
-// from, and for a file that has changed; kUnavailable for a file that cannot be opened.
+// Threads: all methods are const and may be called from any thread. Blocking: open() reads every
+// file once; reading tokens may wait for the disk. Lifetime: owns the text, or up to 64
+// descriptors. Errors: kInvalidArgument for a path without text, for tokens out of range, for a
+// corpus that was moved from, and for a file that has changed; kUnavailable for a file that cannot
+// be opened.
 #pragma once
 
 #include <cstdint>
@@ -28,16 +30,17 @@ inline constexpr int64_t kVocabularySize = 257;
 inline constexpr std::string_view kEndOfTextMark = "<|endoftext|>";
 
 struct TextCorpusOptions {
-  // For a folder: only files whose names end in one of these, for example ".py"; all files if
-  // empty. Binary files (a NUL byte among the first 8000, git's rule) and hidden files are always
-  // skipped.
+  // For a folder: only files whose names end in one of these, for example ".py", are read; all
+  // files if it is empty. Binary files (a NUL byte among the first 8000, git's rule) and hidden
+  // files are always skipped.
   std::vector<std::string> suffixes;
-  std::vector<std::string> skipped_folders;  // names anywhere below the folder: "site-packages"
+  std::vector<std::string> skipped_folders;  // names of folders that are skipped anywhere below the
+                                             // folder, such as "site-packages"
   // A text of at most this size is kept in memory, so that changes of its files have no effect.
   uint64_t max_bytes_in_memory = 64 << 20;
 };
 
-// Tokens [begin, end) of the stream.
+// The tokens [begin, end) of the corpus.
 struct TokenRange {
   int64_t begin = 0;
   int64_t end = 0;
@@ -55,17 +58,18 @@ class CADRE_EXPORT TextCorpus {
   int64_t num_tokens() const;
   int64_t num_documents() const;
   int64_t num_files() const;
-  // A hash of all bytes of all documents when they were opened. If it differs between two ranks, or
-  // between a run and its resumption, they read different texts.
+  // Returns a hash of all bytes of all documents when they were opened. If it differs between two
+  // ranks, or between a run and its resumption, they read different texts.
   uint64_t fingerprint() const;
 
-  // Tokens [begin, begin + out.size()), which must be within [0, num_tokens()]. If the files have
-  // changed, they are other tokens, of value 0 where bytes are missing, and check_unchanged()
-  // throws from then on. So ranks that read at different times can refuse the text together.
+  // Copies tokens [begin, begin + out.size()), which must be within [0, num_tokens()]. Does not
+  // throw if the files have changed: then `out` gets other tokens, or 0 where bytes are missing,
+  // and check_unchanged() throws from then on. So ranks that read at different times can refuse the
+  // text together.
   void copy_tokens(int64_t begin, std::span<int64_t> out) const;
-  // Whether a read has found a changed file. One load of an atomic.
+  // Returns whether no read has found a changed file. Costs one load of an atomic.
   bool is_unchanged() const;
-  // Throws what the first read has found that is_unchanged() tells of.
+  // Throws the error of the first read that found a changed file.
   void check_unchanged() const;
 
  private:

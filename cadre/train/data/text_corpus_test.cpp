@@ -27,7 +27,7 @@ class TextCorpusTest : public ::testing::Test {
     return path;
   }
 
-  // The whole stream, "|" for <|endoftext|>.
+  // Returns the whole corpus as text, with "|" for <|endoftext|>.
   static std::string all_of(const TextCorpus& corpus) {
     std::vector<int64_t> tokens(static_cast<size_t>(corpus.num_tokens()));
     corpus.copy_tokens(0, tokens);
@@ -113,7 +113,7 @@ TEST_F(TextCorpusTest, SaysWhereThereIsNoText) {
 }
 
 TEST_F(TextCorpusTest, ALargeTextOnTheDiskIsThatOfMemory) {
-  // Marks lie across the boundaries of the parts in which a file is scanned.
+  // Marks cross the boundaries of the parts in which a file is scanned.
   std::string text(1 << 20, 'x');
   for (size_t place = 3; place < 17; ++place) text[text.size() - place] = 'y';
   for (const size_t before_end : {13, 7, 1, 0}) {
@@ -162,14 +162,14 @@ TEST_F(TextCorpusTest, AChangedFileOnTheDiskIsNamedAndEndsInNoSignal) {
   EXPECT_THAT(refusal([](const std::string& path) { std::filesystem::resize_file(path, 0); }),
               ::testing::StartsWith(changed + "has 0 bytes instead of 20000 since it was opened"));
   EXPECT_THAT(refusal([](const std::string& path) {
-                std::fstream(path, std::ios::in | std::ios::out) << "bb";  // in place
+                std::fstream(path, std::ios::in | std::ios::out) << "bb";  // a change in place
                 std::filesystem::last_write_time(
                     path, std::filesystem::last_write_time(path) + std::chrono::seconds(1));
               }),
               ::testing::StartsWith(changed + "was written since it was opened"));
 }
 
-// More files than are open at a time, so that each is opened again.
+// There are more files than may be open at a time, so each is opened again.
 TEST_F(TextCorpusTest, AReplacedFileIsNoticedWhenItIsOpenedAgain) {
   for (int i = 0; i < 100; ++i) write("f" + std::to_string(100 + i), "text " + std::to_string(i));
   const TextCorpus corpus = TextCorpus::open(folder_, {.max_bytes_in_memory = 100});
@@ -210,10 +210,10 @@ TEST_F(TextCorpusTest, SamplesPredictEachTokenOnce) {
 }
 
 TEST_F(TextCorpusTest, BigramEntropyOfKnownTexts) {
-  // After each letter always the same one: nothing is left to tell.
+  // Each letter is always followed by the same one, so the entropy is 0.
   const TextCorpus certain = TextCorpus::open(write("c", "abababababababab"));
   EXPECT_NEAR(bigram_conditional_entropy(certain, {0, 16}), 0.0, 1e-12);
-  // Pairs of "aabba..." (period aabb): after a: a or b, equally often.
+  // In "aabbaabb..." each letter is followed by a and b equally often.
   std::string text = "a";
   for (int i = 0; i < 1000; ++i) text += "abba";
   const TextCorpus even = TextCorpus::open(write("e", text));

@@ -1,8 +1,8 @@
 // Samples for next-token prediction, from a range of a corpus.
 //
-// Threads, blocking, errors: as TextCorpus; kInvalidArgument for no corpus, a context below 1, a
-// range that is outside of the corpus or too short for one sample, and for a sample that is not
-// there. Lifetime: shares the corpus.
+// Threads, blocking, errors: as TextCorpus; kInvalidArgument without a corpus, for a context below
+// 1, for a range that is outside of the corpus or too short for one sample, and for a sample that
+// does not exist. Lifetime: shares the corpus.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@
 
 namespace cadre {
 
-// Sample i is the tokens [i*T, i*T + T + 1) of the range: data its first T, target its last T, so
-// each token is predicted once per epoch. data, target: (B, T) int64.
+// Sample i has the tokens [i*T, i*T + T + 1) of the range: its data are the first T, its target the
+// last T. So each token is predicted once per epoch. data, target: (B, T) int64.
 class CADRE_EXPORT TextDataset : public Dataset {
  public:
   TextDataset(std::shared_ptr<const TextCorpus> corpus, TokenRange range, int64_t context);
@@ -27,7 +27,7 @@ class CADRE_EXPORT TextDataset : public Dataset {
   std::optional<uint64_t> digest() const override;
 
  private:
-  const TextCorpus& corpus() const;  // throws without one
+  const TextCorpus& corpus() const;  // throws if there is none
 
   std::shared_ptr<const TextCorpus> corpus_;
   TokenRange range_;

@@ -32,8 +32,8 @@
 namespace cadre {
 namespace {
 
-// Exit codes that the launcher knows: the error was reported already, so a report about ranks would
-// add nothing.
+// Exit codes that the launcher knows. They tell it that the error was reported already, so that it
+// does not report which ranks failed.
 constexpr int kUsageExitCode = launch::kReportedUsageExitCode;
 constexpr int kReportedExitCode = launch::kReportedFailureExitCode;
 constexpr int kDeviationExitCode = launch::kReportedDeviationExitCode;
@@ -55,8 +55,8 @@ void print(std::string_view text) {
   std::fflush(stdout);
 }
 
-// The output of this process is a pipe to the launcher, which says whether its own output is a
-// terminal.
+// Returns whether progress is shown on a terminal. If the output of this process is a pipe to the
+// launcher, the launcher says whether its own output is a terminal.
 bool shows_on_terminal() {
   const char* progress = std::getenv("CADRE_PROGRESS");
   if (progress != nullptr) return std::string_view(progress) == "terminal";
@@ -68,7 +68,7 @@ struct CommandLine {
   std::string config_path;
   std::vector<std::string> overrides;
   bool print_config = false;
-  int num_planned = 0;  // processes of --plan; 0: train
+  int num_planned = 0;  // number of processes for --plan; 0: train
   bool verify = false;
   train::VerifyRequest request;
 };
@@ -98,7 +98,7 @@ void train_as_rank_of(const ProcessGroup& world, const CommandLine& command,
   trainer.run();
 }
 
-// Prints the plan in a single process, without a group and without memory for the model.
+// Prints the plan in one process, without a group and without memory for the model.
 int run_plan(const CommandLine& command) {
   const train::Config config = train::load_config(command.config_path, command.overrides);
   train::check_layout(config, command.num_planned);
@@ -138,21 +138,21 @@ int run_training(const CommandLine& command) {
     print(train::config_text(train::load_config(command.config_path, command.overrides)));
     return 0;
   }
-  os::PendingSignal stop(kStopSignals);  // before any thread starts
+  os::PendingSignal stop(kStopSignals);  // made before any thread starts
   const auto system = os::make_native_system();
   const ProcessGroup world = init_process_group();
   int exit_code = 0;
   try {
     if (command.verify) {
       exit_code = verify_as_rank_of(world, command, *system);
-      world.barrier();  // as below
+      world.barrier();  // see the barrier below
     } else {
       train_as_rank_of(world, command, stop, *system);
     }
   } catch (const train::CommonError& error) {
     if (world.rank() == 0) report(error);
     exit_code = exit_code_of(error);
-    world.barrier();  // a rank that ends before the report is written would end the job
+    world.barrier();  // if a rank ended before the report is written, the job would end
   }
   world.close();
   return exit_code;
@@ -180,9 +180,9 @@ int main(int argc, char** argv) {
            throw CLI::Success();
          },
          "print every key with its meaning and its default, and exit")
-      ->trigger_on_parse();  // before CLI11 misses the configuration
+      ->trigger_on_parse();  // runs before CLI11 reports the missing configuration
   app.add_flag("--verify", command.verify, "compare every strategy with one process, and exit")
-      ->group("");  // for `cadre verify`, whose help explains it
+      ->group("");  // hidden: `cadre verify` passes it, and its help explains it
   app.add_option("--steps", command.request.num_steps)->group("");
   app.add_option("--dtype", command.request.dtype)->group("");
   app.add_option("--strategies", command.request.strategies)->delimiter(',')->group("");

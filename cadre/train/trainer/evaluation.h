@@ -17,16 +17,17 @@ namespace cadre::train {
 class Task;
 
 struct Evaluation {
-  double loss = 0;                            // mean in nats, of tokens or samples
-  std::optional<double> accuracy = {};        // for a classification: fraction of samples
-  std::optional<double> bigram_entropy = {};  // for text: see train/data/bigram.h
+  double loss = 0;                            // mean over the tokens or samples, in nats
+  std::optional<double> accuracy = {};        // fraction of right samples of a classification
+  std::optional<double> bigram_entropy = {};  // entropy of a text: see train/data/bigram.h
 };
 
-// All held-out data of the task, in order, split among the ranks that have different rows.
+// Returns a loader of all held-out data of the task, in order, divided among the ranks that have
+// different rows.
 std::unique_ptr<DataLoader> make_held_out_loader(const Task& task, const DataRanks& ranks);
 
-// Each rank computes its share of the samples; every sample has the same number of ranks. All ranks
-// of `world` have the same result, and every rank calls `infer` equally often.
+// Each rank computes its share of the samples; every sample is computed by the same number of
+// ranks. All ranks of `world` have the same result, and every rank calls `infer` equally often.
 Evaluation evaluate(const Inference& infer, const Task& task, DataLoader& held_out,
                     const ProcessGroup& world);
 

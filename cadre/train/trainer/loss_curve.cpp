@@ -11,7 +11,7 @@
 namespace cadre::train {
 namespace {
 
-// One to eight eighths of a character's height.
+// Bars of one to eight eighths of a character's height.
 constexpr std::array<std::string_view, 8> kBars = {"▁", "▂", "▃", "▄", "▅", "▆", "▇", "█"};
 constexpr int kEighths = 8;
 constexpr int kLabelWidth = 7;  // "  5.55 "
@@ -23,7 +23,8 @@ std::vector<LossPoint> finite(const std::vector<LossPoint>& points) {
   return kept;
 }
 
-// At most `count` points, each the mean of consecutive ones, at the last of their steps.
+// Returns at most `count` points. Each is the mean of consecutive points, at the last of their
+// steps.
 std::vector<LossPoint> averaged(const std::vector<LossPoint>& points, size_t count) {
   count = std::min(count, points.size());
   std::vector<LossPoint> means;
@@ -47,16 +48,16 @@ struct LossRange {
       high = std::max(high, point.loss);
     }
   }
-  // 0 at the lowest loss, 1 at the highest; 1/2 if they are equal.
+  // Returns 0 at the lowest loss and 1 at the highest; 1/2 if they are equal.
   double height(double loss) const { return high > low ? (loss - low) / (high - low) : 0.5; }
 };
 
-// How many of `most` eighths a bar has; at least one, so that every step can be seen.
+// Returns how many of `most` eighths a bar has; at least one, so that every step is visible.
 int eighths_of(double height, int most) {
   return 1 + static_cast<int>(std::lround(height * (most - 1)));
 }
 
-// Axes, curves and texts of a picture, in its coordinates.
+// The axes, curves and texts of a picture as SVG, in the picture's coordinates.
 class Picture {
  public:
   Picture(LossRange range, int64_t first_step, int64_t last_step)
@@ -97,7 +98,7 @@ class Picture {
     return all;
   }
 
-  // Five values on each axis.
+  // Returns axes with five values each.
   std::string axes() const {
     std::string all;
     for (int i = 0; i <= 4; ++i) {

@@ -15,7 +15,7 @@ struct LossPoint {
   double loss = 0;
 };
 
-// In ascending order of their steps.
+// Each list is in ascending order of its steps.
 struct LossCurve {
   std::vector<LossPoint> training;
   std::vector<LossPoint> held_out;
@@ -23,18 +23,18 @@ struct LossCurve {
 
 struct PlotSize {
   int columns = 72;  // width of the whole line, with the labels of the axis
-  int rows = 8;      // without the line of steps below
+  int rows = 8;      // not counting the line of steps below
 };
 
-// The training loss as bars of Unicode's block elements; each is the mean over the steps of its
-// column. Lines without a newline at the end; empty for fewer than two points.
+// Returns the training loss as bars of Unicode's block elements; each bar is the mean over the
+// steps of its column. The lines have no newline at the end. Empty for fewer than two points.
 std::vector<std::string> plot_lines(const LossCurve& curve, const PlotSize& size);
 
-// "loss 5.55 █▅▃▂▁ 1.62": the same in one line of at most `num_bars` bars; empty for fewer than two
-// points.
+// Returns one line such as "loss 5.55 █▅▃▂▁ 1.62" with at most `num_bars` bars; empty for fewer
+// than two points.
 std::string plot_line(const LossCurve& curve, int num_bars);
 
-// A picture of both losses with axes and a legend. title: any text in UTF-8.
+// Returns a picture of both losses with axes and a legend. title: any text in UTF-8.
 std::string plot_svg(const LossCurve& curve, const std::string& title);
 
 }  // namespace cadre::train

@@ -20,7 +20,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kEraseLine = "\r\x1b[K";
 constexpr size_t kMaxStatmBytes = 4096;
-constexpr int64_t kPageBytes = 4096;  // on x86-64, and on arm64 as Debian builds it
+constexpr int64_t kPageBytes = 4096;  // page size on x86-64, and on arm64 as Debian builds it
 
 constexpr int kBarsOfALine = 48;
 
@@ -34,8 +34,8 @@ void add_losses(LossCurve& curve, const Json& metrics) {
   }
 }
 
-// The lines of an earlier run that stay valid when it resumes after `step`, whose losses it adds to
-// the curve.
+// Returns the lines of an earlier run that stay valid when it resumes after `step`. Adds their
+// losses to the curve.
 std::string lines_until(const std::string& path, int64_t step, LossCurve& curve) {
   std::string kept;
   std::ifstream file(path);
@@ -56,7 +56,7 @@ std::string duration_text(double seconds) {
   return cadre::format("{}:{:02}:{:02}", total / 3600, total / 60 % 60, total % 60);
 }
 
-// At least two digits.
+// Returns a text with at least two digits.
 std::string speed_text(double per_second) {
   if (per_second >= 1000) return cadre::format("{:.1f}k", per_second / 1000);
   if (per_second >= 10) return cadre::format("{:.0f}", per_second);
@@ -70,7 +70,7 @@ Progress::Progress(const ProgressOptions& options)
       metrics_(open_metrics()),
       metrics_size_(metrics_.size().value_or_throw()) {}
 
-// By renaming, so that a run that is killed meanwhile loses no line.
+// Replaces the file by renaming, so that a run that is killed meanwhile loses no line.
 os::LockedFile Progress::open_metrics() {
   const std::string& path = options_.metrics_path;
   const std::string kept = lines_until(path, options_.keep_metrics_until_step, curve_);
@@ -164,7 +164,7 @@ double communication_share(Duration communicated, Duration step) {
 }
 
 int64_t resident_memory_bytes() {
-  // Pages: of the whole address space, then resident ones.
+  // Numbers of pages: first of the whole address space, then those that are resident.
   std::istringstream fields(os::read_file("/proc/self/statm", kMaxStatmBytes).value_or_throw());
   int64_t mapped = 0;
   int64_t resident = 0;

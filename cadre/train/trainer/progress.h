@@ -24,16 +24,16 @@ struct StepReport {
   int64_t num_steps = 0;
   double loss = 0;  // mean over the samples of all ranks, before the update
   double learning_rate = 0;
-  double gradient_norm = 0;               // before clipping
+  double gradient_norm = 0;               // norm before clipping
   double items_per_second = 0;            // all ranks together
-  std::string_view item_name = "tokens";  // what an item is
-  double communication_share = 0;         // share of this rank's time, at most 1
-  int64_t memory_bytes = 0;               // resident, of this process
+  std::string_view item_name = "tokens";  // unit of the speed
+  double communication_share = 0;         // share of this rank's time; at most 1
+  int64_t memory_bytes = 0;               // resident memory of this process
   double seconds_left = 0;
 };
 
-// Share of a step's time, 0 to 1. communicated: the sum over operations; those of several groups
-// that run at once all count, so it may exceed the step.
+// Returns the share of a step's time, 0 to 1. communicated: the sum of the times of all operations.
+// It may exceed the step, because operations of several groups may run at once.
 double communication_share(Duration communicated, Duration step);
 
 struct EvaluationReport {
@@ -42,11 +42,11 @@ struct EvaluationReport {
 };
 
 struct ProgressOptions {
-  std::function<void(std::string_view)> print;  // to standard output, unchanged
-  bool is_terminal = false;                     // rewrite one line in place
+  std::function<void(std::string_view)> print;  // writes to standard output, unchanged
+  bool is_terminal = false;                     // whether one line is rewritten in place
   int num_columns = 72;                         // width of a plot on a terminal
   std::string metrics_path;
-  // A resumed run replaces the metrics that an earlier run wrote for later steps.
+  // A resumed run removes the metrics that an earlier run wrote for later steps.
   int64_t keep_metrics_until_step = 0;
 };
 
@@ -58,9 +58,9 @@ class Progress {
   void report(const EvaluationReport& evaluation);
   // Prints a line that is not rewritten.
   void print_line(std::string_view line);
-  // Prints the losses of the whole run, also of what it had done before it was resumed: on a
-  // terminal as a plot, else as one line. Writes a picture of them to `svg_path`, and prints where
-  // it is; a warning if it cannot be written. Does nothing for fewer than two steps.
+  // Prints the losses of the whole run, including those before it was resumed: on a terminal as a
+  // plot, else as one line. Writes a picture of them to `svg_path` and prints that path, or a
+  // warning if the picture cannot be written. Does nothing for fewer than two steps.
   void plot(const std::string& title, const std::string& svg_path);
 
  private:
@@ -71,14 +71,15 @@ class Progress {
   LossCurve curve_;
   os::LockedFile metrics_;
   size_t metrics_size_;
-  bool line_is_open_ = false;     // a step's line that the next step may rewrite
-  bool is_losing_lines_ = false;  // the last line could not be written
+  bool line_is_open_ = false;     // whether the last line is that of a step, which the next step
+                                  // may rewrite
+  bool is_losing_lines_ = false;  // whether the last line could not be written
 };
 
-// "step   12/1000  loss 2.4131  35.1k tokens/s  comm  4 %  312 MB  1:23 left"
+// Returns "step   12/1000  loss 2.4131  35.1k tokens/s  comm  4 %  312 MB  1:23 left".
 std::string step_line(const StepReport& step);
 
-// Resident memory of this process.
+// Returns the resident memory of this process.
 int64_t resident_memory_bytes();
 
 }  // namespace cadre::train

@@ -1,5 +1,5 @@
-// Processes of a run that do not have the same configuration, data, weights or snapshot: all of
-// them throw the same error, which names what differs, before anything is changed.
+// Tests runs whose processes do not have the same configuration, data, weights or snapshot: all of
+// them throw the same error, which names the difference, before anything is changed.
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -22,7 +22,7 @@ class TrainerAgreementTest : public TrainerTest {
  protected:
   TrainerAgreementTest() : config_(config("a")) { config_.run.steps = 2; }
 
-  // Two runs of which that of the last rank has `change`; the failures of all ranks.
+  // Runs two ranks, the last one with `change`. Returns the failures of all ranks.
   std::string failures_with(const std::function<void(Config&)>& change) const {
     const testing::RanksResult ranks = testing::run_groups(2, [&](const ProcessGroup& group) {
       Config config = config_;
@@ -38,7 +38,7 @@ class TrainerAgreementTest : public TrainerTest {
     return ranks.failures();
   }
 
-  // On both ranks.
+  // Matches the same refusal on both ranks.
   static auto refusal(const std::string& difference) {
     return AllOf(HasSubstr("rank 0: kInvalidArgument: cadre train on group "),
                  HasSubstr("rank 1: kInvalidArgument: cadre train on group "),
@@ -123,7 +123,7 @@ TEST_F(TrainerAgreementTest, OtherWeightsAreRefused) {
 }
 
 // Rank 1 of 2 reads another copy of the snapshot, with the same list of digests. The damaged file
-// is the second of three shards, of which that rank reads a part under every strategy.
+// is the second of three shards; under every strategy, that rank reads a part of it.
 TEST_F(TrainerAgreementTest, DamageToTheCopyThatOneRankReadsIsFound) {
   config_.parallel.strategy = "fsdp";
   ASSERT_EQ(run(config_, 3).failures, "");
@@ -167,7 +167,7 @@ TEST_F(TrainerAgreementTest, DamagedWeightsInASnapshotOfWholeFilesAreRefused) {
   EXPECT_FALSE(fs::exists(folder_ + "/a"));
 }
 
-// Calls `change` when the time is asked for the first time: after the weights were compared, before
+// Calls `change` when the time is read for the first time: after the weights were compared, before
 // they are loaded.
 class ChangingSystem : public testing::ForwardingSystem {
  public:
@@ -229,7 +229,7 @@ TEST_F(TrainerAgreementTest, AnotherSnapshotIsRefused) {
   EXPECT_THAT(SnapshotFolder(folder_ + "/a").steps(), ::testing::ElementsAre(1, 2));
 }
 
-// A refusal of one rank, and of any type, is that of all, with its rank.
+// A refusal of one rank, with an error of any type, is thrown on all ranks and names that rank.
 TEST_F(TrainerAgreementTest, ARefusalOfOneRankNamesIt) {
   EXPECT_THAT(failures_with([&](Config& config) { config.data.path = folder_ + "/nothing"; }),
               AllOf(HasSubstr("rank 0: kInvalidArgument: data.path: there is no file or folder " +

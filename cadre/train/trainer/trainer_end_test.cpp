@@ -1,4 +1,5 @@
-// What is left of a run that fails, goes back, or continues with other settings.
+// Tests the files of a run that fails, goes back to an earlier step, or continues with other
+// settings.
 #include <filesystem>
 #include <fstream>
 #include <stdexcept>
@@ -21,7 +22,7 @@ using ::testing::Not;
 
 class TrainerEndTest : public TrainerTest {
  protected:
-  // A run of two processes, under a strategy or with a divided model.
+  // Returns a run of two processes, under a strategy or with a divided model.
   Config config_of(const std::string& way, const std::string& name = "a") const {
     Config config = TrainerTest::config(name);
     config.run.steps = 3;
@@ -37,7 +38,7 @@ class TrainerEndTest : public TrainerTest {
     return SnapshotFolder(folder_ + "/" + name).steps();
   }
 
-  // The run ends while it prints the line of that step.
+  // Ends the run while it prints the line of that step.
   void kill_at(const std::string& line) {
     on_print_ = [line](std::string_view text) {
       if (text.starts_with(line)) throw std::runtime_error("killed");
@@ -48,7 +49,7 @@ class TrainerEndTest : public TrainerTest {
   }
 };
 
-// No such number of candidates can be chosen from, which the configuration would have refused.
+// The number of candidates is invalid; load_config() would have refused it.
 TEST_F(TrainerEndTest, AnErrorWhileTheTextIsGeneratedLosesNothing) {
   for (const std::string way : {"ddp", "zero1", "fsdp", "tensor"}) {
     SCOPED_TRACE(way);
@@ -75,7 +76,7 @@ TEST_F(TrainerEndTest, ATemperatureNearZeroChoosesTheMostLikelyToken) {
   EXPECT_EQ(text_of(actual), text_of(expected));
 }
 
-// The loss of step 2 is no number, while the snapshot of step 1 is written in the background.
+// The loss of step 2 is NaN or infinite, while the snapshot of step 1 is written in the background.
 TEST_F(TrainerEndTest, AFailedStepLosesNoSnapshotThatIsBeingWritten) {
   for (const std::string way : {"zero1", "fsdp", "tensor"}) {
     SCOPED_TRACE(way);
@@ -105,7 +106,7 @@ TEST_F(TrainerEndTest, AfterGoingBackAKilledRunContinuesFromThere) {
   ASSERT_EQ(resumed.failures, "");
   EXPECT_THAT(resumed.screen, HasSubstr("resuming from " + snapshot("a", 2) + "\n"));
   EXPECT_THAT(steps(), ElementsAre(2, 4, 6, 7));
-  // What was abandoned is complete.
+  // The abandoned snapshots are complete.
   EXPECT_THAT(steps("a/abandoned.1"), ElementsAre(4, 6));
   EXPECT_NO_THROW(check_snapshot(snapshot("a/abandoned.1", 6)));
   EXPECT_EQ(losses("a/abandoned.1").size(), 6U);
@@ -133,7 +134,7 @@ TEST_F(TrainerEndTest, GoingBackIsSaidAndWithoutAStepNothingIsMoved) {
   EXPECT_THAT(steps("a/abandoned.2"), ElementsAre(4, 5));
 }
 
-// The best snapshot is that of the branch which the run continues.
+// The best snapshot becomes the best one of the branch that the run continues.
 TEST_F(TrainerEndTest, GoingBackBehindTheBestMarksTheOneBefore) {
   Config config = config_of("ddp");
   config.run.steps = 8;
@@ -152,7 +153,7 @@ TEST_F(TrainerEndTest, GoingBackBehindTheBestMarksTheOneBefore) {
   EXPECT_EQ(snapshots.best(), snapshots.path_of(4));
 }
 
-// The last snapshot knows that its loss is the best, so a resumed run marks only a better one.
+// The last snapshot records that its loss is the best, so a resumed run marks only a better one.
 TEST_F(TrainerEndTest, TheLastSnapshotKnowsTheBestLoss) {
   Config config = config_of("fsdp");
   config.run.keep_best = true;
@@ -162,7 +163,7 @@ TEST_F(TrainerEndTest, TheLastSnapshotKnowsTheBestLoss) {
   EXPECT_EQ(SnapshotFolder(folder_ + "/a").best(), snapshot("a", 3));
 }
 
-// Other settings of the optimizer are refused by name, and the snapshot is not called damaged.
+// Other settings of the optimizer are refused by name, and the snapshot is not reported as damaged.
 TEST_F(TrainerEndTest, AnotherMomentumIsNoDamage) {
   const auto refusal_of = [this](const std::string& kind, double before, double now,
                                  const std::string& way) {
@@ -196,7 +197,7 @@ TEST_F(TrainerEndTest, AnotherMomentumIsNoDamage) {
   EXPECT_EQ(refusal_of("sgd", 0.9, 0.5, "ddp"), "") << "one of the same kind of state";
 }
 
-// The bytes are those that were written, so the snapshot is not damaged.
+// The bytes are those that were written, so the snapshot is not reported as damaged.
 TEST_F(TrainerEndTest, AGeneratorOfAnotherLibtorchIsNoDamage) {
   Config config = config_of("ddp");
   config.run.snapshot_every = 1;

@@ -1,4 +1,4 @@
-// The folder of a run: full disks, damaged snapshots, two runs of one name, and changes of a
+// Tests the folder of a run: full disks, damaged snapshots, two runs of one name, and changes of a
 // resumed run.
 #include <unistd.h>
 
@@ -99,7 +99,7 @@ TEST_F(TrainerTest, ABestLossThatWasNotKeptIsForgotten) {
     disk.reset();
   };
   ASSERT_EQ(run(config, 2).failures, "");
-  // The first was not written; every later one is better.
+  // The first snapshot was not written; every later one is better.
   const SnapshotFolder snapshots(folder_ + "/a");
   EXPECT_THAT(snapshots.steps(), ::testing::ElementsAre(4, 6, 8));
   EXPECT_EQ(snapshots.best(), snapshots.path_of(8));
@@ -107,7 +107,8 @@ TEST_F(TrainerTest, ABestLossThatWasNotKeptIsForgotten) {
 
 TEST_F(TrainerTest, AFullDiskLosesLinesOfTheMetricsAndNotTheRest) {
   Config config = this->config("a");
-  std::optional<testing::FileSizeLimit> disk(300);  // one step's line and a part of the next
+  std::optional<testing::FileSizeLimit> disk(300);  // one step's line and a part of the one after
+                                                    // it
   on_print_ = [&](std::string_view text) {
     if (text.starts_with("step  6/")) disk.reset();
   };
@@ -133,7 +134,7 @@ TEST_F(TrainerTest, OneRunWritesToAFolderAtATime) {
     EXPECT_THAT(run(config).failures, HasSubstr(owner));
     config.run.resume = "auto";
     EXPECT_THAT(run(config).failures, HasSubstr(owner));
-    // Only rank 0 opens the folder, and all ranks throw its error.
+    // Only rank 0 opens the folder; all ranks throw its error.
     EXPECT_THAT(run(config, 2).failures,
                 AllOf(HasSubstr("rank 0: " + kind + owner), HasSubstr("rank 1: " + kind + owner)));
   }
@@ -191,7 +192,7 @@ TEST_F(TrainerTest, SaysWhatHasChangedSinceTheSnapshot) {
   EXPECT_THAT(resumed.screen,
               HasSubstr("changed since the snapshot: run.steps 2 -> 4, run.seed 0 -> 7\n"));
   EXPECT_THAT(resumed.screen, HasSubstr("warning: run.seed has changed: the rest of this epoch"));
-  // Keys that the optimizer and the schedule do not use.
+  // The optimizer and the schedule do not use these keys.
   config.optimizer.momentum = 0.5;
   config.optimizer.rho = 0.5;
   config.schedule.gamma = 0.5;
@@ -226,7 +227,8 @@ TEST_F(TrainerTest, ADamagedSnapshotNamesAnother) {
   const std::string remedy =
       "; another snapshot is intact: run.resume=" + folder_ + "/a/step-000002";
   const std::string latest = folder_ + "/a/step-000004/";
-  set_format(latest, 2);  // without digests: what the files' own checks find
+  set_format(latest, 2);  // this format has no digests, so the files' own checks must find the
+                          // damage
   for (const std::string file : {"model.safetensors", "optimizer.safetensors", "state.json"}) {
     fs::rename(latest + file, folder_ + "/kept");
     EXPECT_THAT(run(config).failures, HasSubstr(remedy)) << file << " is missing";
@@ -240,7 +242,7 @@ TEST_F(TrainerTest, ADamagedSnapshotNamesAnother) {
   EXPECT_THAT(run(config).failures, HasSubstr("a generator's state has 1 bytes instead of "));
   fs::remove_all(folder_ + "/a/step-000002");
   EXPECT_THAT(run(config).failures, HasSubstr("; no other snapshot is intact: start at step 0"));
-  // Without the damaged snapshot, the run resumes from the remaining one.
+  // The runs that were refused have written no metrics.
   ASSERT_EQ(metrics("a").size(), 5u);
 }
 

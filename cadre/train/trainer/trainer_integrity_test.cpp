@@ -23,7 +23,7 @@ using ::testing::Not;
 constexpr std::array<std::string_view, 4> kFiles = {"model.safetensors", "optimizer.safetensors",
                                                     "state.json", "B2SUMS"};
 
-// There are snapshots of steps 2 and 4; the later one is damaged.
+// There are snapshots of steps 2 and 4; the one of step 4 is damaged.
 class TrainerIntegrityTest : public TrainerTest {
  protected:
   TrainerIntegrityTest() : config_(config("a")) {
@@ -34,7 +34,7 @@ class TrainerIntegrityTest : public TrainerTest {
     config_.run.steps = 6;
   }
 
-  // Resumes with `content` in the file, and restores the file.
+  // Resumes with `content` in the file, restores the file, and returns the failure.
   std::string failure_with(std::string_view file, const std::string& content) {
     const fs::path path = latest_ / file;
     const std::string kept = content_of(path);
@@ -85,7 +85,7 @@ TEST_F(TrainerIntegrityTest, AFileOfAnotherStepIsFound) {
   for (const std::string_view file : kFiles) {
     EXPECT_THAT(failure_with(file, content_of(older_ / file)), HasSubstr(remedy_)) << file;
   }
-  // Together they are an intact snapshot, but of another step than the folder's name.
+  // Together the files are an intact snapshot, but of another step than the folder's name.
   for (const std::string_view file : kFiles)
     write_content(latest_ / file, content_of(older_ / file));
   EXPECT_THAT(run(config_).failures,

@@ -1,5 +1,5 @@
-// Sharded snapshots of the trainer: resumed under any strategy, damaged, and failing on a full
-// disk.
+// Tests sharded snapshots of the trainer: they are resumed under any strategy, damaged, and saved
+// to a full disk.
 #include <gmock/gmock.h>
 
 #include <filesystem>
@@ -34,7 +34,7 @@ struct Way {
   int world_size = 1;
 };
 
-// hsdp: two groups of two and of one.
+// hsdp has two replicas of two processes.
 const std::vector<Way> kWays = {{"single", 1}, {"ddp", 2},  {"zero1", 3},
                                 {"zero2", 2},  {"fsdp", 3}, {"hsdp", 4}};
 
@@ -125,7 +125,7 @@ TEST_F(TrainerPartsTest, EveryOptimizersStateGoesThroughParts) {
     const auto unclipped = [&](const std::string& strategy, const std::string& name) {
       Config config = config_of(strategy, name + kind);
       config.optimizer = default_optimizer(kind);
-      config.optimizer.clip_norm = 0;  // for the same bits
+      config.optimizer.clip_norm = 0;  // so that the bits are equal
       return config;
     };
     ASSERT_EQ(run(unclipped("ddp", "whole_"), 2).failures, "");
@@ -196,7 +196,7 @@ TEST_F(TrainerPartsTest, WeightsComeFromTheFolderOfASnapshot) {
   EXPECT_EQ(losses("b"), losses("c"));
   EXPECT_LT(losses("b").at(0), losses("a").at(0));
 
-  // To the shards of a model that no rank holds as a whole.
+  // The weights are loaded into the shards of a model that no rank holds as a whole.
   for (const std::string& weights : {snapshot("a", kLastStep), config.model.weights}) {
     config = config_of("fsdp", "d");
     config.model.weights = weights;
@@ -209,7 +209,7 @@ TEST_F(TrainerPartsTest, WeightsComeFromTheFolderOfASnapshot) {
   EXPECT_THAT(run(config, 2).failures, AllOf(HasSubstr("nothing"), HasSubstr("kInvalidArgument")));
 }
 
-// No rank ever has memory for the values of the whole model.
+// The model is deferred, so that no rank ever has memory for the values of the whole model.
 TEST_F(TrainerPartsTest, AShardedModelIsConstructedDeferred) {
   const Config config = config_of("fsdp", "a");
   const auto system = os::make_native_system();
@@ -285,7 +285,7 @@ TEST(UnsavedEnd, DiskSpaceIsNamedOnlyWhereItHelps) {
 
 TEST_F(TrainerPartsTest, TheBestIsMarkedWhenItIsThereAndForgottenWhenItIsNot) {
   Config config = config_of("fsdp", "a");
-  config.optimizer.learning_rate = 0;  // no loss is better than the first
+  config.optimizer.learning_rate = 0;  // so that no loss is better than the first
   config.run.evaluate_every = 2;
   config.run.keep_best = true;
   std::optional<testing::FileSizeLimit> disk;
@@ -297,7 +297,7 @@ TEST_F(TrainerPartsTest, TheBestIsMarkedWhenItIsThereAndForgottenWhenItIsNot) {
     disk.reset();
   };
   ASSERT_EQ(run(config, 2).failures, "");
-  // The first was not written, so the second is the best; the last step always has a snapshot.
+  // The first snapshot was not written, so the second is the best; the last step always has one.
   const SnapshotFolder snapshots(folder_ + "/a");
   EXPECT_THAT(snapshots.steps(), ElementsAre(4, 8));
   EXPECT_EQ(snapshots.best(), snapshots.path_of(4));

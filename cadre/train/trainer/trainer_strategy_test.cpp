@@ -1,4 +1,4 @@
-// Runs under each strategy against the same run of one process.
+// Compares runs under each strategy with the same run of one process.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -38,7 +38,7 @@ class TrainerStrategyTest : public TrainerTest {
     held_out_alone_ = run.result.held_out.loss;
   }
 
-  // Differs from "alone" by rounding only.
+  // Expects losses that differ from those of "alone" only by rounding to bfloat16.
   void expect_within_bfloat16(const std::string& name) const {
     SCOPED_TRACE(name);
     const std::vector<double> expected = losses("alone");
@@ -48,7 +48,7 @@ class TrainerStrategyTest : public TrainerTest {
     for (size_t i = 0; i < expected.size(); ++i) {
       largest = std::max(largest, std::abs(actual[i] - expected[i]) / expected[i]);
     }
-    EXPECT_GT(largest, 1e-6);  // it did compute in bfloat16
+    EXPECT_GT(largest, 1e-6);  // shows that the run computed in bfloat16
     EXPECT_LT(largest, 1e-2);
   }
 
@@ -66,7 +66,7 @@ TEST_F(TrainerStrategyTest, FsdpTrainsAsOneProcess) {
   }
 }
 
-// One rank has three samples for four parts, the other one four.
+// One rank has three samples for four parts, the other rank has four samples.
 TEST_F(TrainerStrategyTest, ARankMayHaveFewerSamplesThanParts) {
   const auto parts = [this](const std::string& strategy, const std::string& name) {
     Config config = config_of(strategy, name);
@@ -107,12 +107,12 @@ TEST_F(TrainerStrategyTest, SingleHasTheBitsOfOneReplica) {
   expect_same_bits("alone", "ddp", 12);
 }
 
-// On one host the order of additions does not depend on the strategy; with a limit on the norm, the
-// sum of squares of shards is rounded differently from that of whole gradients.
+// On one host the order of additions does not depend on the strategy. Gradients are not clipped,
+// because the sum of squares of shards is rounded differently from that of whole gradients.
 TEST_F(TrainerStrategyTest, UnclippedStrategiesOfOneHostHaveTheSameBits) {
   for (const std::string kind : {"gpt", "mlp", "cnn"}) {
     for (const int world_size : {2, 3}) {
-      if (kind == "cnn" && world_size == 2) continue;  // the slow one
+      if (kind == "cnn" && world_size == 2) continue;  // it is slow
       SCOPED_TRACE(kind + " on " + std::to_string(world_size));
       const auto train = [&](const std::string& strategy) {
         Config config = config_of(strategy.substr(0, strategy.find(' ')),
@@ -122,8 +122,8 @@ TEST_F(TrainerStrategyTest, UnclippedStrategiesOfOneHostHaveTheSameBits) {
         config.model.dropout = false;  // threads share one generator
         if (kind == "cnn") config.data = {.kind = "synthetic", .samples = 64};
         config.run.steps = 4;
-        // Uneven shares, all of more than one sample: the rounding of a matrix-vector product
-        // depends on the alignment of the matrix.
+        // The shares are uneven, and all have more than one sample, because the rounding of a
+        // matrix-vector product depends on the alignment of the matrix.
         config.run.global_batch_size = 14;
         config.optimizer.clip_norm = 0;
         EXPECT_EQ(run(config, world_size).failures, "");
@@ -168,7 +168,7 @@ TEST_F(TrainerStrategyTest, Bfloat16ParametersLearnAsFloat32OnesDoWithinTheirRou
   expect_within_bfloat16("bfloat16");
 }
 
-// Also when an evaluation comes between two steps, and after a stop.
+// An evaluation comes between two steps, and the run is stopped and resumed.
 TEST_F(TrainerStrategyTest, FormsAndOffloadGiveTheSameBits) {
   const auto train = [this](const std::string& strategy, const std::string& form,
                             const std::string& offload, int world_size) {
@@ -190,7 +190,7 @@ TEST_F(TrainerStrategyTest, FormsAndOffloadGiveTheSameBits) {
     EXPECT_EQ(losses(in_files), losses(expected));
     expect_same_bits(expected, in_files, 12);
     const std::string mapped = train(strategy, "mapped", "none", world_size);
-    expect_near(losses(mapped), losses(expected));  // the norm is that of other parts
+    expect_near(losses(mapped), losses(expected));  // the norm is summed from other parts
   }
 }
 
@@ -201,13 +201,13 @@ TEST_F(TrainerStrategyTest, AFolderForOffloadThatIsNotThereIsNamed) {
               HasSubstr("parallel.offload: there is no folder " + folder_ + "/nothing; make it"));
 }
 
-// The second forward has the arguments and the random numbers of the first.
+// The second forward has the arguments and the random numbers of the first one.
 TEST_F(TrainerStrategyTest, RecomputedActivationsGiveTheSameBits) {
   const std::vector<std::pair<std::string, int>> ways = {
       {"single", 1}, {"ddp", 2}, {"zero2", 2}, {"fsdp", 2}};
   for (const std::string kind : {"gpt", "mlp", "image_mlp", "cnn"}) {
     for (const auto& [strategy, world_size] : ways) {
-      if (kind == "cnn" && strategy == "zero2") continue;  // the slow one
+      if (kind == "cnn" && strategy == "zero2") continue;  // it is slow
       const auto train = [&, &strategy = strategy,
                           &world_size = world_size](const std::string& recomputed) {
         Config config = config_of(strategy, kind + strategy + recomputed);

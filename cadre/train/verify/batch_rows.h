@@ -1,9 +1,9 @@
 // Selects the rows of a batch for one rank, or for one part of its share.
 //
 // Threads: pure functions. Blocking: never. Lifetime: parts share the batch's memory. Errors:
-// kInvalidArgument if the tensors of a batch have different numbers of rows. A batch is a tensor, a
-// cadre::Batch, or tuples, pairs, vectors, maps and optionals of tensors. A 0-dim tensor has no
-// rows, so every part has all of it.
+// kInvalidArgument if the tensors of a batch have different numbers of rows.
+// A batch is a tensor, a cadre::Batch, or tuples, pairs, vectors, maps and optionals of tensors. A
+// 0-dim tensor has no rows, so every part has all of it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -64,7 +64,7 @@ B rows_of_batch(B batch, const FlatRange& rows) {
   return batch;
 }
 
-// Whether two batches have equal tensors.
+// Returns whether two batches have equal tensors.
 template <BatchOfRows B>
 bool have_equal_rows(B first, B second) {
   std::vector<at::Tensor> tensors;
@@ -92,8 +92,8 @@ B cast_batch(B batch, at::ScalarType dtype) {
   return batch;
 }
 
-// Part `index` of `count` consecutive parts of rows, whose sizes differ by at most one; the last is
-// the largest.
+// The part `index` of `count` consecutive parts of rows. Their sizes differ by at most one; the
+// last part is the largest.
 struct RowsPart {
   int64_t index;
   int64_t count;

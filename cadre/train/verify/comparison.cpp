@@ -19,16 +19,17 @@ double share_of(double difference, double bound) {
   return difference == 0 ? 0 : difference / bound;
 }
 
-// |actual - expected| divided by the scale, for the element with the largest ratio to its bound.
+// Returns |actual - expected| divided by the scale, for the element with the largest ratio to its
+// bound.
 UsedBound compare(const at::Tensor& actual, const ReferenceTensor& expected) {
   const at::Tensor difference =
       (actual.detach().to(at::kDouble) - expected.values.to(at::kDouble)).abs().flatten();
   if (difference.numel() == 0) return {.share = 0, .deviation = {.bound = expected.bound}};
   const auto relative = [&](double value) {
-    return value == 0 ? 0 : value / expected.scale;  // infinite for a scale of 0
+    return value == 0 ? 0 : value / expected.scale;  // infinite if the scale is 0
   };
   if (!expected.bounds.defined()) {
-    // NaN if any element is NaN.
+    // max() is NaN if any element is NaN.
     const double largest = relative(difference.max().item<double>());
     return {.share = share_of(largest, expected.bound),
             .deviation = {.difference = largest, .bound = expected.bound}};
@@ -36,7 +37,7 @@ UsedBound compare(const at::Tensor& actual, const ReferenceTensor& expected) {
   const at::Tensor bounds = expected.bounds.to(at::kDouble).flatten() * expected.scale;
   const at::Tensor shares =
       at::where(difference == 0, at::zeros_like(difference), difference / bounds);
-  const int64_t worst = shares.argmax().item<int64_t>();  // NaN, if there is one
+  const int64_t worst = shares.argmax().item<int64_t>();  // the index of a NaN, if there is one
   const double value = relative(difference[worst].item<double>());
   const double bound = expected.bounds.flatten()[worst].item<double>();
   return {.share = share_of(value, bound), .deviation = {.difference = value, .bound = bound}};

@@ -32,16 +32,16 @@ constexpr const char* kRemedy =
     "the reference of a verification trains without other ranks. Take the group that is handed to "
     "make_module(group) and loss(model, rows, group), which has one rank in the reference and all "
     "ranks under a strategy, instead of one that the functions have captured";
-// A gradient's scale is at least this fraction of the largest gradient.
+// The scale of a gradient is at least this fraction of the largest gradient.
 constexpr double kShareOfLargestGradient = 0.01;
 
-// For float32: the size of the disturbances, the factor by which the resulting differences are
-// multiplied, and the largest bound.
+// Constants for float32: the size of the disturbances, the factor by which the resulting
+// differences are multiplied, and the largest bound.
 constexpr double kDisturbedShareOfBound = 0.1;
 constexpr double kDisturbedRoundings = 4 * 0x1p-24;
 constexpr double kDisturbanceFactor = 4;
-// A gradient between this and kShareOfLargestGradient of the largest one is no rounding error:
-// there its own size and the disturbance, times a larger factor, give a tighter bound.
+// A gradient between this fraction and kShareOfLargestGradient of the largest one is no rounding
+// error. Its own size, or the disturbance times a larger factor, gives a tighter bound.
 constexpr double kShareOfRoundingError = 1e-4;
 constexpr double kSmallGradientFactor = 16;
 constexpr double kLargestBound = 1e-2;
@@ -60,7 +60,7 @@ double default_bound(at::ScalarType dtype, const std::string& name) {
                      kVerifier, name, c10::toString(dtype)));
 }
 
-// The scale of each gradient, to which differences are relative.
+// Returns the scale of each gradient. Differences are relative to it.
 std::vector<double> scales_of(const std::vector<NamedTensor>& gradients) {
   std::vector<double> scales;
   for (const NamedTensor& gradient : gradients) scales.push_back(largest(gradient.tensor));
@@ -76,8 +76,8 @@ double enlarged(double bound, double difference) {
   return std::max(bound, difference * kDisturbanceFactor);
 }
 
-// The same training with random disturbances of a few roundings in the initial parameters and the
-// gradients: its distance from the reference shows how rounding errors grow in this model.
+// Repeats the training with random disturbances of a few roundings in the initial parameters and in
+// the gradients. Its distance from the reference shows how rounding errors grow in this model.
 class DisturbedTraining {
  public:
   explicit DisturbedTraining(std::unique_ptr<ReferenceTraining> training)
@@ -89,7 +89,8 @@ class DisturbedTraining {
     }
   }
 
-  // The next step; the loss as a share of the reference's, and gradients, differ by so much.
+  // How much the step differs from the reference: the loss relative to the reference's, the
+  // gradients relative to their scales.
   struct Differences {
     double loss = 0;
     std::vector<double> gradients = {};
@@ -112,7 +113,7 @@ class DisturbedTraining {
     return differences;
   }
 
-  // After an update: how much each buffer differs.
+  // Called after an update. Returns how much each buffer differs.
   std::vector<double> buffer_differences(const std::vector<NamedTensor>& buffers) {
     std::vector<double> differences;
     const std::vector<NamedTensor> own = training_->buffers();
@@ -123,7 +124,7 @@ class DisturbedTraining {
     return differences;
   }
 
-  // bounds: of the gradients, relative to the scales.
+  // bounds: bounds of the gradients, relative to their scales.
   void update(int64_t step, const std::vector<double>& bounds) {
     {
       const at::NoGradGuard no_grad;
@@ -132,7 +133,8 @@ class DisturbedTraining {
       for (size_t i = 0; i < own.size(); ++i) {
         at::Tensor gradient = own[i].tensor;
         if (!gradient.defined()) continue;
-        // A gradient of 0 is exact, for example that of a row of an embedding that no sample uses.
+        // A gradient of 0 is not disturbed, because it is exact: for example that of an embedding's
+        // row that no sample uses.
         const at::Tensor is_used = gradient.ne(0).to(gradient.scalar_type());
         gradient.add_(noise(gradient) * is_used, kDisturbedShareOfBound * bounds[i] * scales[i]);
       }
@@ -143,7 +145,7 @@ class DisturbedTraining {
  private:
   static constexpr uint64_t kSeed = 1;
 
-  // Uniform in [-1, 1).
+  // Returns random values, uniform in [-1, 1).
   at::Tensor noise(const at::Tensor& like) {
     return at::empty(like.sizes(), like.options().requires_grad(false)).uniform_(-1, 1, generator_);
   }
@@ -152,8 +154,8 @@ class DisturbedTraining {
   at::Generator generator_;
 };
 
-// The reference's optimizer on a copy of the parameters, with gradients that differ from the
-// reference's by their bound in one of several directions.
+// Runs the reference's optimizer on copies of the parameters, with gradients that differ from the
+// reference's by their bound, in one direction for each copy.
 class PerturbedUpdates {
  public:
   PerturbedUpdates(ReferenceTraining& reference, const std::vector<NamedTensor>& initial) {
@@ -178,7 +180,7 @@ class PerturbedUpdates {
     }
   }
 
-  // Twice the largest difference of parameter i over all directions.
+  // Returns twice the largest difference of parameter i over all directions.
   at::Tensor bounds(size_t i, const at::Tensor& reference) const {
     const at::NoGradGuard no_grad;
     at::Tensor bounds = at::zeros_like(reference);
@@ -195,7 +197,8 @@ class PerturbedUpdates {
     std::unique_ptr<UpdateRule> rule;
   };
 
-  // Up, down, away from zero, towards it; and in turns up and down, away and towards.
+  // The directions: up, down, away from zero, towards zero; alternately up and down; alternately
+  // away and towards.
   struct Direction {
     size_t index;
     int64_t step;
@@ -250,7 +253,8 @@ class ReferenceRecorder {
   }
 
  private:
-  // Runs the program's functions in a world of one. Throws the error of one rank on all ranks.
+  // Runs the program's functions as in a world of one process. Throws the error of one rank on all
+  // ranks.
   void agree(const std::function<void()>& run) const {
     const auto refusal = common_refusal(world_, {kVerifier, options_.step_timeout}, [&run] {
       const WorldOfOneScope scope(kRemedy);
@@ -285,7 +289,7 @@ class ReferenceRecorder {
 
   void record(int64_t step) {
     double loss = 0;
-    std::vector<NamedTensor> gradients = parameters_;  // have the same sizes
+    std::vector<NamedTensor> gradients = parameters_;  // copied for their names and sizes
     std::vector<NamedTensor> parameters;
     std::vector<NamedTensor> buffers = buffers_;
     StepBounds bounds{
@@ -328,7 +332,8 @@ class ReferenceRecorder {
     std::vector<double> buffers = {};
   };
 
-  // Comparing proves nothing where nothing happens.
+  // Records whether any gradient is not 0 and any parameter changes: without that, a comparison
+  // proves nothing.
   void note_changes(const std::vector<NamedTensor>& gradients,
                     const std::vector<NamedTensor>& parameters) {
     for (size_t i = 0; i < parameters.size(); ++i) {
@@ -337,7 +342,7 @@ class ReferenceRecorder {
     }
   }
 
-  // On rank 0.
+  // Called on rank 0.
   std::vector<double> buffer_bounds(const std::vector<NamedTensor>& buffers) {
     std::vector<double> bounds;
     std::vector<double> differences(buffers.size(), 0);
@@ -361,7 +366,7 @@ class ReferenceRecorder {
     return bounds;
   }
 
-  // On rank 0.
+  // Called on rank 0.
   StepBounds bounds_of(int64_t step, double loss, const std::vector<NamedTensor>& gradients) {
     StepBounds bounds{.loss = loss_bound_, .gradients = gradient_bounds_, .buffers = {}};
     if (!disturbed_) return bounds;
@@ -379,8 +384,9 @@ class ReferenceRecorder {
     return bounds;
   }
 
-  // Relative to `scale`, as `difference` is: of a gradient whose scale is a share of the largest
-  // gradient of the model. Infinite where that is the right scale.
+  // Returns a bound, relative to `scale` like `difference`, for a gradient whose scale is a share
+  // of the model's largest gradient. Infinite if that scale is right: for a gradient that is not
+  // smaller than it, or so small that it consists of rounding errors.
   static double bound_of_small(double own, double scale, double difference, double default_bound) {
     const bool is_small =
         own < scale && own > scale * kShareOfRoundingError / kShareOfLargestGradient;
@@ -403,7 +409,7 @@ class ReferenceRecorder {
                        step, loss));
   }
 
-  // Broadcasts from rank 0 the loss, which gradients are defined, the gradients and all bounds.
+  // Broadcasts from rank 0: the loss, which gradients are defined, the gradients, and all bounds.
   void send(double& loss, std::vector<NamedTensor>& gradients, StepBounds& bounds) const {
     const size_t count = gradients.size();
     const size_t num_buffers = bounds.buffers.size();
@@ -463,12 +469,12 @@ class ReferenceRecorder {
   ProcessGroup world_;
   const bool is_first_;
   std::unique_ptr<ReferenceTraining> training_;
-  std::vector<NamedTensor> parameters_;  // before the first step
-  std::vector<NamedTensor> buffers_;     // likewise
+  std::vector<NamedTensor> parameters_;  // values before the first step
+  std::vector<NamedTensor> buffers_;     // values before the first step
   std::vector<double> gradient_bounds_;  // by parameter
   std::vector<double> parameter_bounds_;
   double loss_bound_ = 0;
-  std::optional<DisturbedTraining> disturbed_;  // on rank 0
+  std::optional<DisturbedTraining> disturbed_;  // set on rank 0 only
   std::optional<PerturbedUpdates> perturbed_;
   ReferenceRun run_;
 };

@@ -1,5 +1,5 @@
-// The reference: the steps of training in one process, which every rank holds, and the bounds that
-// are derived from them.
+// The reference: the steps of a training in one process, and the bounds that are derived from them.
+// Every rank has a copy.
 //
 // Threads: one. Blocking: run_reference() is collective. Lifetime: owns its tensors.
 // Errors: as run_verification().
@@ -16,12 +16,12 @@
 
 namespace cadre::verify {
 
-// One entry for each parameter. Bounds are relative to the scale.
+// A tensor of the reference. Bounds are relative to the scale.
 struct ReferenceTensor {
-  at::Tensor values;    // undefined: no gradient
-  double scale = 0;     // 0: every value is 0, and must be 0 on the ranks
-  double bound = 0;     // for every element, unless there are bounds by element
-  at::Tensor bounds{};  // by element, with the values' sizes; or undefined
+  at::Tensor values;    // undefined for a gradient that does not exist
+  double scale = 0;     // 0: every value is 0, and must be 0 on the ranks, too
+  double bound = 0;     // bound for every element, unless `bounds` is defined
+  at::Tensor bounds{};  // by element, with the sizes of `values`; or undefined
 };
 
 struct ReferenceStep {
@@ -36,13 +36,13 @@ struct ReferenceRun {
   std::vector<std::string> names;
   std::vector<ReferenceStep> steps;
   std::vector<std::string> buffer_names = {};
-  bool has_gradients = false;       // one that is not 0, in a step
-  bool changes_parameters = false;  // the last step has others than the first began with
+  bool has_gradients = false;       // whether any gradient of any step is not 0
+  bool changes_parameters = false;  // whether any step has changed a parameter
 };
 
-// make_reference: called on every rank. Rank 0 trains, in a world of one process, and broadcasts
-// the results. kInvalidArgument on all ranks for what the training throws, a module without
-// parameters, and a loss that is not finite.
+// Calls make_reference on every rank. Rank 0 trains, in a world of one process, and broadcasts the
+// results. Throws kInvalidArgument on all ranks if the training throws, the module has no
+// parameters, or a loss is not finite.
 ReferenceRun run_reference(const ProcessGroup& world, const VerificationProgram& program,
                            const VerificationOptions& options);
 

@@ -44,7 +44,7 @@ std::string text_of(const std::optional<double>& bound) {
   return bound ? format("{:a}", *bound) : "the default";
 }
 
-// What must be equal on all ranks.
+// Returns what must be equal on all ranks.
 std::vector<AgreedField> fields_of(const std::vector<StrategyCase>& cases,
                                    const VerificationOptions& options, int world_size) {
   std::string names;
@@ -65,12 +65,13 @@ struct RankDeviations {
     double difference;
     double bound;
     int64_t step;
-    int64_t tensor;  // the index of the parameter or buffer; -1: none
+    int64_t tensor;  // index of the parameter or buffer, or -1
   };
   std::array<Of, 4> of;  // loss, gradients, parameters, buffers
 };
 
-// What the ranks tell each other at the end of a case. An error with an empty message: none.
+// What the ranks exchange at the end of a case. An error with an empty message means that there was
+// none.
 struct RankOutcome {
   RankDeviations deviations{};
   Error error{ErrorCode::kInternal, ""};
@@ -78,7 +79,7 @@ struct RankOutcome {
   bool has_error() const { return !error.message().empty(); }
 };
 
-// The deviations, the code and the message.
+// The text has the deviations, the code and the message.
 std::string encode(const RankOutcome& outcome) {
   std::string text(sizeof(RankDeviations), '\0');
   std::memcpy(text.data(), &outcome.deviations, sizeof(RankDeviations));
@@ -95,8 +96,8 @@ RankOutcome decode(const std::string& text) {
   return outcome;
 }
 
-// The error that explains the others: a rank that fails alone aborts the group of its case, and the
-// others report that.
+// Returns the rank whose error explains the others: if one rank fails alone, it aborts the group of
+// its case, and the other ranks report that.
 std::optional<size_t> rank_at_fault(const std::vector<RankOutcome>& outcomes) {
   std::optional<size_t> first;
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
@@ -138,7 +139,7 @@ class Verification {
     if (options_.progress && world_.rank() == 0) options_.progress(line);
   }
 
-  // A comparison of training that does not train would be within any bound.
+  // Throws if the reference does not train: a comparison with it would be within any bound.
   void check_reference() const {
     if (reference_.has_gradients && reference_.changes_parameters) return;
     throw Error(ErrorCode::kInvalidArgument,
@@ -163,7 +164,7 @@ class Verification {
       train(strategy, group, comparison);
     } catch (...) {
       own.error = caught_error();
-      // The others may wait for this rank.
+      // Other ranks may be waiting for this rank.
       group.abort(format("rank {}: {}", world_.rank(), own.error.message()));
     }
     own.deviations = deviations_of(comparison);
@@ -185,7 +186,7 @@ class Verification {
     return report;
   }
 
-  // Equal on all ranks.
+  // Returns the same on all ranks; empty if the case can run.
   std::string reason_not_to_run(const StrategyCase& strategy) const {
     if (!program_.why_not) return {};
     const auto reasons =
@@ -223,7 +224,7 @@ class Verification {
     return deviations;
   }
 
-  // The names to which RankDeviations::Of::tensor refers.
+  // Returns the names to which the indices in RankDeviations::Of::tensor refer.
   const std::vector<std::string>& names_of(size_t index) const {
     return index == 3 ? reference_.buffer_names : reference_.names;
   }

@@ -1,16 +1,16 @@
 // Trains a model under every strategy and compares each step with training in one process.
 //
-// Threads: one. Blocking: collective; until every strategy has run. Lifetime: keeps nothing.
+// Threads: one. Blocking: collective; returns when every strategy has run. Lifetime: keeps nothing.
 // Errors: kInvalidArgument for options, on all ranks; the errors of the group. Errors of the user's
-// program under a strategy are in the report of that strategy instead. See verify_strategies.h for
-// programs.
+// program under a strategy are in the report of that strategy instead. For use in programs see
+// verify_strategies.h.
 //
 // The reference runs on rank 0 in a world of one process: its functions get a group of one rank,
 // and a group of several ranks refuses every call there (tensor/group/operands/world_of_one.h).
-// Rank 0 sends the other ranks its loss, gradients and parameters after each step, so that every
-// rank compares its own values. Each case has a group of all ranks of its own, so that a case that
-// fails on one rank does not end the others. Each rank holds them for all steps: 2 * steps copies
-// of the parameters, or 3 * steps with bounds by element.
+// After each step rank 0 sends its loss, gradients and parameters to the other ranks, so that every
+// rank compares its own values. Each rank keeps them for all steps: 2 * steps copies of the
+// parameters, or 3 * steps with bounds by element. Each case has its own group of all ranks, so
+// that a case that fails on one rank does not end the others.
 #pragma once
 
 #include <chrono>
@@ -30,26 +30,28 @@
 
 namespace cadre {
 
-// The largest relative differences. Defaults, by dtype of the parameter:
+// The largest relative differences that are accepted. The defaults depend on the dtype of the
+// parameter:
 //
-//   float64  1e-10, float32  1e-5, of a loss, and of the largest value of a gradient or parameter.
+// float64: 1e-10; float32: 1e-5. They are relative to the loss, or to the largest value of the
+// gradient or parameter.
 //
 // Ranks add the same terms in another order than one process, so each value differs by a few
-// roundings of partial sums; these are 10^6 and 10^2 roundings. A gradient whose exact value is 0
-// (of a bias before a normalization) consists of rounding errors of larger values. Therefore a
+// roundings of partial sums; the defaults are 10^6 and 10^2 roundings. A gradient whose exact value
+// is 0 (of a bias before a normalization) consists of rounding errors of larger values. Therefore a
 // gradient's difference is relative to its own largest value or, if that is more, to 1 % of the
 // largest gradient of the model.
 //
-// In float32 two more effects are measured. Rounding errors grow in training: if a gradient is
-// close to zero, at the kink of a ReLU or a maximum, and with the learning rate. So rank 0 trains
-// the plain module a second time from parameters with random errors of 4 roundings, and with random
-// errors of a tenth of the bound in the gradients. Bounds of losses and gradients are at least 4
-// times the difference of that training in the same step, but at most 1e-2. That training uses no
-// wrapper of Cadre, so defects of the wrappers cannot increase the bounds. Second, optimizers that
-// divide by the magnitude of the gradient (Adam, RMSprop, Adagrad) amplify differences in the last
-// bits of a gradient close to zero. The bound of an element is therefore at least twice the largest
-// difference that the optimizer makes for gradients that differ by their bound: up, down, away from
-// zero and towards it in every element of every step.
+// In float32 the verification measures two more effects. First, rounding errors grow in training:
+// where a gradient is close to zero, at the kink of a ReLU or of a maximum, and with the learning
+// rate. So rank 0 trains the plain module a second time, from parameters with random errors of 4
+// roundings, and with random errors of a tenth of the bound in the gradients. Bounds of losses and
+// gradients are at least 4 times the difference of that training in the same step, but at most
+// 1e-2. That training uses no wrapper of Cadre, so defects of the wrappers cannot increase the
+// bounds. Second, optimizers that divide by the magnitude of the gradient (Adam, RMSprop, Adagrad)
+// amplify differences in the last bits of a gradient close to zero. The bound of an element is
+// therefore at least twice the largest difference that the optimizer makes for gradients that
+// differ by their bound: up, down, away from zero and towards it in every element of every step.
 //
 // Other dtypes have no defaults: all three bounds must be given. A bound is at least 0 and less
 // than 1; others are refused.
@@ -62,21 +64,24 @@ struct VerifyBounds {
 struct VerificationOptions {
   int64_t num_steps = 5;
   VerifyBounds bounds = {};
-  // The time for which other ranks wait for a step of the reference.
+  // The longest time that other ranks wait for a step of the reference.
   Duration step_timeout = std::chrono::minutes(10);
-  // Called on rank 0 with a line about the present activity, without a newline. May be empty.
+  // Called on rank 0 with a line about the present activity, without a newline. May be an empty
+  // function.
   std::function<void(std::string_view)> progress = {};
 };
 
 struct VerificationProgram {
-  // Local. Called once on every rank, with a group of this rank only; only rank 0 trains with it.
+  // Does not communicate. Called once on every rank, with a group of only this rank; only rank 0
+  // trains with the result.
   std::function<std::unique_ptr<verify::ReferenceTraining>(const ProcessGroup& alone)>
       make_reference;
-  // Collective, with the group of the case.
+  // Collective. group: the group of the case.
   std::function<std::unique_ptr<verify::SteppedTraining>(const StrategyCase&,
                                                          const ProcessGroup& group)>
       make_training;
-  // Local: why a case cannot run, equal on all ranks; an empty text if it can. May be empty.
+  // Does not communicate. Returns why a case cannot run, equal on all ranks; an empty text if it
+  // can. May be an empty function.
   std::function<std::string(const StrategyCase&)> why_not = {};
 };
 

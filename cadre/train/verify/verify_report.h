@@ -11,54 +11,56 @@
 
 namespace cadre {
 
-// The difference from the reference with the largest ratio to its bound, over all elements and
-// ranks, and over the steps up to the first that exceeds a bound, because later differences follow
-// from it. Differences and bounds are relative: to the largest absolute value of the reference's
-// tensor (of a gradient: see VerifyBounds), or to the reference's loss.
+// The difference from the reference that has the largest ratio to its bound. All elements and ranks
+// count, and the steps up to the first one that exceeds a bound, because later differences follow
+// from that one. Differences and bounds are relative to the largest absolute value of the
+// reference's tensor (for a gradient see VerifyBounds), or to the reference's loss.
 struct Deviation {
   double difference = 0;  // NaN if a value is NaN
   double bound = 0;       // bound of this element
   std::string name;       // name of the parameter; empty for a loss
-  int64_t step = 0;       // from 1; 0: nothing was compared
+  int64_t step = 0;       // counted from 1; 0: nothing was compared
   int rank = 0;           // the rank that has found it
 
-  // False for NaN.
+  // Returns false for NaN.
   CADRE_EXPORT bool is_within() const;
 };
 
 struct StrategyReport {
   std::string strategy;  // name_of(StrategyCase)
   Deviation loss;
-  Deviation gradients;  // before the update
+  Deviation gradients;  // compared before the update
   Deviation parameters;
-  Deviation buffers = {};  // the module's, after the update; not compared if it has none
+  Deviation buffers = {};  // compared after the update, if the module has any
   // Why the strategy could not train the model to the end; empty if it did. The deviations are
   // those of the earlier steps.
   std::string error;
-  // Why this case cannot run with this model, batch and number of ranks; nothing was compared then.
+  // Why this case cannot run with this model, batch and number of ranks; empty if it ran. If it is
+  // set, nothing was compared.
   std::string not_run = {};
 
-  // False also if nothing was compared.
+  // Returns false also if nothing was compared.
   CADRE_EXPORT bool is_within() const;
 };
 
-// A case that was not asked for, and that the program could run after a small change.
+// A case that the caller has not selected, and that the program could run after a small change.
 struct NearCase {
   std::string strategy;
   std::string reason;  // why it cannot run
-  std::string change;  // "model.layers=6"
+  std::string change;  // such as "model.layers=6"
 };
 
 struct VerifyReport {
   int world_size = 1;
   int64_t num_steps = 0;
   std::vector<StrategyReport> strategies;
-  int num_not_selected = 0;  // cases that the words of the caller have left out
+  int num_not_selected = 0;  // cases that the caller's selection has left out
   std::vector<NearCase> near = {};
 
-  // Whether every strategy has run and has trained the model within its bounds, and there is one.
+  // Returns whether there is a strategy, and each has run and has trained the model within its
+  // bounds.
   CADRE_EXPORT bool is_within() const;
-  // A table with a line for each strategy, and one for each deviation.
+  // Returns a table with a line for each strategy, and one for each deviation.
   CADRE_EXPORT std::string to_text() const;
 };
 

@@ -1,5 +1,5 @@
-// Correct programs are within their bounds under every strategy; programs and groups with a defect
-// are reported with the place of the deviation.
+// Correct programs are within their bounds under every strategy. Programs and groups with a defect
+// are reported, with the place of the deviation.
 #include "cadre/train/verify/verify_strategies.h"
 
 #include <gmock/gmock.h>
@@ -39,7 +39,7 @@ using testing::verify_on_ranks;
 const torch::optim::SGDOptions kSgd = torch::optim::SGDOptions(0.05).momentum(0.9);
 const torch::optim::AdamWOptions kAdamw(0.003);
 
-// The mean over the rows, as in every program of these tests.
+// The mean over the rows, like the loss of every program of these tests.
 constexpr auto kLossOfHeads = [](auto& model, const Tensor& rows) {
   return (model(rows) - rows.narrow(1, 0, 3)).pow(2).mean();
 };
@@ -49,7 +49,7 @@ class VerifyModels : public ::testing::TestWithParam<std::pair<Case, int>> {};
 TEST_P(VerifyModels, EveryStrategyIsWithinTheBounds) {
   const auto& [test_case, world_size] = GetParam();
   constexpr uint64_t kSeed = 3;
-  // Made here, because ranks that are threads share the generator.
+  // The batches are made here, because ranks that are threads share the generator.
   const auto batches = make_batches(test_case, kSeed);
   const auto prototype = make_unit_model(test_case, kSeed)->parameters();
   const VerifyReport report = verify_on_ranks(world_size, [&](const ProcessGroup& group) {
@@ -71,8 +71,8 @@ TEST_P(VerifyModels, EveryStrategyIsWithinTheBounds) {
     return verify_strategies(group, make_module, make_batch, loss, kAdamw, options);
   });
   EXPECT_TRUE(report.is_within()) << report.to_text();
-  // ddp, zero1, zero2; of fsdp and of each mesh three modes and mapped, of fsdp on 4 onto groups;
-  // each with one part and with two.
+  // The cases are ddp, zero1 and zero2; for fsdp and each mesh three modes and mapped; for fsdp on
+  // 4 ranks also resharding onto groups; each with one part and with two.
   EXPECT_EQ(report.strategies.size(), world_size == 4 ? 24U : 14U);
   EXPECT_EQ(report.num_steps, 3);
   EXPECT_EQ(report.world_size, world_size);
@@ -96,7 +96,7 @@ std::string name_of_case(const ::testing::TestParamInfo<std::pair<Case, int>>& t
 
 INSTANTIATE_TEST_SUITE_P(Cases, VerifyModels, ::testing::ValuesIn(verified_cases()), name_of_case);
 
-// Every form, on two meshes of two axes.
+// Tests every form, on two meshes of two axes.
 TEST(StrategyCases, AreAllThatApply) {
   const auto names = [](const StrategySpace& space) {
     std::vector<std::string> all;
@@ -129,7 +129,7 @@ VerifyReport verify_heads(int world_size, const VerifyOptions& options) {
   });
 }
 
-// As two heads, with gradients that are clipped in every step.
+// Trains two heads, with gradients that are clipped in every step.
 TEST(VerifyStrategies, ClippedGradientsAreThoseOfOneProcess) {
   const VerifyReport report = verify_heads(2, {.clip_norm = 0.01});
   EXPECT_TRUE(report.is_within()) << report.to_text();
@@ -265,7 +265,7 @@ TEST(VerifyStrategies, BoundsOfTheCallerDecide) {
   EXPECT_TRUE(loose.is_within()) << loose.to_text();
 }
 
-// What a group does wrong, on all ranks alike.
+// Verifies with a group that does something wrong, equally on all ranks.
 VerifyReport verify_with_fault(const std::vector<std::string>& strategies,
                                const std::function<void(GroupCall& call)>& on_call,
                                int world_size = 2) {
@@ -306,7 +306,7 @@ TEST(VerifyFaults, AMissingDivisionIsReported) {
   }
 }
 
-// One element is corrupted.
+// One element of each gather is corrupted.
 TEST(VerifyFaults, ACorruptedGatherIsReported) {
   const VerifyReport report =
       verify_with_fault({"fsdp/after_backward", "zero1"}, [](GroupCall& call) {
@@ -340,7 +340,7 @@ TEST(VerifyFaults, AMissingReductionOverReplicasIsReported) {
   }
 }
 
-// Two wrong ranks that differ are both seen: the larger deviation is reported, with its rank.
+// Only rank 2 gets a wrong sum: its deviation is reported, with its rank.
 TEST(VerifyFaults, EveryRankComparesWhatItHas) {
   const VerifyReport report = verify_on_ranks(4, [](const ProcessGroup& group) {
     VerifyOptions options{.num_steps = 1, .strategies = {"ddp"}};
@@ -367,7 +367,7 @@ struct Refused : TwoHeads {
   Refused() { register_parameter("unlike", torch::zeros({2}, torch::kHalf)); }
 };
 
-// What a rank throws from `verify`.
+// Returns the errors that the ranks throw from `verify`.
 std::string error_on_ranks(int world_size,
                            const std::function<void(const ProcessGroup& group)>& verify) {
   return testing::run_groups(world_size, verify).failures();
@@ -415,7 +415,7 @@ TEST(VerifyStrategies, MisuseIsASentence) {
       HasSubstr("make_batch() returned tensors of 8 and of 3 rows"));
 }
 
-// One strategy that deviates, or fails, in one respect decides.
+// One strategy that deviates or fails in one respect is enough to make the report bad.
 TEST(VerifyReport, IsWithinWhereEveryDeviationOfEveryStrategyIs) {
   const Deviation within{.difference = 1e-6, .bound = 1e-5, .name = {}, .step = 1};
   const Deviation beyond{.difference = 1.1e-5, .bound = 1e-5, .name = {}, .step = 1};
@@ -444,7 +444,7 @@ TEST(VerifyReport, IsWithinWhereEveryDeviationOfEveryStrategyIs) {
   EXPECT_FALSE(VerifyReport{}.is_within()) << "nothing has run";
 }
 
-// A wrapper that refuses the module is no failure of the verification.
+// A wrapper that refuses the module is no failure of the whole verification.
 TEST(VerifyStrategies, ARefusedModuleIsInTheReport) {
   const VerifyReport report = verify_on_ranks(2, [](const ProcessGroup& group) {
     return verify_strategies(

@@ -1,5 +1,5 @@
-// The reference is a world of one process: a program whose result depends on the number of ranks
-// deviates or is refused, and one that is correct with its collectives is within the bounds.
+// The reference is a world of one process. A program whose result depends on the number of ranks
+// deviates or is refused; one that is correct because of its collectives is within the bounds.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn.h>
@@ -39,12 +39,12 @@ std::shared_ptr<TwoHeads> make_heads() {
   return std::make_shared<TwoHeads>();
 }
 
-// What all ranks throw.
+// Returns the error that all ranks throw.
 std::string error_of_ranks(int world_size, const std::function<void(const ProcessGroup&)>& verify) {
   const auto result =
       testing::run_groups(world_size, [&](const ProcessGroup& group, std::string& output) {
         output = testing::failure_of([&] { verify(group); });
-        group.barrier();  // the group is usable
+        group.barrier();  // the group must still be usable
       });
   EXPECT_TRUE(result.ok()) << result.failures();
   for (const auto& rank : result.ranks) EXPECT_EQ(rank.output, result.ranks[0].output);
@@ -69,7 +69,8 @@ TEST(VerifyWorld, ALossTimesTheWorldSizeDeviates) {
   }
 }
 
-// The reference cannot run it, and says what to do instead of waiting for other ranks.
+// The reference cannot run such a program. It throws an error with a remedy instead of waiting for
+// other ranks.
 TEST(VerifyWorld, ACapturedGroupIsRefusedInTheReference) {
   const auto refused = [](const auto& loss) {
     return error_of_ranks(2, [&](const ProcessGroup& group) {
@@ -98,7 +99,8 @@ TEST(VerifyWorld, ACapturedGroupIsRefusedInTheReference) {
   EXPECT_THAT(of_module, HasSubstr("rank: group"));
 }
 
-// Subtracts the mean over the rows of all ranks, through autograd.
+// Subtracts from each row the mean over the rows of all ranks; autograd goes through the
+// collective.
 struct Centered : TwoHeads {
   explicit Centered(ProcessGroup ranks) : group(std::move(ranks)) {}
   Tensor forward(const Tensor& x) {
@@ -118,7 +120,7 @@ TEST(VerifyWorld, ACorrectLayerWithACollectiveIsWithin) {
         kSteps, {.num_steps = 2, .strategies = {"ddp", "zero1"}});
   });
   for (const StrategyReport& strategy : report.strategies) {
-    // The mean over the rows of a part is not that over the rows of the batch.
+    // The mean over the rows of a part differs from that over the rows of the batch.
     EXPECT_EQ(strategy.is_within(), !strategy.strategy.ends_with("/accumulate"))
         << report.to_text();
   }
@@ -139,7 +141,8 @@ TEST(VerifyWorld, FewerRowsThanPartsAreDivided) {
   }
 }
 
-// A strategy that fails on one rank fails alone: its group is aborted, and the next one runs.
+// A failure of one rank ends only its strategy: the group of that strategy is aborted, and the next
+// strategy runs.
 TEST(VerifyWorld, AFailureOfOneRankEndsItsCaseOnly) {
   const auto start = std::chrono::steady_clock::now();
   for (const bool is_exception : {true, false}) {
@@ -202,7 +205,7 @@ TEST(VerifyWorld, BoundsThatEveryDeviationWouldBeWithinAreRefused) {
   const double infinity = std::numeric_limits<double>::infinity();
   const auto refused = [](const VerifyBounds& bounds) {
     return error_of_ranks(2, [&](const ProcessGroup& group) {
-      // A loss that is twice too large on two ranks.
+      // The loss is twice too large on two ranks.
       verify_strategies(group, make_heads, rows_of_step,
                         [](auto& model, const Tensor& rows, const ProcessGroup& ranks) {
                           return mean_loss(model, rows) * ranks.world_size();
@@ -237,7 +240,7 @@ TEST(VerifyWorld, OptionsThatDifferBetweenRanksAreRefused) {
               HasSubstr("no strategy \"zero7\""));
 }
 
-// Keeps the mean of all rows that it has seen.
+// Keeps the mean of all rows so far.
 struct Remembering : TwoHeads {
   explicit Remembering(ProcessGroup ranks) : group(std::move(ranks)) {
     seen = register_buffer("seen", torch::zeros({4}, torch::kDouble));
@@ -257,7 +260,7 @@ struct Remembering : TwoHeads {
   double error = 0;
 };
 
-// A buffer is compared, too: it is part of what a program evaluates and saves.
+// Buffers are compared, too, because a program evaluates with them and saves them.
 TEST(VerifyWorld, TheBufferOfOneRankDeviates) {
   for (const double error : {0.0, 1e-4}) {
     const VerifyReport report = verify_on_ranks(2, [&](const ProcessGroup& group) {
@@ -282,7 +285,7 @@ TEST(VerifyWorld, TheBufferOfOneRankDeviates) {
   }
 }
 
-// Planted in one gradient of one rank: 0.01 % of it.
+// Each reduction multiplies three elements of its result by 1 + 1e-4.
 TEST(VerifyWorld, AnErrorOfTenThousandthsInOneGradientDeviates) {
   for (const auto dtype : {torch::kDouble, torch::kFloat}) {
     VerifyOptions options{.num_steps = 2, .dtype = dtype, .strategies = {"ddp"}};
@@ -305,7 +308,7 @@ TEST(VerifyWorld, AnErrorOfTenThousandthsInOneGradientDeviates) {
   }
 }
 
-// Also in a gradient that is small against the others of the model.
+// The error is in a gradient that is small compared with the others of the model.
 TEST(VerifyWorld, AnErrorOfTenThousandthsInASmallGradientDeviates) {
   for (const double error : {0.0, 2e-4}) {
     const VerifyReport report = verify_on_ranks(2, [&](const ProcessGroup& group) {

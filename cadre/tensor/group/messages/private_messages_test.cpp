@@ -1,4 +1,4 @@
-// Tensors that a wrapper sends on a group whose tags the program uses as well.
+// Tests tensors that a wrapper sends on a group, with tags that the program uses, too.
 #include "cadre/tensor/group/messages/private_messages.h"
 
 #include <ATen/ops/full.h>

@@ -1,4 +1,4 @@
-// The map between libtorch's element types and the ones that a group moves.
+// Maps libtorch's element types to those that a group moves, and back.
 //
 // Threads: pure functions. Blocking: never. Errors: nullopt for a type that no group moves.
 #pragma once
@@ -14,9 +14,10 @@
 namespace cadre {
 
 CADRE_EXPORT std::optional<DType> to_dtype(at::ScalarType type);
-// "uint8, int32, ... and float16": for messages.
+// Returns "uint8, int32, ... and float16", for messages.
 std::string dtype_names();
-// "float32"; also of a type that is not supported, by PyTorch's name: "complex64".
+// Returns a name such as "float32". A type that groups do not move has PyTorch's name, such as
+// "complex64".
 std::string dtype_name(at::ScalarType type);
 CADRE_EXPORT at::ScalarType to_scalar_type(DType dtype);
 

@@ -1,9 +1,9 @@
 // Keeps the memory of a tensor, whatever the program does to the tensor meanwhile.
 //
-// A copy of the tensor would not do: set_data() gives it another storage, and resize_() gives its
-// storage other memory and frees the old.
-// Threads: as a change of the tensor. Blocking: never. Errors: none. The storage must not be used
-// by another thread during the first call for it.
+// A copy of the tensor would not be enough: set_data() gives it another storage, and resize_()
+// gives its storage other memory and frees the previous one.
+// Threads: as a change of the tensor. Blocking: never. Errors: none. No other thread may use the
+// storage during the first call for it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,9 +12,9 @@
 
 namespace cadre {
 
-// The memory that the tensor has now is not freed while the result lives. Null for an undefined
-// tensor. Memory of libtorch's own allocator becomes shared between the storage and the results;
-// any other memory cannot be resized, and its storage is kept.
+// Returns an object that keeps the tensor's present memory from being freed; null for an undefined
+// tensor. Memory of libtorch's own allocator becomes shared between the storage and the results.
+// Any other memory cannot be resized; the result keeps its storage.
 std::shared_ptr<const void> hold_memory(const at::Tensor& tensor);
 
 }  // namespace cadre

@@ -1,4 +1,5 @@
-// The memory between the first and the last element of a tensor, and which tensors' overlap.
+// The memory between the first and the last element of a tensor, and which tensors' extents
+// overlap.
 //
 // Threads: pure functions. Blocking: never. Lifetime: addresses, valid as long as the tensor keeps
 // its memory. Extents of tensors that interleave overlap, although they have no common element.
@@ -19,12 +20,12 @@ struct MemoryExtent {
   bool overlaps(const MemoryExtent& other) const { return begin < other.end && other.begin < end; }
 };
 
-// REQUIRES: a strided tensor with elements and memory, or on the meta device: there the extent is
-// that of offsets in the tensor's storage.
+// REQUIRES: a strided tensor that has elements, and has memory or is on the meta device. On the
+// meta device the extent has offsets in the tensor's storage instead of addresses.
 MemoryExtent memory_extent(const at::Tensor& tensor);
 
-// The indexes of the extents in sets that overlaps connect; each of a set of several overlaps
-// another of it. Sets and the indexes in them are in order of the beginnings.
+// Returns the indices of the extents, in sets: overlapping extents are in one set. The sets and the
+// indices in them are in order of the extents' beginnings.
 std::vector<std::vector<size_t>> connected_extents(std::span<const MemoryExtent> extents);
 
 }  // namespace cadre

@@ -1,5 +1,5 @@
-// What a call of a ProcessGroup passes to its Communicator: the call with its name and deadline,
-// and the tensors as bytes, shape and an owner.
+// The parts of a ProcessGroup's call that its Communicator gets: the call with its name and
+// deadline, and the tensors as bytes, shape and an owner.
 //
 // Threads: as a change of the tensors. Blocking: never. Lifetime: bytes and shapes are borrowed
 // from the tensors, the group from its handle. Errors: kInvalidArgument for a handle that was moved
@@ -26,10 +26,10 @@
 
 namespace cadre {
 
-// The group behind a handle.
+// Returns the group of a handle.
 Communicator& group_behind(const std::shared_ptr<Communicator>& handle, std::string_view call);
 
-// `timeout` from now.
+// Returns the point in time that is `timeout` from now.
 Deadline deadline_of(const Communicator& group, std::string_view call, Duration timeout);
 
 struct GroupCall {
@@ -46,18 +46,19 @@ struct GroupCall {
   const std::optional<Deadline> deadline;
 };
 
-// Tells autograd that the values change. An inference tensor has no version counter.
+// Marks the values as changed, for autograd. Does nothing for an inference tensor, which has no
+// version counter.
 void mark_changed(const at::Tensor& tensor);
 
-// To be written: marks the tensor as changed. Contiguous.
+// Returns the bytes of a contiguous tensor for writing, and marks the tensor as changed.
 Bytes bytes_of(const at::Tensor& tensor);
-// To be read. Contiguous.
+// Returns the bytes of a contiguous tensor for reading.
 ConstBytes const_bytes_of(const at::Tensor& tensor);
 
-// `compared` is the tensor whose shape must be the same on all ranks.
+// Returns the collective with the shape of `compared`, which must be equal on all ranks.
 Collective comparing(const at::Tensor& compared, Collective collective);
 
-// (n) on memory of the buffer, which the tensor keeps.
+// Returns a tensor of shape (n) on memory of the buffer. The tensor keeps the buffer.
 at::Tensor tensor_on(const std::shared_ptr<SymmetricBuffer>& buffer, Bytes bytes,
                      at::ScalarType dtype);
 

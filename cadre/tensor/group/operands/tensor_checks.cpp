@@ -22,7 +22,7 @@ std::string shape_of(const at::Tensor& tensor) {
 
 namespace {
 
-// What to do about a tensor that `conversion` would make fit.
+// Returns what to do about a tensor that `conversion` would make fit.
 std::string instead_of(std::string_view role, std::string_view conversion) {
   if (role == kInput) return format("pass input.{}", conversion);
   const std::string_view name = role == kOutput ? "output" : "tensor";
@@ -32,8 +32,8 @@ std::string instead_of(std::string_view role, std::string_view conversion) {
       name, conversion);
 }
 
-// Two tensors may share memory only where the engines allow it: the small one is this rank's slice
-// of the large one.
+// Checks that two tensors share memory only as the engines allow it: the small one is this rank's
+// slice of the large one.
 void check_aliasing(const Communicator& communicator, std::string_view operation,
                     const at::Tensor& large, const at::Tensor& small) {
   const auto* whole = static_cast<const std::byte*>(large.const_data_ptr());
@@ -49,7 +49,8 @@ void check_aliasing(const Communicator& communicator, std::string_view operation
              shape_of(small), communicator.rank(), shape_of(large)));
 }
 
-// As torch's in-place operations.
+// Refuses what torch's in-place operations refuse: a leaf that requires grad, or a view of one,
+// while grad mode is on.
 void check_may_change(const Communicator& communicator, std::string_view operation,
                       std::string_view role, const at::Tensor& tensor) {
   if (!at::GradMode::is_enabled() || !tensor.requires_grad()) return;
@@ -75,7 +76,8 @@ DType check_two(const Communicator& communicator, std::string_view operation,
   return dtype;
 }
 
-// The elements for, or from, each rank: `splits` are rows of the tensor, none of them even ones.
+// Returns the number of elements for, or from, each rank. `splits` counts rows of the tensor; if it
+// is empty, all ranks have equal parts.
 std::vector<uint64_t> split_counts(const Communicator& communicator, std::string_view operation,
                                    std::string_view role, const at::Tensor& tensor,
                                    std::span<const int64_t> splits) {
@@ -146,7 +148,7 @@ DType check_tensor(const Communicator& communicator, std::string_view operation,
                   format("{} {} is on {}; this group exchanges CPU tensors: {}", role,
                          shape_of(tensor), tensor.device().str(), instead_of(role, "cpu()")));
   }
-  // Its memory holds the numbers with the other sign.
+  // The memory of a negated view holds the numbers with the other sign.
   if (tensor.is_neg()) {
     refuse_tensor(communicator, operation,
                   format("{} {} is a negated view; {}", role, shape_of(tensor),

@@ -9,7 +9,7 @@
 namespace cadre {
 namespace {
 
-// The innermost scope of this thread; null outside of any. It is found by the thread because a
+// The innermost scope of this thread; null outside of any scope. It belongs to the thread because a
 // module's forward(), which runs in the scope, calls groups that it got before and elsewhere.
 thread_local const WorldOfOneScope* innermost = nullptr;
 

@@ -3,9 +3,9 @@
 //
 // Threads: applies to the thread that makes it, and to the backward that this thread runs; scopes
 // may be nested. Blocking: never. Lifetime: `remedy` is static text. Errors: while a scope exists,
-// every method of a ProcessGroup of more than one rank throws kInvalidArgument with the remedy,
-// rank() and world_size() included: a program that depends on its ranks is found, instead of
-// computing something else than one process, or waiting for ranks that do not take part.
+// every method of a ProcessGroup of more than one rank, rank() and world_size() included, throws
+// kInvalidArgument with the remedy. So a program that depends on its ranks is found; otherwise it
+// would compute something else than one process does, or wait for ranks that do not take part.
 #pragma once
 
 #include <string_view>

@@ -46,7 +46,7 @@ struct ForwardState {
   }
 };
 
-// The state of a first forward, for a second one.
+// Sets the state of a first forward for a second one; restores the present state at its end.
 class Restored {
  public:
   explicit Restored(const ForwardState& state) {
@@ -69,9 +69,10 @@ class Restored {
 struct Checkpointed {
   TensorFunction function;
   ForwardState state;
-  std::vector<at::Tensor> buffers;       // which a second forward leaves as they are
+  std::vector<at::Tensor> buffers;       // a second forward does not change these
   std::vector<bool> requires_grad = {};  // by input
-  bool may_be_partial = false;           // a backward with a list of inputs may go through it
+  bool may_be_partial = false;           // whether a backward with a list of inputs may go through
+                                         // it
 };
 
 std::vector<uint32_t> versions_of(const std::vector<at::Tensor>& tensors) {
@@ -83,7 +84,8 @@ std::vector<uint32_t> versions_of(const std::vector<at::Tensor>& tensors) {
 }
 
 // Keeps the present values of tensors and restores them at its end, after the second forward and
-// the backward that reads what it changed. Version counters do not change, as batch_norm's do not.
+// the backward that reads the values which that forward changed. Version counters do not change;
+// batch_norm does not change them either.
 class KeptValues {
  public:
   explicit KeptValues(const std::vector<at::Tensor>& tensors) : tensors_(tensors) {
@@ -101,8 +103,8 @@ class KeptValues {
   std::vector<at::Tensor> values_;
 };
 
-// The first forward. Refuses a function that changes its inputs, because the second one gets the
-// same.
+// Runs the first forward. Refuses a function that changes its inputs, because the second forward
+// gets the same inputs.
 variable_list run_first(const Checkpointed& checkpointed, const variable_list& inputs) {
   const std::vector<uint32_t> of_inputs = versions_of(inputs);
   variable_list outputs = checkpointed.function(inputs);
@@ -119,14 +121,14 @@ variable_list run_first(const Checkpointed& checkpointed, const variable_list& i
   return outputs;
 }
 
-// saved_data of the context can hold a value of any type only as a CustomClassHolder.
+// A CustomClassHolder, because saved_data of the context can hold a value of any type only as one.
 struct Holder : torch::CustomClassHolder {
   explicit Holder(Checkpointed held) : checkpointed(std::move(held)) {}
   Checkpointed checkpointed;
 };
 
 struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
-  // `leaf`: has no element and requires grad, so that backward comes here even if no input does.
+  // leaf: an empty tensor that requires grad, so that backward comes here even if no input does.
   static variable_list forward(AutogradContext* context, const at::Tensor& /*leaf*/,
                                at::TensorList inputs, const c10::intrusive_ptr<Holder>& holder) {
     variable_list given(inputs.begin(), inputs.end());
@@ -138,12 +140,12 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
     variable_list outputs = run_first(holder->checkpointed, given);
     variable_list without_grad;
     for (at::Tensor& output : outputs) {
-      // An output that is an input itself would be an alias that autograd does not track.
+      // If an output is an input itself, it becomes a view: autograd does not track an alias.
       for (const at::Tensor& input : given) {
         if (output.is_same(input)) output = output.view_as(output);
       }
-      // Grad mode is off, so an output that requires grad was made outside of the function, like a
-      // returned parameter, which must not become a result of this node.
+      // Grad mode is off, so an output that requires grad was made outside of the function, such as
+      // a parameter that it returned. It must not become a result of this node.
       if (output.requires_grad()) output = output.detach();
       if (!output.is_floating_point() && !output.is_complex()) without_grad.push_back(output);
     }
@@ -160,7 +162,7 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
     }
     const auto capsule = context->saved_data["holder"].toCapsule();
     const auto& checkpointed = static_cast<Holder&>(*capsule).checkpointed;
-    // The backward of the second forward writes the gradients of all parameters that this uses.
+    // The backward below writes the gradients of all parameters that the function uses.
     if (!checkpointed.may_be_partial &&
         !torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
       throw Error(ErrorCode::kInvalidArgument,
@@ -189,7 +191,7 @@ struct CheckpointFunction : torch::autograd::Function<CheckpointFunction> {
       roots_gradients.push_back(gradients[i]);
     }
     if (!roots.empty()) torch::autograd::backward(roots, roots_gradients);
-    variable_list result(inputs.size() + 2);  // none for the leaf and the holder
+    variable_list result(inputs.size() + 2);  // undefined for the leaf and the holder
     for (size_t i = 0; i < inputs.size(); ++i) result[i + 1] = inputs[i].grad();
     return result;
   }

@@ -1,4 +1,4 @@
-// Activation checkpointing: a module whose forward() keeps its arguments only; backward computes
+// Activation checkpointing: a module whose forward() keeps only its arguments; backward computes
 // the forward again to get what it needs.
 //
 //   using Block = torch::nn::ModuleHolder<cadre::ActivationCheckpoint<BlockImpl>>;
@@ -7,20 +7,20 @@
 // of forward(). For a unit of FullyShardedDataParallel write
 // ShardUnit<ActivationCheckpoint<BlockImpl>>. Without grad it only calls M::forward().
 //
-// The second forward draws the same random numbers, from the default CPU generator, and sees the
-// same autocast state. It is a backward inside of the backward: a parameter that two checkpointed
+// The second forward draws the same random numbers, from the default CPU generator, and has the
+// same autocast state. It runs a backward inside of the backward: a parameter that two checkpointed
 // modules share gets its gradient in two steps, which DistributedDataParallel refuses.
-// autograd::grad(), and backward() with a list of inputs, do not go through it, because they would
-// add to the gradients of parameters that were not asked for. A buffer that forward() changes in
-// place, as BatchNorm's statistics, changes once. What forward() keeps in a member, for a loss of
-// its own, has no graph: return it instead.
+// autograd::grad(), and backward() with a list of inputs, do not go through the module, because
+// they would add to the gradients of parameters that were not asked for. A buffer that forward()
+// changes in place, such as BatchNorm's statistics, changes once. A tensor that forward() keeps in
+// a member, for example for an extra loss, has no graph; return it instead.
 //
 // Threads: as the module. Blocking: as M::forward(). Lifetime: a graph keeps the arguments, and
-// refers to the module, which must live until backward. Errors: those of M::forward(), also out of
-// backward(); kInvalidArgument where it changes an argument in place, which the second forward
-// would get changed, and out of autograd::grad(); c10::Error where an argument was changed in place
-// in between. Source: T. Chen et al., arXiv:1604.06174; torch.utils.checkpoint with
-// use_reentrant=True.
+// refers to the module, which must live until backward. Errors: those of M::forward(), also from
+// backward(); kInvalidArgument if forward() changes an argument in place, because the second
+// forward would get the changed values, and from autograd::grad(); c10::Error if an argument was
+// changed in place between forward and backward.
+// Source: T. Chen et al., arXiv:1604.06174; torch.utils.checkpoint with use_reentrant=True.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -46,18 +46,19 @@ namespace cadre {
 
 using TensorFunction = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>;
 
-// function(inputs), now without grad, and again in backward. All inputs and outputs are defined.
-// buffers: what the second call changes in them is undone.
+// Calls function(inputs) without grad now, and again in backward. All inputs and outputs are
+// defined.
+// buffers: tensors whose values the second call must not change; its changes are undone.
 CADRE_EXPORT std::vector<at::Tensor> checkpoint(TensorFunction function,
                                                 const std::vector<at::Tensor>& inputs,
                                                 std::vector<at::Tensor> buffers = {});
-// Whether it is the node of a checkpoint(), which computes in its backward, besides the gradients
-// of the inputs, those of all parameters that the function uses.
+// Returns whether the node was made by checkpoint(). The backward of such a node computes the
+// gradients of the inputs and of all parameters that the function uses.
 CADRE_EXPORT bool is_checkpoint(const torch::autograd::Node& node);
-// Lets a backward with a list of inputs go through this checkpoint: the caller knows that it adds
-// to the gradients of all its parameters. REQUIRES: is_checkpoint().
+// Lets a backward with a list of inputs go through this checkpoint. Such a backward adds to the
+// gradients of all parameters of the checkpoint. REQUIRES: is_checkpoint().
 CADRE_EXPORT void allow_partial_backward(torch::autograd::Node& checkpoint);
-// Whether there is anything to save: grad is on.
+// Returns whether grad mode is on: without it, forward saves nothing.
 CADRE_EXPORT bool checkpointing_is_useful();
 
 template <typename M, typename Forward = wrap::ForwardPointer<M>>
@@ -87,7 +88,7 @@ Output call_checkpointed(const Call& forward, std::vector<at::Tensor> buffers,
       "cadre::ActivationCheckpoint<M>: M::forward() takes an argument by mutable "
       "reference, which a second forward would change a second time");
   if (!checkpointing_is_useful()) return forward(static_cast<Args&&>(args)...);
-  // What came out of the last forward, with other tensors in backward.
+  // The output of the last forward. In backward it has other tensors.
   const auto output = std::make_shared<std::optional<Output>>();
   const auto kept = std::make_shared<std::tuple<std::remove_cvref_t<Args>...>>(args...);
   std::vector<at::Tensor> inputs;

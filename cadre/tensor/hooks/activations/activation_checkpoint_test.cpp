@@ -1,4 +1,4 @@
-// A checkpointed module computes the gradients of the plain one, and keeps its arguments only.
+// A checkpointed module computes the gradients of the plain one, and keeps only its arguments.
 #include "cadre/tensor/hooks/activations/activation_checkpoint.h"
 
 #include <torch/csrc/autograd/autograd.h>
@@ -42,7 +42,7 @@ struct ManyImpl : nn::Module {
   Tensor scale;
 };
 
-// Gradients of the input and of the parameters.
+// Returns the gradients of the input and of the parameters.
 template <typename M>
 std::vector<Tensor> gradients_of(M& module, bool input_requires_grad) {
   const Tensor x = input().clone().requires_grad_(input_requires_grad);
@@ -50,7 +50,7 @@ std::vector<Tensor> gradients_of(M& module, bool input_requires_grad) {
   const Tensor y = module.forward(x);
   torch::rand({5});  // moves the generator between forward and backward
   module.forward(y).pow(2).sum().backward();
-  std::vector<Tensor> gradients = {torch::rand({2})};  // where the generator is afterwards
+  std::vector<Tensor> gradients = {torch::rand({2})};  // tells the generator's state afterwards
   if (input_requires_grad) gradients.push_back(x.grad());
   for (const Tensor& parameter : module.parameters()) gradients.push_back(parameter.grad());
   return gradients;
@@ -205,7 +205,7 @@ TEST(ActivationCheckpoint, RefusesSecondDerivatives) {
               HasSubstr("create_graph=true does not go through"));
 }
 
-// They would have changed the gradients of the parameters.
+// Such a backward would change the gradients of the parameters.
 TEST(ActivationCheckpoint, RefusesABackwardOfSomeInputs) {
   ActivationCheckpoint<DropImpl> module;
   const Tensor x = input().clone().requires_grad_(true);
@@ -235,7 +235,7 @@ TEST(ActivationCheckpoint, AParameterThatIsReturnedStaysALeaf) {
   ActivationCheckpoint<ReturnsItsWeight> module;
   const auto outputs = module.forward(torch::full({3}, 2.0));
   EXPECT_TRUE(module.weight.is_leaf());
-  if (!module.weight.is_leaf()) return;  // its backward would wait for itself
+  if (!module.weight.is_leaf()) return;  // the backward of the weight would wait for itself
   (3 * outputs[0] + outputs[1]).sum().backward();
   EXPECT_TRUE(module.weight.grad().equal(torch::full({3}, 5.0)));
 }

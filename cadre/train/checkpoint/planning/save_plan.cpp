@@ -39,7 +39,7 @@ struct BoxOrder {
 // The ranks that hold each box of a tensor, in ascending order.
 using Holders = std::map<Box, std::vector<int>, BoxOrder>;
 
-// A tensor, its holders, and the ranks that have its name, in ascending order.
+// A tensor, the boxes that the ranks hold, and the ranks that have its name, in ascending order.
 struct Known {
   const HeldTensor* first = nullptr;
   int first_rank = 0;
@@ -57,7 +57,8 @@ bool is_within(const Box& box, std::span<const int64_t> shape) {
   return true;
 }
 
-// What `box` has without `taken`: along each dim what lies before it, and what lies behind it.
+// Returns the rest of `box` without `taken`: for each dim, the slab before the common part and the
+// one after it.
 std::vector<Box> without(Box box, const Box& taken) {
   const Box common = intersection(box, taken);
   if (common.numel() == 0) return {std::move(box)};
@@ -79,7 +80,7 @@ std::vector<Box> without(Box box, const Box& taken) {
   return rest;
 }
 
-// A rank with two boxes that have elements in common.
+// Returns a rank with two boxes that have elements in common; nullopt if there is none.
 std::optional<int> find_rank_with_overlap(const Holders& boxes) {
   for (auto a = boxes.begin(); a != boxes.end(); ++a) {
     for (auto b = std::next(a); b != boxes.end(); ++b) {
@@ -91,12 +92,12 @@ std::optional<int> find_rank_with_overlap(const Holders& boxes) {
   return std::nullopt;
 }
 
-// Ranks that divide a tensor among them in several ways hold boxes that overlap: flat shards along
-// one axis, of ranks whose flat buffers differ in size along another one. Cuts the boxes into
-// disjoint ones with the same elements, each with all ranks that hold it. Small boxes stay whole,
+// Cuts boxes that overlap into disjoint ones with the same elements, each with all ranks that hold
+// it. Boxes overlap if ranks divide a tensor in several ways: for example into flat shards along
+// one mesh axis, where the flat buffers differ in size along another axis. Small boxes stay whole
 // and larger ones are cut, because more ranks hold the elements of small ones and share the work.
-// Costs the square of the number of boxes, which is small: most shards have nothing of a tensor
-// that is not divided.
+// Costs the square of the number of boxes, which is small: most flat shards contain no element of a
+// given tensor.
 Holders cut_apart(const Holders& overlapping) {
   std::vector<Box> by_size;
   for (const auto& [box, ranks] : overlapping) by_size.push_back(box);
@@ -138,8 +139,8 @@ Error mismatch(const Known& known, const HeldTensor& other, int rank) {
                     list_of(a.shape), known.first_rank, b.dtype, list_of(b.shape), rank));
 }
 
-// A rank of `size` ranks that does not have the name; nullopt for the state of an optimizer, which
-// a rank has of its own parameters only.
+// Returns a rank of `size` ranks that does not have the name. Returns nullopt for the state of an
+// optimizer, because a rank has that only of its own parameters.
 std::optional<int> rank_without(const Known& known, size_t size) {
   if (!known.first->tensor.state.empty()) return std::nullopt;
   for (int rank = 0; rank < static_cast<int>(size); ++rank) {
@@ -157,8 +158,8 @@ Error missing_name(const Known& known, int rank) {
                              known.first->tensor.name, known.first_rank, rank));
 }
 
-// Files and torch.distributed.checkpoint have one name for a state, without the border between the
-// names of the parameter and of the state.
+// Checks that two states do not get one name: files and torch.distributed.checkpoint join the names
+// of the parameter and of the state without a border.
 Status check_names_apart(const std::map<std::pair<std::string, std::string>, Known>& tensors) {
   std::map<std::string, const ManifestTensor*> by_name;
   for (const auto& [key, known] : tensors) {
@@ -229,7 +230,7 @@ class Planner {
     return cadre::format("'{}'", name_in_files(tensor));
   }
 
-  // That the boxes are the whole tensor, and disjoint.
+  // Checks that the boxes are disjoint and together the whole tensor.
   Status check_cover(const ManifestTensor& tensor, const Holders& boxes) const {
     std::vector<ManifestPiece> pieces;
     for (const auto& [box, holders] : boxes) {
@@ -248,7 +249,7 @@ class Planner {
   void assign(ManifestTensor tensor, const Holders& boxes) {
     const size_t index = plan_.manifest.tensors.size();
     const bool is_optimizer = !tensor.state.empty();
-    std::map<int, size_t> num_pieces;  // by writer, of this tensor
+    std::map<int, size_t> num_pieces;  // pieces of this tensor, by writer
     for (const auto& [box, holders] : boxes) {
       const int writer = *std::ranges::min_element(
           holders, {}, [this](int rank) { return load_[static_cast<size_t>(rank)]; });
@@ -320,7 +321,7 @@ Result<std::vector<HeldTensor>> decode_held(std::string_view text) {
 }
 
 Result<SavePlan> plan_save(std::span<const std::vector<HeldTensor>> by_rank) {
-  std::map<std::pair<std::string, std::string>, Known> tensors;  // by state, then name
+  std::map<std::pair<std::string, std::string>, Known> tensors;  // keys: (state, name)
   for (size_t i = 0; i < by_rank.size(); ++i) {
     const int rank = static_cast<int>(i);
     for (const HeldTensor& held : by_rank[i]) {

@@ -3,9 +3,9 @@
 //
 // Threads: plain values. Blocking: never. Lifetime: plain values. Errors: kInvalidArgument that
 // names the tensor and the ranks. A box that several ranks hold (replicas) is written once, by the
-// rank among them with the fewest bytes to write so far. Where boxes of different ranks overlap
-// without being equal, the plan has parts of them, each inside one box of its writer. A file has at
-// most one box of a tensor, as torch.distributed.checkpoint requires for safetensors.
+// rank among them with the fewest bytes to write so far. If boxes of different ranks overlap
+// without being equal, the plan cuts them into parts, each inside one box of its writer. A file has
+// at most one box of a tensor, as torch.distributed.checkpoint requires for safetensors.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@
 
 namespace cadre {
 
-// A tensor and the boxes of it that a rank holds; none, if the rank only has its name, as of a
-// buffer that another rank writes. The pieces of `tensor` are not used.
+// A tensor and the boxes of it that a rank holds. There are no boxes if the rank only has the name,
+// for example of a buffer that another rank writes. The pieces of `tensor` are not used.
 struct HeldTensor {
   ManifestTensor tensor;
   std::vector<Box> boxes;
@@ -32,7 +32,7 @@ struct HeldTensor {
 };
 
 std::string encode_held(std::span<const HeldTensor> held);
-// kInternal for a text that encode_held() did not write.
+// Fails with kInternal for a text that encode_held() did not write.
 Result<std::vector<HeldTensor>> decode_held(std::string_view text);
 
 struct PlannedFile {
@@ -43,12 +43,12 @@ struct PlannedFile {
 };
 
 struct SavePlan {
-  SnapshotManifest manifest;       // without the sizes of the files
+  SnapshotManifest manifest;       // the sizes of the files are not set
   std::vector<PlannedFile> files;  // by index of manifest.files
 };
 
 // Computes the plan from the tensors that each rank holds, by rank. Every rank must have the names
-// of all tensors of the model: a load refuses a rank whose model lacks one.
+// of all tensors of the model, because a load refuses a rank whose model lacks one.
 Result<SavePlan> plan_save(std::span<const std::vector<HeldTensor>> by_rank);
 
 }  // namespace cadre

@@ -16,7 +16,7 @@
 namespace cadre {
 namespace {
 
-// The bytes of memory that several extents cover, with the values that they will get.
+// The bytes of memory that several targets cover, with the values that they will get.
 class SharedBytes {
  public:
   SharedBytes(const std::byte* begin, int64_t num_bytes)
@@ -43,7 +43,7 @@ class SharedBytes {
   }
 
  private:
-  // The bytes of the elements: the sizes of the target, and the bytes of an element.
+  // Returns the sizes of the target, followed by the number of bytes of an element.
   static std::vector<int64_t> sizes_in_bytes(const at::Tensor& target) {
     std::vector<int64_t> sizes = target.sizes().vec();
     sizes.push_back(static_cast<int64_t>(target.element_size()));
@@ -62,7 +62,7 @@ class SharedBytes {
   }
 
   const std::byte* begin_;
-  at::Tensor owners_;  // by byte: which of added_ has it; -1: none
+  at::Tensor owners_;  // by byte: index in added_ of the last write to it, or -1
   at::Tensor values_;  // by byte
   std::vector<const PlannedWrite*> added_;
 };

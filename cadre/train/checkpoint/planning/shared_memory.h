@@ -1,5 +1,5 @@
-// Finds tensors that are about to be filled and share memory: the one that is filled last would
-// decide about the elements that both have.
+// Finds tensors that are about to be filled and share memory: elements that two of them share would
+// keep only the values of the one that is filled last.
 //
 // Threads: pure functions. Blocking: never; reads the values of tensors that may share memory.
 // Lifetime: keeps nothing. Errors: kInvalidArgument with both names, before anything is written.
@@ -15,12 +15,13 @@ namespace cadre {
 
 struct PlannedWrite {
   std::string name;
-  at::Tensor target;                   // dense, on the CPU, any strides; no element in it twice
+  at::Tensor target;                   // dense, on the CPU, any strides; its elements do not
+                                       // overlap
   std::function<at::Tensor()> values;  // (numel), contiguous, of the target's dtype
 };
 
-// Throws unless each element of memory that several targets have gets one value from all of them,
-// bit for bit. Targets without a common element, also interleaved ones, are accepted.
+// Throws if an element of memory that several targets share would get different values, compared
+// bit for bit. Targets without a common element are accepted, also if they interleave.
 void check_shared_memory(std::span<const PlannedWrite> writes);
 
 }  // namespace cadre

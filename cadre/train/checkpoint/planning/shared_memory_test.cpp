@@ -1,5 +1,5 @@
-// Tensors of a snapshot that share memory: what a load would write twice is refused on all ranks
-// before anything is read, unless it is the same element of the same tensor.
+// Tests tensors of a snapshot that share memory. If a load would write different values to one
+// element, it is refused on all ranks, and no tensor is changed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/types.h>
@@ -27,7 +27,7 @@ SnapshotParts parts_of_tensors(const Tensor& first, const Tensor& second) {
 
 class SharedStorage : public ::testing::Test {
  protected:
-  // A snapshot of 'first' and 'second' with these values.
+  // Saves a snapshot of 'first' and 'second' with these values.
   void save(const Tensor& first, const Tensor& second) {
     SnapshotFolder folder(run_.path());
     save_sharded(folder, 1, parts_of_tensors(first, second));
@@ -50,7 +50,7 @@ TEST_F(SharedStorage, TwoTensorsThatOverlapInPartAreRefusedByBothNames) {
   EXPECT_EQ(load_failure(apart), "");
 }
 
-// Columns of one matrix: their memory lies between each other, but no element is shared.
+// The columns of one matrix interleave in memory, but no element is shared.
 TEST_F(SharedStorage, InterleavedTensorsWithoutACommonElementAreLoaded) {
   save(torch::full({3}, 1.0F), torch::full({3}, 2.0F));
   const Tensor matrix = torch::zeros({3, 2});
@@ -61,7 +61,7 @@ TEST_F(SharedStorage, InterleavedTensorsWithoutACommonElementAreLoaded) {
               HasSubstr("share memory"));
 }
 
-// One memory under two names holds one value: equal values are loaded, others would be lost.
+// One memory under two names holds one value, so equal values are loaded and others are refused.
 TEST_F(SharedStorage, OneTensorUnderTwoNamesIsLoadedIfBothHaveItsValues) {
   save(torch::full({4}, 3.0F), torch::full({4}, 3.0F));
   const Tensor memory = torch::zeros({4});
@@ -78,7 +78,7 @@ TEST_F(SharedStorage, OneTensorUnderTwoNamesIsLoadedIfBothHaveItsValues) {
   EXPECT_TRUE(memory.eq(0).all().item<bool>()) << "changed before the refusal";
 }
 
-// The memory of a buffer is as good as that of a parameter.
+// Memory that a buffer shares counts like that of a parameter.
 TEST_F(SharedStorage, AParameterAndABufferThatOverlapAreRefused) {
   const auto make = [](const Tensor& parameter, const Tensor& buffer) {
     SnapshotParts parts;
@@ -93,7 +93,7 @@ TEST_F(SharedStorage, AParameterAndABufferThatOverlapAreRefused) {
               HasSubstr("'weight' and 'mask' share memory"));
 }
 
-// Memory that is shared on one rank is refused on all, and nothing is changed anywhere.
+// If memory is shared on one rank, all ranks refuse the load, and no tensor is changed on any rank.
 TEST_F(SharedStorage, OneRankWithSharedMemoryIsRefusedOnAll) {
   save(torch::full({4}, 1.0F), torch::full({4}, 2.0F));
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -113,7 +113,7 @@ TEST_F(SharedStorage, OneRankWithSharedMemoryIsRefusedOnAll) {
   EXPECT_EQ(result.ranks[0].output, result.ranks[1].output);
 }
 
-// Each is written whole, so nothing of the two is lost.
+// Each tensor is written whole, so the values of both are kept.
 TEST_F(SharedStorage, SavingTwoTensorsThatShareMemoryKeepsBothValues) {
   const Tensor memory = torch::arange(6, torch::kFloat);
   save(memory.narrow(0, 0, 4), memory.narrow(0, 2, 4));

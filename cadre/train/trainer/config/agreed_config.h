@@ -10,9 +10,10 @@
 
 namespace cadre::train {
 
-// All keys with their values, except paths, which may differ where hosts mount a file system at
-// different places. For parallel.offload only whether it is set. What is read at the paths of the
-// data, the weights and the snapshot is compared by its content: see agreed_inputs().
+// Returns all keys with their values, except paths, which may differ if hosts mount a file system
+// at different places. For parallel.offload, returns only whether it is set. The contents at the
+// paths of the data, the weights and the snapshot are compared apart from this: see
+// agreed_inputs().
 std::vector<AgreedField> agreed_config(Config config);
 
 }  // namespace cadre::train

@@ -8,7 +8,7 @@
 namespace cadre::train {
 namespace {
 
-constexpr const char* kSubject = "cadre train";  // subject of the agreements of a run
+constexpr const char* kSubject = "cadre train";  // the name of the call in the agreements of a run
 
 }  // namespace
 
@@ -26,8 +26,8 @@ void with_common_errors(const std::function<void()>& run) {
   }
 }
 
-// A refusal of a rank may have the code of a failure of the group, such as the timeout of a program
-// that it calls.
+// Does not use with_common_errors(), because a refusal of a rank may have the code of a group's
+// failure, such as the timeout of a program that the rank runs.
 void on_all_ranks(const ProcessGroup& world, const std::function<void()>& prepare) {
   const std::optional<CommonRefusal> refusal = common_refusal(world, kSubject, prepare);
   if (!refusal) return;

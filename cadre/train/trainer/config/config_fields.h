@@ -21,35 +21,36 @@ struct ConfigField {
   std::variant<int64_t*, double*, bool*, std::string*, std::vector<std::string>*> value;
   std::optional<double> min = {};
   std::optional<double> max = {};
-  std::vector<std::string> choices = {};  // for a text; empty: any text
-  bool may_be_empty = true;               // for a text
+  std::vector<std::string> choices = {};  // allowed texts; empty: any text is allowed
+  bool may_be_empty = true;               // whether a text value may be empty
 };
 
 std::vector<ConfigField> config_fields(Config& config);
 
-// The problem with the field's present value: "must be at least 1, is 0"; empty if it is valid.
+// Returns the problem with the field's present value, such as "must be at least 1, is 0"; empty if
+// it is valid.
 std::string check_value(const ConfigField& field);
 
-// A contradiction between fields: the field to change, and the reason.
+// A contradiction between fields: the field that has to be changed, and the reason.
 struct ConfigConflict {
   std::string field;
   std::string reason;
 };
 std::optional<ConfigConflict> find_conflict(const Config& config);
-// Conflicts of the keys that divide the model among processes; a part of find_conflict().
+// Returns conflicts of the keys that divide the model among processes; a part of find_conflict().
 std::optional<ConfigConflict> find_layout_conflict(const Config& config);
 
-// Whether the key has an effect with the present values of the others: optimizer.momentum has none
-// for adamw.
+// Returns whether the key has an effect with the present values of the other keys. For example,
+// optimizer.momentum has none with adamw.
 bool has_effect(std::string_view key, const Config& config);
 
-// The most similar key, by edit distance.
+// Returns the most similar key, by edit distance.
 std::string nearest_key(const std::vector<ConfigField>& fields, std::string_view unknown);
 
-// The value in TOML: `0.001`, `"adamw"`, `[".py"]`.
+// Returns the value in TOML, such as `0.001`, `"adamw"` or `[".py"]`.
 std::string value_text(const ConfigField& field);
 
-// "an integer", "a text", ...: for messages.
+// Returns "an integer", "a text", ..., for messages.
 std::string_view type_name(const ConfigField& field);
 
 }  // namespace cadre::train

@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kMaxConfigBytes = size_t{1} << 20;
 constexpr std::string_view kCommandLine = "command line";
 constexpr size_t kMaxDots = 1000;  // limit per line
-// Keys of earlier versions, and their present names.
+// Keys of earlier versions, each with its present name.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 1> kRenamedKeys = {
     {{"run.batch_size", "run.global_batch_size"}}};
 
@@ -39,7 +39,7 @@ std::optional<std::vector<std::string>> texts_of(const toml::node& node) {
   return texts;
 }
 
-// Returns false if the node has another type. An integer is accepted for a number.
+// Returns false if the node has another type. An integer is accepted as a number.
 bool assign(const ConfigField& field, const toml::node& node) {
   return std::visit(
       [&](auto* target) {
@@ -73,8 +73,8 @@ size_t line_of_overlong_key(const std::string& text) {
   return 0;
 }
 
-// Whether keys of earlier versions are read, as a snapshot needs, or refused with their present
-// names, as in a user's file.
+// What to do with keys of earlier versions: read them, as in a snapshot, or refuse them with their
+// present names, as in a user's file.
 enum class FormerKeys { kRead, kRefused };
 
 // Assigns values to the fields and remembers where each was set, for messages.
@@ -133,7 +133,7 @@ class ConfigReader {
     check(field, kCommandLine);
   }
 
-  // Sets keys of the optimizer that were not set to the defaults of its kind.
+  // Sets each key of the optimizer that was not set to the default of the optimizer's kind.
   void complete(Config& config) {
     const OptimizerConfig defaults = default_optimizer(config.optimizer.kind);
     Config other;
@@ -146,7 +146,7 @@ class ConfigReader {
     }
   }
 
-  // The place where the field was set; for a default value, the file.
+  // Returns the place where the field was set; for a default value, the file.
   std::string place_of_field(const std::string& name, const std::string& path) const {
     const auto found = places_.find(name);
     return found == places_.end() ? path : found->second;
@@ -197,13 +197,14 @@ class ConfigReader {
       if (line_of_overlong_key(value) == 0) table = toml::parse(cadre::format("value = {}", value));
       if (table.size() == 1 && assign(field, *table.get("value"))) return;
     } catch (const toml::parse_error&) {
-      // Reported below, with the text of the override.
+      // The error is reported below, with the text of the override.
     }
     refuse(kCommandLine,
            cadre::format("{} must be {}, is '{}'", field.name, type_name(field), value));
   }
 
-  // A snapshot's values have been checked when it was written, perhaps with other bounds.
+  // The values of a snapshot were checked when it was written, perhaps with other bounds, so they
+  // are not checked again.
   void check(const ConfigField& field, std::string_view place) const {
     if (former_keys_ == FormerKeys::kRead) return;
     const std::string problem = check_value(field);

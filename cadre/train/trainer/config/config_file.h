@@ -11,17 +11,17 @@
 
 namespace cadre::train {
 
-// Overrides replace values of the file, and later ones replace earlier ones: "model.width=256",
-// "data.path=/tmp/a". A text needs no quotes in an override. A key of an earlier version is
-// refused, and the error names its present name.
+// Overrides such as "model.width=256" or "data.path=/tmp/a" replace values of the file, and later
+// overrides replace earlier ones. A text needs no quotes in an override. A key of an earlier
+// version is refused, and the error gives its present name.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides);
 
-// Parses the text of a snapshot, which config_text() wrote, perhaps in an earlier version that had
+// Parses the text of a snapshot. config_text() wrote it, perhaps in an earlier version that had
 // other names for some keys. `origin` replaces the file's name in errors.
 Config parse_config(const std::string& text, const std::string& origin);
 
-// All keys and values as a TOML file that load_config() can read; with `explain`, comments give the
-// meaning and the bounds of each key.
+// Returns all keys and values as a TOML file that load_config() can read. With `explain`, comments
+// give the meaning and the bounds of each key.
 struct ConfigTextOptions {
   bool explain = false;
 };

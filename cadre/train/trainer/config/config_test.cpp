@@ -22,7 +22,7 @@ class ConfigTest : public ::testing::Test {
     return load_config(path_, overrides);
   }
 
-  // The message, with the file's name in place of its path.
+  // Returns the message of the error, with the file's name instead of its path.
   std::string refusal(const std::string& text, const std::vector<std::string>& overrides = {}) {
     try {
       load(text, overrides);
@@ -187,7 +187,7 @@ TEST_F(ConfigTest, ALayoutThatNoNumberOfProcessesHasIsRefused) {
 }
 
 TEST_F(ConfigTest, EveryOptimizerHasItsOwnDefaults) {
-  // Defaults of torch.optim: learning rate, epsilon.
+  // The defaults of torch.optim: learning rate and epsilon.
   const std::map<std::string, std::pair<double, double>> expected = {
       {"adam", {1e-3, 1e-8}},    {"adagrad", {1e-2, 1e-10}}, {"rmsprop", {1e-2, 1e-8}},
       {"adadelta", {1.0, 1e-6}}, {"sgd", {1e-3, 1e-8}},
@@ -274,7 +274,7 @@ TEST_F(ConfigTest, ALongUnknownKeyIsComparedQuickly) {
               ::testing::HasSubstr("did you mean 'model."));
 }
 
-// Its values were allowed when it was written.
+// The values of a snapshot were allowed when it was written.
 TEST_F(ConfigTest, TheBoundsOfASnapshotsConfigurationAreThoseOfItsVersion) {
   const std::string text =
       "[run]\nfolder = ''\n[sample]\ntemperature = 1e-39\n[model]\nheads = 0\n";

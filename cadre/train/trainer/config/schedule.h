@@ -11,12 +11,13 @@
 
 namespace cadre::train {
 
-// schedule.warmup_steps, or if it is -1, a tenth of `num_steps` and at most 50.
+// Returns schedule.warmup_steps; if that is -1, a tenth of `num_steps`, but at most 50.
 int64_t resolved_warmup_steps(const ScheduleConfig& schedule, int64_t num_steps);
 
-// The learning rate of step 1 .. num_steps. It reaches its peak in step `warmup_steps` and its
-// final value in the last step. With kind step it falls after every `step_size` steps, counted from
-// the first step. REQUIRES: a resolved number of warm-up steps; for kind step, a step_size above 0.
+// Returns the learning rate of step 1 .. num_steps. It reaches its peak in step `warmup_steps` and
+// its final value in the last step. With kind step it falls after every `step_size` steps, counted
+// from the first step. REQUIRES: a resolved number of warm-up steps; for kind step, a step_size
+// above 0.
 double learning_rate_at(int64_t step, int64_t num_steps, const OptimizerConfig& optimizer,
                         const ScheduleConfig& schedule);
 

@@ -20,19 +20,20 @@ LayerNorm make_norm(int64_t width) {
   return LayerNorm(nn::LayerNormOptions({width}));
 }
 
-// Number 0 is that of the embeddings; each block has two.
+// Dropout 0 is that of the embeddings; each block has two more.
 CounterBasedDropout make_dropout(const ModelConfig& config, int64_t number,
                                  const std::shared_ptr<const DropoutStream>& stream) {
   return CounterBasedDropout(CounterBasedDropoutOptions{
       .p = config.dropout_rate, .layer = static_cast<uint64_t>(number), .stream = stream});
 }
 
-// Without biases: those of all experts are one matrix, which weight decay would take for weights.
 std::optional<double> capacity_of(const ModelConfig& config) {
   if (config.capacity_factor == 0) return std::nullopt;
   return config.capacity_factor;
 }
 
+// The experts have no biases: weight decay would treat the biases of all experts, which are one
+// matrix, as weights.
 MixtureOfExperts make_experts(const ModelConfig& config) {
   return MixtureOfExperts(MixtureOfExpertsOptions{.features = config.width,
                                                   .hidden_features = kMlpExpansion * config.width,
@@ -189,7 +190,8 @@ std::vector<PlanEntry> Gpt::plan(bool sequence) const {
   if (!blocks_.empty()) {
     add(kColwise, {"*.attn_c_attn"});
     add(kRowwise, {"*.attn_c_proj"});
-    // Rows of experts are uneven, so every process would wait for the largest expert twice.
+    // Experts have uneven numbers of rows, so with divided MLPs every process would wait for the
+    // largest expert twice.
     if (!blocks_[0]->has_experts()) {
       add(kColwise, {"*.mlp_c_fc"});
       add(kRowwise, {"*.mlp_c_proj"});
@@ -217,7 +219,7 @@ void Gpt::initialize(int64_t layers, const at::Generator& generator) {
           item.key().ends_with("c_proj.weight") || item.key().ends_with("down_weight");
       parameter.normal_(0.0, is_residual ? residual_std : kInitialStd, generator);
     } else if (item.key().ends_with("bias")) {
-      parameter.zero_();  // a norm's weight keeps its ones
+      parameter.zero_();  // the weight of a norm stays 1
     }
   }
 }

@@ -1,11 +1,12 @@
 // A GPT: token and position embeddings, pre-norm blocks of causal attention and MLP, a final norm,
 // and a head that is tied to the token embedding or has a weight of its own. The MLP of a block may
 // be a mixture of experts; then the weighted sum of the load-balancing losses of all routers is
-// added to the loss. Their capacity is one of training: it depends on the other tokens of a batch.
+// added to the loss. Experts have a capacity only in training, because with one an output depends
+// on the other tokens of the batch.
 //
-// A Gpt can be cut into parts, which are stages of a pipeline, and its layers can be divided by
+// A Gpt can be cut into parts, which are stages of a pipeline. Its layers can be divided by
 // parallelize_module() with plan(), its sequences by set_context_parallel(), and its experts by
-// ExpertParallel. Parameters keep their names in all of them.
+// ExpertParallel. Parameters keep their names in each case.
 //
 // Threads, errors: as torch::nn::Module. Blocking: never, unless it is divided. Parameters are
 // named after GPT-2's (wte.weight, h_0.attn_c_attn.weight, ...), with nn::Linear's (out, in)
@@ -13,8 +14,8 @@
 // and are named after MixtureOfExperts (h_0.mlp_experts.router.weight, ...). Source: Radford et
 // al., "Language Models are Unsupervised Multitask Learners", 2019, also for the initial values:
 // normal with a standard deviation of 0.02, divided by sqrt(2 * layers) for projections into the
-// residual stream. Dropout: of the sum of the embeddings, and of what attention and MLP add to the
-// residual stream; its masks depend on the sample, not on the process that computes it
+// residual stream. Dropout is applied to the sum of the embeddings, and to what attention and MLP
+// add to the residual stream. Its masks depend on the sample, not on the process that computes it
 // (parallel/layers/counter_based_dropout.h).
 #pragma once
 
@@ -35,14 +36,14 @@
 
 namespace cadre::train {
 
-// x + attention(norm(x)), then x + mlp(norm(x)), where the MLP may be a mixture of experts.
+// Computes x + attention(norm(x)), then x + mlp(norm(x)). The MLP may be a mixture of experts.
 class GptBlock : public torch::nn::Module, public ContextParallelLayer {
  public:
-  // index: of the block in the whole model.
+  // index: index of the block in the whole model.
   GptBlock(const ModelConfig& config, int64_t index,
            const std::shared_ptr<const DropoutStream>& stream);
-  // (B, T, width) to (B, T, width); and the load-balancing loss of the router, (), undefined
-  // without experts.
+  // Maps (B, T, width) to (B, T, width). The second result is the load-balancing loss of the
+  // router, (), undefined without experts.
   std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x);
   void train(bool on = true) override;
   void separate_heads() { query_key_value_->separate(); }
@@ -53,13 +54,13 @@ class GptBlock : public torch::nn::Module, public ContextParallelLayer {
   at::Tensor attend(const at::Tensor& x);
 
   bool is_recomputed_;
-  std::optional<double> capacity_factor_;  // in training; nullopt: no limit
+  std::optional<double> capacity_factor_;  // capacity in training; nullopt: no limit
   LayerNorm attention_norm_;
   QueryKeyValue query_key_value_;
   Linear attention_projection_;
   CounterBasedDropout attention_dropout_;
   LayerNorm mlp_norm_;
-  MixtureOfExperts experts_{nullptr};  // null: the two layers below
+  MixtureOfExperts experts_{nullptr};  // null: the next two layers are used
   Linear mlp_expand_{nullptr};
   Linear mlp_projection_{nullptr};
   CounterBasedDropout mlp_dropout_{nullptr};
@@ -76,13 +77,13 @@ struct GptPart {
 class Gpt : public LanguageModel, public ContextParallelLayer {
  public:
   Gpt(const ModelConfig& config, int64_t vocabulary, const at::Generator& generator);
-  // A part of `whole`: shares its layers and the position of the dropout, except that a part with a
-  // tied head and without embeddings has a copy of the head's weight.
+  // Makes a part of `whole`. It shares the layers and the dropout stream of `whole`, but a part
+  // with a tied head and without embeddings has a copy of the head's weight.
   Gpt(const Gpt& whole, const GptPart& part);
 
-  // The first part is given tokens (B, T), of whole sequences also under context parallelism; the
-  // others what the part before them returned. The last one returns logits, of this rank's tokens
-  // and of its part of the vocabulary.
+  // data: for the first part whole sequences of tokens (B, T), also under context parallelism; for
+  // the other parts the output of the part before. The last part returns logits of this rank's
+  // tokens and of its part of the vocabulary.
   at::Tensor forward(const at::Tensor& data) override;
   void set_rows(const SampledRows& rows) override;
   at::Tensor take_auxiliary_loss() override { return std::exchange(auxiliary_loss_, {}); }
@@ -90,9 +91,9 @@ class Gpt : public LanguageModel, public ContextParallelLayer {
   int64_t vocabulary() const { return vocabulary_; }
   bool is_tied() const { return is_tied_; }
 
-  // Entries for the layers of this part. sequence: with sequence parallelism.
+  // Returns entries for the layers of this part. sequence: whether sequence parallelism is used.
   std::vector<PlanEntry> plan(bool sequence) const;
-  // Before parallelize_module() with this plan: see QueryKeyValue.
+  // Called before parallelize_module() with this plan: see QueryKeyValue.
   void separate_heads();
 
  private:
@@ -107,11 +108,11 @@ class Gpt : public LanguageModel, public ContextParallelLayer {
   at::Tensor auxiliary_loss_;
   std::shared_ptr<DropoutStream> stream_;
   Embedding token_embedding_{nullptr};
-  Embedding position_embedding_{nullptr};  // null: a part without embeddings
+  Embedding position_embedding_{nullptr};  // null in a part without embeddings
   CounterBasedDropout embedding_dropout_{nullptr};
   std::vector<std::shared_ptr<ShardUnit<GptBlock>>> blocks_;
   LayerNorm final_norm_{nullptr};
-  Linear head_{nullptr};  // null: tied, or a part without head
+  Linear head_{nullptr};  // null if it is tied, and in a part without head
 };
 
 }  // namespace cadre::train

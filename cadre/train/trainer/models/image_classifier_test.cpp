@@ -80,7 +80,7 @@ TEST(MnistCnn, IsTheFormula) {
   std::map<std::string, at::Tensor> p;
   for (const auto& item : model->named_parameters()) p[item.key()] = item.value();
   const at::Tensor images = some_images(2);
-  // A convolution is a product with all patches.
+  // Computes a convolution as a product with all patches.
   const auto convolve = [&](const at::Tensor& x, const std::string& name) {
     const at::Tensor filters = p.at(name + ".weight");
     const at::Tensor patches = torch::im2col(x, {3, 3}, {1, 1}, {0, 0}, {1, 1});
@@ -110,7 +110,7 @@ TEST(MnistCnn, DropsOutInTrainingOnlyAndWhenTold) {
   EXPECT_FALSE(differs(*make_image_classifier(config, 1)));
 }
 
-// The bounds of the initial values of torch.nn.
+// Tests the bounds of the initial values against those of torch.nn.
 TEST(MnistCnn, BeginsAsPyTorchsModules) {
   const auto model = make_image_classifier(small_classifier("cnn"), 1);
   const std::map<std::string, double> num_inputs = {

@@ -17,28 +17,29 @@
 
 namespace cadre::train {
 
-// Which rows of the batches of a run a forward is given: for dropout that depends on the sample.
+// The rows of a run's batches that a forward is given, for dropout that depends on the sample.
 struct SampledRows {
   int64_t step = 0;
-  int64_t first = 0;   // in the batch of all processes
-  int64_t stride = 1;  // from one row to the next
+  int64_t first = 0;   // index of the first row in the batch of all processes
+  int64_t stride = 1;  // distance from one row to the next
 };
 
 class Model : public torch::nn::Module {
  public:
   // data: (B, ...); returns (B, ..., classes). B may be 0.
   virtual at::Tensor forward(const at::Tensor& data) = 0;
-  // Before a forward in training, and its backward.
+  // Called before each forward in training. The rows also hold for its backward.
   virtual void set_rows(const SampledRows& /*rows*/) {}
-  // What the last forward() adds to the loss of its output, (), with its weight, once; undefined:
-  // it adds nothing. Its graph is a part of that of the output.
+  // Returns a term (), with its weight, that is to be added to the loss of the last forward()'s
+  // output; undefined if there is none. A second call returns an undefined tensor. Its graph is a
+  // part of the output's graph.
   virtual at::Tensor take_auxiliary_loss() { return {}; }
 };
 
-// The loss of an output of the model's last forward() with what that adds to it.
+// Returns the loss of the output of the model's last forward() plus take_auxiliary_loss().
 at::Tensor with_auxiliary_loss(const at::Tensor& loss, Model& model);
 
-// The output of a model for data (B, ...), without grad and in evaluation mode.
+// Returns the output of a model for data (B, ...), without grad and in evaluation mode.
 using Inference = std::function<at::Tensor(const at::Tensor& data)>;
 
 // A layer that a sharding strategy may gather on its own.
@@ -46,9 +47,9 @@ using LinearUnit = torch::nn::ModuleHolder<ShardUnit<torch::nn::LinearImpl>>;
 
 bool recomputes_activations(const ModelConfig& config);
 
-// layer(input). If it is recomputed, only the input is kept, and backward calls the layer again.
-// REQUIRES: everything to which the layer refers lives until backward, and the layer changes no
-// buffer.
+// Returns layer(input). With is_recomputed only the input is kept, and backward calls the layer
+// again. REQUIRES: everything to which the layer refers lives until backward, and the layer changes
+// no buffer.
 template <typename Layer>
 auto run_layer(const Layer& layer, const at::Tensor& input, bool is_recomputed) {
   using Output = std::invoke_result_t<const Layer&, const at::Tensor&>;
@@ -65,7 +66,7 @@ struct HiddenLayerOptions {
   bool is_recomputed = false;
 };
 
-// A linear layer and its activation function. (..., num_inputs) to (..., num_outputs).
+// A linear layer and its activation function. Maps (..., num_inputs) to (..., num_outputs).
 class HiddenLayer : public torch::nn::LinearImpl {
  public:
   explicit HiddenLayer(const HiddenLayerOptions& layer);

@@ -1,9 +1,10 @@
-// The linear layer before attention: query, key and value of all heads from one product, which
-// tensor parallelism divides by heads.
+// The linear layer before attention: computes query, key and value of all heads in one product.
+// Tensor parallelism divides it by heads.
 //
 // The features are ordered as GPT-2's: the queries of all heads, then the keys, then the values. A
-// contiguous chunk of them would be no heads. So before the layer is divided, separate() makes the
-// three a dimension of the parameters, and ranks divide the next one.
+// contiguous chunk of them would not consist of whole heads. So before the layer is divided,
+// separate() makes query, key and value a dimension of the parameters, and ranks divide the
+// dimension after it.
 //
 // Threads, lifetime, errors: parallel/layers/tensor_parallel_layer.h. Blocking: as a
 // column-parallel cadre::Linear.
@@ -22,16 +23,16 @@
 
 namespace cadre::train {
 
-// Parameters as of nn::Linear(width, 3 * width): weight (3 * width, width), bias (3 * width).
+// Has the parameters of nn::Linear(width, 3 * width): weight (3 * width, width), bias (3 * width).
 class QueryKeyValueImpl : public torch::nn::LinearImpl, public TensorParallelLayer {
  public:
   QueryKeyValueImpl(int64_t width, int64_t heads);
 
-  // (B, T, width), or with sequence parallelism this rank's tokens, to (3, B, heads of this rank,
-  // T, width / heads).
+  // Maps (B, T, width), or with sequence parallelism this rank's tokens, to (3, B, heads of this
+  // rank, T, width / heads).
   at::Tensor forward(const at::Tensor& input);
-  // The parameters, which stay the same tensors, become (3, width, width) and (3, width). REQUIRES:
-  // they have no gradients, and the layer is not divided.
+  // Changes the shapes of the parameters to (3, width, width) and (3, width); they stay the same
+  // tensors. REQUIRES: they have no gradients, and the layer is not divided.
   void separate();
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;

@@ -13,8 +13,8 @@
 
 namespace cadre::train {
 
-// The embeddings of the last `config.window` tokens (zeros before the text), concatenated, through
-// `config.layers` hidden layers of `config.width` with GELU.
+// Concatenates the embeddings of the last `config.window` tokens (zeros before the text), and maps
+// them through `config.layers` hidden layers of `config.width` with GELU.
 class WindowMlp : public LanguageModel {
  public:
   WindowMlp(const ModelConfig& config, int64_t vocabulary, const at::Generator& generator);

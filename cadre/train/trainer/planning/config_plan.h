@@ -1,5 +1,5 @@
-// The memory and the traffic of each process of a configured run, under the strategy of the
-// configuration and under the others.
+// Computes the memory and the traffic of each process of a configured run, under the strategy of
+// the configuration and under the others.
 //
 // Threads: one. Blocking: never. Lifetime: values. Errors: kInvalidArgument for a strategy that the
 // number of processes does not allow. The model is constructed without memory for its values; data
@@ -21,22 +21,22 @@ struct Processes {
   int per_host = 1;
 };
 
-// Names, sizes and units of the model that the configuration describes.
+// Returns the names, sizes and units of the model that the configuration describes.
 ModelSizes sizes_of_model(const Config& config);
 
 struct NamedPlan {
   std::string name = {};   // "fsdp, after_backward", "ddp, tensor 2"
-  bool is_chosen = false;  // by the configuration
+  bool is_chosen = false;  // whether the configuration chooses this plan
   int num_processes = 1;
-  MemoryPlan plan;  // for the part of the model on the process that holds most
+  MemoryPlan plan;  // plan of the process with the largest part of the model
   DivisionTraffic division = {};
 };
 
-// Under the strategy of the configuration.
+// Returns the plan of the configuration's strategy.
 NamedPlan plan_of_config(const Config& config, const ModelSizes& model, const Processes& processes);
 
-// The plans of all strategies of the trainer, with the other keys of the configuration; single has
-// one process. Without those that the numbers of processes do not allow.
+// Returns the plans of all strategies of the trainer that the numbers of processes allow, with the
+// other keys of the configuration. The plan of single has one process.
 std::vector<NamedPlan> plans_of_strategies(const Config& config, const ModelSizes& model,
                                            const Processes& processes);
 

@@ -1,4 +1,4 @@
-// Plans from a configuration, compared with its models, and their tables.
+// Compares plans from a configuration with its models, and tests the tables of plans.
 #include "cadre/train/trainer/planning/config_plan.h"
 
 #include <gmock/gmock.h>
@@ -61,7 +61,7 @@ TEST(ConfigPlan, HasTheSizesOfTheModel) {
   }
 }
 
-// 24 layers of 12 * 18,688^2 elements are 402 GB.
+// The 24 layers of 12 * 18,688^2 elements would need 402 GB.
 TEST(ConfigPlan, NeedsNoMemoryForTheModel) {
   Config config = config_of_model("gpt", "text");
   config.model = {.layers = 24, .heads = 32, .width = 18'688, .context = 2048};
@@ -105,7 +105,7 @@ TEST(ConfigPlan, OfEachStrategyFollowsTheConfiguration) {
   EXPECT_EQ(plan_named(plans, "single").plan.options.num_ranks, 1);
   EXPECT_FALSE(plan_named(plans, "ddp").plan.options.parameter_dtype.has_value());
   EXPECT_EQ(plan_named(plans, "hsdp, after_forward").plan.options.num_replicas, 2);
-  // hsdp with 2 replicas needs an even number.
+  // hsdp is left out: with 2 replicas it needs an even number of processes.
   EXPECT_EQ(plans_of_strategies(config, sizes, {.count = 3, .per_host = 3}).size(), 7U);
   config.parallel.strategy = "single";
   EXPECT_THROW(plan_of_config(config, sizes, {.count = 2, .per_host = 2}), Error);
@@ -121,11 +121,11 @@ TEST(ConfigPlan, OfExpertsDividesThem) {
   const NamedPlan& chosen = plan_named(plans, "ddp, expert 4");
   EXPECT_EQ(chosen.plan.options.num_ranks, 2);
   EXPECT_GT(chosen.division.expert, 0);
-  // Two matrices of 16 x 64 floats of each expert in each of two blocks.
+  // Each expert has two matrices of 16 x 64 floats in each of two blocks.
   constexpr int64_t kExpertBytes = 2 * 2 * 16 * 64 * 4;
   const HeldBytes& all = plan_named(plans, "single").plan.held;
   EXPECT_EQ(chosen.plan.held.parameters, all.parameters - 6 * kExpertBytes);
-  EXPECT_LT(chosen.plan.held.gradients, all.gradients);  // whole pages
+  EXPECT_LT(chosen.plan.held.gradients, all.gradients);  // rounded up to whole pages
   EXPECT_EQ(chosen.plan.held.optimizer_state, all.optimizer_state - 12 * kExpertBytes);
   EXPECT_THAT(start_table(chosen), HasSubstr("expert"));
 }
@@ -161,7 +161,7 @@ TEST(ConfigPlan, OfADividedModelHasTheStrategiesThatTheLayoutCanHave) {
   EXPECT_THROW(plan_of_config(config, sizes, {.count = 3, .per_host = 3}), Error);
 }
 
-// With the default form of the shards, on the processes of one replica and of two.
+// The shards have their default form; there are the processes of one replica and of two.
 TEST(ConfigPlan, EveryStrategyOfEveryDivisionHasOne) {
   const Config model = config_of_model("gpt", "text");
   for (const ParallelConfig& division :
@@ -202,7 +202,7 @@ TEST(PlanReport, HasARowForEachStrategyAndTheChosenOnesParts) {
                     HasSubstr("\nunit h_0 to unit h_1, each "), Not(HasSubstr(" buffers  ")),
                     HasSubstr("reduce_scatter"), HasSubstr("; 2 processes (the row single: 1)\n"),
                     HasSubstr("\ntransient: gradients before their reduction.\n")));
-  // The legend explains the columns that the table has.
+  // The legend explains only columns that the table has.
   EXPECT_THAT(text, Not(HasSubstr("full units")));
   config.parallel.form = "gathered";
   const auto gathered = plans_of_strategies(config, sizes, {.count = 2, .per_host = 2});

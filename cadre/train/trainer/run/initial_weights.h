@@ -1,9 +1,10 @@
-// The files of model.weights, which all processes of a run compare by a digest before they load
+// The files of model.weights. All processes of a run compare them by a digest before they load
 // them.
 //
 // Threads: one. Blocking: reads a disk. Lifetime: a plain value; keeps no file open. Errors:
-// kInvalidArgument for a path that leads nowhere and for a file that has changed since open();
-// kUnavailable for one that cannot be read; kCorruption for one that does not have its digest.
+// kInvalidArgument for a path that does not exist and for a file that has changed since open();
+// kUnavailable for a file that cannot be read; kCorruption for a file that does not have its
+// digest.
 #pragma once
 
 #include <string>
@@ -16,25 +17,26 @@ namespace cadre::train {
 
 class InitialWeights {
  public:
-  // path: model.weights: a file, or the folder of a snapshot. Reads it once.
+  // Reads the file once. path: the value of model.weights, a file or the folder of a snapshot.
   static InitialWeights open(const std::string& path);
 
-  // The digest of the bytes of a file, or of the list of digests of a snapshot in parts, with
-  // which load_sharded() compares the parts.
+  // Returns the digest of the bytes of a file. For a sharded snapshot, returns the digest of its
+  // list of digests, with which load_sharded() compares the shards.
   const std::string& digest() const { return digest_; }
-  // After the weights were loaded: throws unless they are those of the digest.
+  // Called after the weights were loaded. Throws if the file has changed since the digest was
+  // computed.
   void check_unchanged() const;
 
  private:
   InitialWeights(std::string source, const os::FileVersion& version, std::string digest)
       : source_(std::move(source)), version_(version), digest_(std::move(digest)) {}
 
-  std::string source_;  // of the digest
+  std::string source_;  // the file whose bytes have the digest
   os::FileVersion version_;
   std::string digest_;
 };
 
-// If the snapshot has the model in one file, returns that file; everything else is returned
+// Returns the file with the model if the snapshot has the model in one file; returns any other path
 // unchanged.
 std::string weights_source(const std::string& path);
 void load_weights(Model& model, const std::string& path);

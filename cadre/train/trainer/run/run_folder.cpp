@@ -43,7 +43,8 @@ bool are_equivalent(const std::string& a, const std::string& b) {
   return fs::equivalent(a, b, error);
 }
 
-// "abandoned.1/step-000040"; nullopt if the snapshot is not below the folder.
+// Returns a path such as "abandoned.1/step-000040"; nullopt if the snapshot is not below the
+// folder.
 std::optional<std::string> path_below(const std::string& snapshot, const std::string& folder) {
   std::error_code error;
   const auto below = [](const fs::path& path, const fs::path& base) -> std::optional<std::string> {
@@ -51,7 +52,8 @@ std::optional<std::string> path_below(const std::string& snapshot, const std::st
     if (relative.empty() || relative == "." || *relative.begin() == "..") return std::nullopt;
     return relative.string();
   };
-  // A link below the folder is below it, and so is what a link elsewhere names below it.
+  // A link below the folder counts as below it, and so does a path below the folder that a link
+  // elsewhere names.
   if (auto path = below(fs::absolute(snapshot, error).lexically_normal(),
                         fs::absolute(folder, error).lexically_normal())) {
     return path;
@@ -84,7 +86,7 @@ std::string own_name() {
   return cadre::format("pid {} on {}", ::getpid(), os::read_host_info().name);
 }
 
-// The folder and those above it that are not there, the deepest first.
+// Returns the folder and those above it that do not exist, the deepest first.
 std::vector<fs::path> missing_folders(const std::string& path) {
   std::vector<fs::path> missing;
   std::error_code error;
@@ -95,7 +97,7 @@ std::vector<fs::path> missing_folders(const std::string& path) {
   return missing;
 }
 
-// A damaged snapshot has no loss.
+// Returns nullopt for a damaged snapshot, too.
 std::optional<double> readable_best_loss(const std::string& snapshot) {
   try {
     return best_loss_in(snapshot);
@@ -104,7 +106,7 @@ std::optional<double> readable_best_loss(const std::string& snapshot) {
   }
 }
 
-// The best snapshot is the first one that knows its loss.
+// Marks the first snapshot that has this loss as its best.
 void mark_best_of(SnapshotFolder& snapshots, double loss) {
   for (const int64_t step : snapshots.steps()) {
     if (readable_best_loss(snapshots.path_of(step)) != loss) continue;
@@ -113,7 +115,7 @@ void mark_best_of(SnapshotFolder& snapshots, double loss) {
   }
 }
 
-// If there are any.
+// Does nothing if there are no metrics.
 void copy_metrics(const std::string& from, const std::string& to) {
   const std::string source = metrics_path_of(from);
   std::error_code error;
@@ -122,8 +124,8 @@ void copy_metrics(const std::string& from, const std::string& to) {
   check(error, cadre::format("copy {} to {}", source, to));
 }
 
-// Moves snapshots of later steps than `step`, and a copy of the metrics, to a folder of the run,
-// which is returned.
+// Moves snapshots of later steps than `step`, and a copy of the metrics, to a folder of the run.
+// Returns that folder; nullopt if there are no later snapshots.
 std::optional<std::string> set_later_aside(SnapshotFolder& snapshots, int64_t step,
                                            const std::optional<double>& best_loss) {
   const bool had_best = snapshots.best().has_value();
@@ -134,9 +136,9 @@ std::optional<std::string> set_later_aside(SnapshotFolder& snapshots, int64_t st
   return folder;
 }
 
-// For a run that continues from a snapshot below its folder that is not one of its own. After a
-// crash at any time run.resume=auto continues from that snapshot, or, before the first record, as
-// if nothing had been done.
+// Called for a run that continues from a snapshot that is below its folder, but not one of its own.
+// After a crash at any time run.resume=auto continues from that snapshot; before the first record
+// is written, as if this had not been called.
 std::optional<std::string> continue_from_below(SnapshotFolder& snapshots, const BranchPoint& start,
                                                const std::string& relative) {
   const std::string& run_path = snapshots.run_folder();
@@ -170,9 +172,9 @@ std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFol
         "run.resume = best: no snapshot was marked as the best; set run.keep_best to mark them");
   }
   if (fs::exists(run.resume + "/state.json") || fs::exists(run.resume + "/manifest.json")) {
-    return (fs::path(run.resume) / "").parent_path().string();  // without a slash at the end
+    return (fs::path(run.resume) / "").parent_path().string();  // removes a slash at the end
   }
-  // The folder of a run is accepted, too.
+  // The folder of a run is accepted as well as that of a snapshot.
   if (const auto latest = followed_or_latest(SnapshotFolder(run.resume))) return latest;
   throw Error(
       ErrorCode::kInvalidArgument,
@@ -197,13 +199,13 @@ void RunFolder::lock() {
     check(error, cadre::format("create {}", path_));
     lock_.emplace(os::LockedFile::open(path_ + "/" + kLockName, os::LockedFile::kReadableByAll)
                       .value_or_throw());
-    // On a file system without locks nobody is refused.
+    // On a file system without locks no run is refused.
     const Result<bool> is_ours = lock_->try_lock();
     if (is_ours.ok() && !*is_ours) {
       lock_.reset();
       refuse_taken(path_);
     }
-    // Otherwise the previous owner has just ended, or its folder was renamed.
+    // If the file has no name, the previous owner has just ended, or its folder was renamed.
     if (!lock_->is_named()) continue;
     if (!missing.empty()) created_ = std::move(missing);
     break;
@@ -248,12 +250,12 @@ RunFolder::Moved RunFolder::begin(const std::optional<BranchPoint>& start) {
 }
 
 RunFolder::~RunFolder() {
-  // Before the lock is released: another process that has opened the file meanwhile finds that it
-  // was unlinked.
+  // The file is removed before the lock is released, so that another process that has opened it
+  // meanwhile finds that it was unlinked.
   if (lock_) (void)lock_->remove();
   for (const fs::path& folder : created_) {
     std::error_code error;
-    if (!fs::remove(folder, error)) break;  // it is not empty
+    if (!fs::remove(folder, error)) break;  // the folder is not empty
   }
 }
 

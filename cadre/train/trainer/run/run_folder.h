@@ -1,5 +1,6 @@
-// The folder of a run: the lock that lets one process write, which snapshot the run resumes from,
-// renaming of an earlier run with the same name, and moving of what a run that goes back abandons.
+// The folder of a run: locks it so that only one process writes, finds the snapshot from which the
+// run resumes, renames an earlier run with the same name, and moves what a run abandons that goes
+// back to an earlier step.
 //
 // Threads: rank 0 only, except find_snapshot(). Blocking: reads and writes a disk. Errors:
 // kUnavailable with the path; kInvalidArgument for a missing snapshot, or a folder that another
@@ -18,10 +19,10 @@
 
 namespace cadre::train {
 
-// The folder of the snapshot to resume from; nullopt to start at step 0. A run that continues from
-// a snapshot that is not one of its own continues from it again until it has written one.
-// REQUIRES: this job has locked the folder of the run (RunFolder), so that no other run writes a
-// later snapshot meanwhile.
+// Returns the folder of the snapshot to resume from; nullopt to start at step 0. If a run has
+// continued from a snapshot that is not its own, it continues from it again until it has written
+// one. REQUIRES: this job has locked the folder of the run (RunFolder), so that no other run writes
+// a later snapshot meanwhile.
 std::optional<std::string> find_snapshot(const RunConfig& run, const SnapshotFolder& snapshots);
 
 std::string metrics_path_of(const std::string& run_path);
@@ -30,15 +31,15 @@ std::string metrics_path_of(const std::string& run_path);
 struct BranchPoint {
   std::string snapshot;
   int64_t step = 0;
-  std::optional<double> best_loss = {};  // until then
-  bool has_steps_left = true;            // if not, the run changes nothing
+  std::optional<double> best_loss = {};  // the best held-out loss up to this step
+  bool has_steps_left = true;            // if false, the run changes nothing
 };
 
 // Only one process at a time writes to a run's folder; two would mix their snapshots.
 class RunFolder {
  public:
-  // Creates the folder and locks it for the lifetime of this object. A folder that was created and
-  // is still empty at the end is removed.
+  // Creates the folder and locks it for the lifetime of this object. The destructor removes a
+  // folder that was created and is still empty.
   explicit RunFolder(const std::string& path);
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
@@ -46,17 +47,18 @@ class RunFolder {
 
   struct Moved {
     std::string earlier_run;  // its new name; empty if there was none
-    // Where the snapshots of later steps and a copy of the metrics are; nullopt if there were none.
+    // The folder with the snapshots of later steps and a copy of the metrics; nullopt if there were
+    // none.
     std::optional<std::string> abandoned;
   };
-  // Prepares the folder for the steps after `start`, nullopt: for those from step 1 on.
-  // - From a snapshot of its own: snapshots of later steps are moved to a folder of the run, and no
-  //   later start continues from them. If the best snapshot is among them, the best one before
-  //   takes its place.
-  // - From another snapshot below the folder: likewise, and the snapshot is recorded as the origin,
-  //   from which run.resume=auto continues until the run has a snapshot of a later step.
-  // - Otherwise the folder of an earlier run is renamed (folder.1, folder.2, ...; nothing is
-  //   deleted), and the snapshot, if there is one, recorded in the new one.
+  // Prepares the folder for the steps after `start`; nullopt: for all steps.
+  // - If `start` is a snapshot of this run: moves snapshots of later steps to a folder of the run;
+  // no later start continues from them. If the best snapshot is among them, marks the best one of
+  // the rest.
+  // - If it is another snapshot below the folder: does the same, and records the snapshot as the
+  // origin, from which run.resume=auto continues until the run has a snapshot of a later step.
+  // - Otherwise: renames the folder of an earlier run (folder.1, folder.2, ...; nothing is
+  // deleted), and records the snapshot, if there is one, in the new folder.
   Moved begin(const std::optional<BranchPoint>& start);
 
  private:

@@ -23,43 +23,43 @@
 
 namespace cadre::train {
 
-// The time limit for finding a text.
+// The time limit for finding a text, which may run the Python interpreter.
 inline constexpr Duration kTextSourceTimeout = std::chrono::seconds(30);
 
 std::unique_ptr<Task> open_task(const Config& config, Deadline deadline);
 
-// Throws unless each of the processes that have different samples has one in every step, and the
-// training data suffice for a step.
+// Throws unless each of the processes that have different samples has at least one in every step,
+// and the training data suffice for a step.
 void check_global_batch_size(const Config& config, const Task& task, int num_shares);
 
-// What all processes of a run must have equal beside their configuration: the content of the data
-// and of model.weights, by digests, and the version of libtorch, which determines the last bits.
-// Local. weights: nullopt without model.weights.
+// Returns what must be equal on all processes of a run besides their configuration: digests of the
+// contents of the data and of model.weights, and the version of libtorch, which determines the last
+// bits. Does not communicate. weights: nullopt if model.weights is not set.
 std::vector<AgreedField> agreed_inputs(const Task& task,
                                        const std::optional<InitialWeights>& weights);
 
-// Collective in `group`. The batches of this rank; without a group, whole batches.
-// REQUIRES: check_global_batch_size().
+// Collective in `group`. Returns a loader of this rank's parts of the batches; without a group, of
+// whole batches. REQUIRES: check_global_batch_size().
 std::unique_ptr<DataLoader> make_training_loader(const Config& config, const Task& task,
                                                  const std::optional<ProcessGroup>& group);
 
-// The rows of this rank in the full batch that the loader delivered last: see DataLoader.
+// Returns the rows of this rank in the full batch that the loader delivered last: see DataLoader.
 SampledRows rows_of_rank(const DataLoader& loader, int64_t step, const DataRanks& ranks);
 
 // Replaces run.epochs, and every default that depends on it, by numbers of steps.
 // REQUIRES: check_global_batch_size().
 void resolve_epochs(Config& config, const Task& task);
 
-// A whole model with its initial values: those of model.weights, if it is set.
+// Returns a whole model with its initial values, or the values of model.weights if it is set.
 std::shared_ptr<Model> make_initial_model(const Config& config, const Task& task);
 
-// For strategies that shard the model: a deferred model (see
-// cadre/parallel/deferred/deferred_init.h), so that no process holds all of its values at a time.
-// The wrapper materializes it unit by unit; load_initial_weights() then replaces the values.
+// Returns a deferred model (see cadre/parallel/deferred/deferred_init.h), for strategies that shard
+// the model: so no process holds all of its values at a time. The wrapper materializes it unit by
+// unit; load_initial_weights() then replaces the values.
 std::shared_ptr<Model> make_deferred_model(const Task& task);
 
-// Collective. Fills `parts` from model.weights and returns true, or returns false if model.weights
-// is not set.
+// Collective. Fills `parts` from model.weights and returns true; returns false if model.weights is
+// not set.
 bool load_initial_weights(const Config& config, const SnapshotParts& parts,
                           const ProcessGroup& world);
 

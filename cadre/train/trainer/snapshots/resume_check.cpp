@@ -32,7 +32,8 @@ bool keeps_momentum(const OptimizerConfig& optimizer) {
   return (optimizer.kind == "sgd" || optimizer.kind == "rmsprop") && optimizer.momentum > 0;
 }
 
-// Why the run cannot continue with the new value of a key that has changed; empty if it can.
+// Returns why the run cannot continue with the new value of a key that has changed; empty if it
+// can.
 std::string_view refusal_of(const std::string& key, const Config& before, const Config& now) {
   if (key == "optimizer.momentum" &&
       keeps_momentum(before.optimizer) != keeps_momentum(now.optimizer)) {

@@ -1,8 +1,8 @@
 // Compares the configuration of a resumed run with that of its snapshot.
 //
-// Threads: plain functions. Blocking: never. Errors: kInvalidArgument with the key, the value of
-// the snapshot and the present one, for a change that would invalidate the result: training on data
-// that was held out, or an optimizer that cannot read the saved states.
+// Threads: plain functions. Blocking: never. Errors: kInvalidArgument for a change that would
+// invalidate the result: training on data that was held out, or an optimizer that cannot read the
+// saved states. The message has the key, the value of the snapshot and the present one.
 #pragma once
 
 #include <string>
@@ -12,8 +12,8 @@
 
 namespace cadre::train {
 
-// Messages for the user about changes; empty if nothing has changed. run.name, run.folder and
-// run.resume are ignored, and so are keys without an effect before and now.
+// Returns messages for the user about changes; empty if nothing has changed. Ignores run.name,
+// run.folder and run.resume, and keys that have an effect neither before nor now.
 std::vector<std::string> check_resumed_config(const Config& before, const Config& now);
 
 }  // namespace cadre::train

@@ -11,7 +11,7 @@
 namespace cadre::train {
 namespace {
 
-// Verbatim states of formats 1 and 2, with a short generator.
+// Unchanged texts of states in formats 1 and 2, with a short generator.
 constexpr const char* kStateOfFormat1 = R"({
   "format": 1,
   "step": 120,

@@ -13,7 +13,7 @@
 namespace cadre::train {
 namespace {
 
-constexpr int64_t kSide = 28;  // pixels, of the images that the models take
+constexpr int64_t kSide = 28;  // pixels of each side of the images that the models take
 
 // Splits one dataset into its first and its last samples.
 template <typename D>

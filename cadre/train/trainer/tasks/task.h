@@ -1,4 +1,4 @@
-// Model, data, loss and evaluation of a run: everything in which text and images differ.
+// Model, data, loss and evaluation of a run: everything that differs between text and images.
 //
 // Threads: one. Blocking: make_task() opens or generates the data. Lifetime: owns the data. Errors:
 // cadre::Error for data that is missing or does not suit the model.
@@ -21,7 +21,7 @@ namespace cadre::train {
 
 // Identifies the data; a resumed run must have the same.
 struct DataIdentity {
-  int64_t size = 0;  // tokens of a text, else samples
+  int64_t size = 0;  // number of tokens of a text, else of samples
   uint64_t fingerprint = 0;
 
   friend bool operator==(const DataIdentity&, const DataIdentity&) = default;
@@ -35,22 +35,26 @@ class Task {
   virtual std::shared_ptr<const Dataset> training_data() const = 0;
   virtual std::shared_ptr<const Dataset> held_out_data() const = 0;
   virtual DataIdentity data_identity() const = 0;
-  // Whether every batch so far had the data of data_identity(). A batch that another thread fetches
-  // ahead counts as soon as it is fetched.
+  // Returns whether every batch so far had the data of data_identity(). A batch that another thread
+  // fetches ahead counts as soon as it is fetched.
   virtual bool data_are_unchanged() const { return true; }
-  // Throws unless they are, with the name of the file that has changed.
+  // Throws unless data_are_unchanged(); the message names the file that has changed.
   virtual void check_data() const {}
-  // Mean over the batch, in nats. For an empty batch 0, with a gradient of zeros.
+  // Returns the mean over the batch, in nats. For an empty batch returns 0, with a gradient of
+  // zeros.
   virtual at::Tensor loss(const at::Tensor& output, const at::Tensor& target) const = 0;
 
-  // Whether the largest output of a sample is its predicted class, so that there is an accuracy.
+  // Returns whether the largest output of a sample is its predicted class, so that an accuracy
+  // exists.
   virtual bool is_classification() const = 0;
-  // The bigram conditional entropy of the held-out text (train/data/bigram.h).
+  // Returns the bigram conditional entropy of the held-out text (train/data/bigram.h); nullopt for
+  // images.
   virtual std::optional<double> bigram_entropy() const = 0;
-  // Text that the model generates at the end of a run; empty if the model generates none.
+  // Returns text that the model generates at the end of a run; empty if it generates none.
   virtual std::string sample(const Inference& infer) const = 0;
 
-  // For messages: "8000 images of mnist"; and the unit of the speed: "tokens", "samples".
+  // Texts for messages: the data, such as "8000 images of mnist", and the unit of the speed,
+  // "tokens" or "samples".
   virtual std::string data_text() const = 0;
   virtual std::string_view item_name() const = 0;
   virtual int64_t items_per_sample() const = 0;

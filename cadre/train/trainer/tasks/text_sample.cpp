@@ -17,7 +17,7 @@ int64_t draw(const at::Tensor& logits, const SampleConfig& config, at::Generator
   const int64_t num_candidates =
       config.top_k == 0 ? logits.numel() : std::min(config.top_k, logits.numel());
   const auto [values, tokens] = logits.topk(num_candidates);
-  // Differences to the largest one, so that no quotient is positive and infinite.
+  // Computes differences to the largest logit, so that no quotient is positive and infinite.
   const at::Tensor scaled = (values - values[0]) / config.temperature;
   const at::Tensor choice =
       torch::multinomial(torch::softmax(scaled, 0), 1, /*replacement=*/false, generator);
@@ -30,7 +30,7 @@ std::string sample_text(const Inference& infer, int64_t context, const SampleCon
                         uint64_t seed) {
   const torch::NoGradGuard no_grad;
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
-  std::vector<int64_t> tokens = {kEndOfText};  // as at the start of a document
+  std::vector<int64_t> tokens = {kEndOfText};  // a document follows this token
   for (const char byte : config.prompt) tokens.push_back(static_cast<unsigned char>(byte));
   std::string text = config.prompt;
   for (int64_t i = 0; i < config.tokens; ++i) {

@@ -11,9 +11,9 @@
 
 namespace cadre::train {
 
-// The model takes at most `context` tokens. Continues the prompt for config.tokens tokens, or up to
-// <|endoftext|>. Equal seeds and parameters give equal text. The result may contain bytes that are
-// not valid UTF-8.
+// Continues the prompt for config.tokens tokens, or up to <|endoftext|>, and returns prompt and
+// continuation. Equal seeds and parameters give equal text. The result may contain bytes that are
+// not valid UTF-8. context: the most tokens that the model takes.
 std::string sample_text(const Inference& infer, int64_t context, const SampleConfig& config,
                         uint64_t seed);
 

@@ -1,7 +1,7 @@
 // Finds the text that a configuration names.
 //
 // Threads: any. Blocking: runs the Python interpreter for the name "python-stdlib", until the
-// deadline. Errors: kUnavailable when there is no python3; as TextCorpus::open.
+// deadline. Errors: kUnavailable if there is no python3; those of TextCorpus::open.
 #pragma once
 
 #include "cadre/core/base/deadline.h"

@@ -37,7 +37,7 @@ TextTask::TextTask(const Config& config, Deadline deadline)
   const TokenRange evaluated = first_tokens(split_.held_out, config.run.evaluate_tokens);
   training_data_ = std::make_shared<const TextDataset>(corpus_, split_.train, context);
   held_out_data_ = std::make_shared<const TextDataset>(corpus_, evaluated, context);
-  // The range of whole samples: a rest shorter than a sample is neither evaluated nor counted.
+  // Counts only whole samples: a rest that is shorter than a sample is not evaluated either.
   bigram_entropy_ = bigram_conditional_entropy(
       *corpus_, first_tokens(evaluated, held_out_data_->size() * context + 1));
   corpus_->check_unchanged();

@@ -18,14 +18,14 @@ class TextTask : public Task {
 
   std::shared_ptr<Model> make_model() const override;
   std::shared_ptr<const Dataset> training_data() const override { return training_data_; }
-  // The first run.evaluate_tokens of the held-out text.
+  // Returns the first run.evaluate_tokens tokens of the held-out text.
   std::shared_ptr<const Dataset> held_out_data() const override { return held_out_data_; }
   DataIdentity data_identity() const override;
   bool data_are_unchanged() const override { return corpus_->is_unchanged(); }
   void check_data() const override { corpus_->check_unchanged(); }
   at::Tensor loss(const at::Tensor& output, const at::Tensor& target) const override;
   bool is_classification() const override { return false; }
-  // Counted on exactly the tokens that are evaluated.
+  // Counted on exactly the tokens of held_out_data().
   std::optional<double> bigram_entropy() const override { return bigram_entropy_; }
   std::string sample(const Inference& infer) const override;
   std::string data_text() const override;

@@ -1,5 +1,5 @@
-// The layouts that `cadre verify` compares with one process, beside the strategies: those that the
-// model of a configuration and the number of processes allow.
+// The layouts that `cadre verify` compares with one process, in addition to the strategies: those
+// that the model of a configuration and the number of processes allow.
 //
 // Threads: pure functions. Blocking: never. Lifetime: values. Errors: none.
 #pragma once
@@ -16,10 +16,10 @@ namespace cadre::train {
 struct ImpossibleLayout {
   StrategyCase strategy;
   std::string reason;
-  // Settings with which it can run, if small changes of the model or the batch suffice:
-  // "model.layers=6"; otherwise empty.
+  // Settings with which it can run, such as "model.layers=6", if small changes of the model or the
+  // batch suffice; otherwise empty.
   std::string change;
-  bool is_own = false;  // that of the configuration itself
+  bool is_own = false;  // whether it is the layout of the configuration itself
 };
 
 struct LayoutCases {
@@ -27,13 +27,13 @@ struct LayoutCases {
   std::vector<ImpossibleLayout> impossible;
 };
 
-// Pipeline, expert, context and tensor parallelism: each on all processes, each by two, and two by
-// two of each other, with every strategy of the processes that remain; and the layout of the
-// configuration, which is first. If the configuration itself cannot run, its strategy is among the
-// impossible ones, also if it does not divide the model.
+// Returns the layout of the configuration, which is first, and pipeline, expert, context and tensor
+// parallelism: each on all processes, each by two, and each combination of them by two, with every
+// strategy of the remaining processes. If the configuration itself cannot run, its strategy is
+// among the impossible ones, even if it does not divide the model.
 LayoutCases layout_cases(const Config& config, int world_size);
 
-// The configuration under which a case runs.
+// Returns the configuration under which a case runs.
 Config config_of(const Config& config, const StrategyCase& strategy);
 
 }  // namespace cadre::train

@@ -2,10 +2,10 @@
 // strategy, as in one process.
 //
 // The reference is the plain model in one process with whole batches, the trainer's optimizer and
-// torch's clip_grad_norm_; it is compared with what `cadre train` runs: the trainer's strategies,
+// torch's clip_grad_norm_. It is compared with what `cadre train` runs: the trainer's strategies,
 // each process with its share of the same batches. Only `json_path` is written.
 //
-// Threads: one. Blocking: collective, until every strategy has run. Lifetime: keeps nothing.
+// Threads: one. Blocking: collective; returns when every strategy has run. Lifetime: keeps nothing.
 // Errors: CommonError for an invalid configuration or request; those of the group.
 #pragma once
 
@@ -23,23 +23,23 @@
 namespace cadre::train {
 
 struct VerifyRequest {
-  int64_t num_steps = 5;                     // at most run.steps
-  std::string dtype = "float32";             // or float64; of the whole computation
+  int64_t num_steps = 5;                     // not above run.steps
+  std::string dtype = "float32";             // dtype of the whole computation, or float64
   std::vector<std::string> strategies = {};  // see select_strategy_cases()
-  std::string json_path = {};                // the report as JSON; empty: none
+  std::string json_path = {};                // path of the report as JSON; empty: no report
 };
 
 struct VerifyContext {
   ProcessGroup world;
   os::System& system;
-  std::function<void(std::string_view)> print;  // on rank 0 only
+  std::function<void(std::string_view)> print;  // called on rank 0 only
 };
 
-// Prints what it does, and the table.
+// Prints its progress, and then the table.
 VerifyReport verify_config(const Config& config, const VerifyRequest& request,
                            const VerifyContext& context);
 
-// The report as a JSON object; a number that is NaN or infinite is null.
+// Returns the report as a JSON object; a number that is NaN or infinite is written as null.
 std::string json_of(const VerifyReport& report, const VerifyRequest& request);
 
 }  // namespace cadre::train
