@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
-#include "cadre/launch/cli/nearest.h"
 
 namespace cadre::cli {
 namespace {

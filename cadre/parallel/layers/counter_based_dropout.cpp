@@ -12,7 +12,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/core/base/philox.h"
+#include "cadre/parallel/layers/philox.h"
 #include "cadre/tensor/mesh/layout.h"
 
 namespace cadre {

@@ -16,8 +16,8 @@
 // Threads: as the module; the stream is read in forward only. Blocking: never.
 // Lifetime: modules share the stream. Errors: kInvalidArgument for a probability outside [0, 1] and
 // for a region that does not fit the tensor.
-// Source: counter-based generators, core/base/philox.h; Megatron-LM's and DTensor's dropout under
-// tensor parallelism keep several generator states instead.
+// Source: counter-based generators, parallel/layers/philox.h; Megatron-LM's and DTensor's dropout
+// under tensor parallelism keep several generator states instead.
 #pragma once
 
 #include <torch/nn/module.h>

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cadre/core/base/philox.h"
+#include "cadre/parallel/layers/philox.h"
 #include "cadre/testing/torch/process_group_test_ranks.h"
 #include "cadre/testing/torch/wrap_test_support.h"
 

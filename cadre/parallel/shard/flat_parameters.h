@@ -38,7 +38,6 @@
 #include "cadre/parallel/shard/guarded_storage.h"
 #include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/parallel/shard/shard_fence.h"
-#include "cadre/parallel/shard/shard_form.h"
 #include "cadre/tensor/group/mapped_parts.h"
 #include "cadre/tensor/hooks/located_group.h"
 #include "cadre/tensor/hooks/named_tensors.h"
@@ -231,11 +230,6 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   std::unique_ptr<wrap::WriteWatch> written_;      // since the parameters became full
   bool is_private_ = false;                        // the program may write to them
 };
-
-// The program has changed values() of these, on all ranks, between two steps: whole parameters that
-// are there have old values. Those with keep_full are gathered, the others when they are used next.
-// Collective.
-CADRE_EXPORT void gather_changed(std::span<const std::shared_ptr<FlatParameters>> changed);
 
 // A wrapper that may keep its parameters in such buffers; an empty list says that their gradients
 // are whole on every rank.

@@ -29,7 +29,8 @@ uint64_t mark_of(int number) {
 }
 
 // Uses the marks in turn, so that a descriptor of the library that reuses a number has another mark
-// than its predecessor. If the kernel refuses, descriptors of one kind cannot be distinguished.
+// than its predecessor. Descriptors belong to the process, and so does the counter. If the kernel
+// refuses, descriptors of one kind cannot be distinguished.
 void mark(int number) {
   static std::atomic<uint32_t> last{0};
   const uint32_t turn = last.fetch_add(1, std::memory_order_relaxed);

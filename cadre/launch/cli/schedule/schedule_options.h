@@ -39,8 +39,10 @@ struct ScheduleOptions {
   StageTimes times;
   double message_ms = 0;
   double overlap_share = 0;
-  std::string svg_output;  // path; empty: no output
-  std::string csv_output;  // path; empty: no output; "-": standard output
+  // Paths for the schedule and for its timeline. Empty: no output; "-": standard output, for one of
+  // the two.
+  std::string csv_output;
+  std::string json_output;
 };
 
 Result<ScheduleOptions> parse_schedule_options(Words words);

@@ -1,4 +1,4 @@
-#include "cadre/core/base/philox.h"
+#include "cadre/parallel/layers/philox.h"
 
 #include <gtest/gtest.h>
 
