@@ -19,7 +19,7 @@
 #include "cadre/parallel/ep/mixture_of_experts.h"
 #include "cadre/parallel/fsdp/shard_unit.h"
 #include "cadre/tensor/hooks/named_tensors.h"
-#include "cadre/testing/torch/tp_test_models.h"
+#include "cadre/testing/torch/tp_models.h"
 
 namespace cadre::testing {
 

@@ -29,9 +29,9 @@
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/tensor/mesh/data_ranks.h"
 #include "cadre/tensor/mesh/device_mesh.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/wrap_test_bounds.h"
-#include "cadre/testing/torch/wrap_test_training.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/wrap_bounds.h"
+#include "cadre/testing/torch/wrap_training.h"
 #include "cadre/train/checkpoint/snapshot_parts.h"
 #include "tests/training/axes_model.h"
 

@@ -1,5 +1,5 @@
 // Equality with one process when the ranks are processes: each trains every case alone first, then
-// with the others, and compares within the bounds of wrap_test_bounds.h.
+// with the others, and compares within the bounds of wrap_bounds.h.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -11,8 +11,8 @@
 #include "cadre/core/base/format.h"
 #include "cadre/testing/core/leftovers.h"
 #include "cadre/testing/core/seeds.h"
-#include "cadre/testing/torch/ddp_test_training.h"
-#include "cadre/testing/torch/wrap_test_bounds.h"
+#include "cadre/testing/torch/ddp_training.h"
+#include "cadre/testing/torch/wrap_bounds.h"
 #include "tests/process/job.h"
 
 namespace cadre {

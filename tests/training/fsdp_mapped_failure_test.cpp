@@ -20,7 +20,7 @@
 #include "cadre/testing/core/seeds.h"
 #include "cadre/testing/core/temporary_folder.h"
 #include "cadre/testing/torch/group_fakes.h"
-#include "cadre/testing/torch/shard_test_training.h"
+#include "cadre/testing/torch/shard_training.h"
 #include "tests/process/job.h"
 #include "tests/training/victim.h"
 

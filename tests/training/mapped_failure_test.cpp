@@ -20,7 +20,7 @@
 #include "cadre/tensor/optim/optimizers.h"
 #include "cadre/testing/core/leftovers.h"
 #include "cadre/testing/core/temporary_folder.h"
-#include "cadre/testing/torch/shard_test_training.h"
+#include "cadre/testing/torch/shard_training.h"
 #include "tests/process/job.h"
 #include "tests/training/victim.h"
 

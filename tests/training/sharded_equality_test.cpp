@@ -1,6 +1,6 @@
 // Training on 1 to 8 ranks, as threads, under every wrapper equals training in one process with
 // libtorch's optimizer on the whole batch: the losses and gradients of 20 steps and the parameters
-// after them, within the bounds of wrap_test_bounds.h. On one host the wrappers have the same bits.
+// after them, within the bounds of wrap_bounds.h. On one host the wrappers have the same bits.
 //
 // CTest runs a small share of the cases, picked by CADRE_CASES_SEED; `make equality` runs all and
 // prints the largest share of its bound that each dtype and optimizer used.

@@ -1,5 +1,5 @@
 // Equality with one process when the ranks are processes: each trains every case alone first, then
-// with the others under every wrapper, and compares within the bounds of wrap_test_bounds.h.
+// with the others under every wrapper, and compares within the bounds of wrap_bounds.h.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -1,4 +1,4 @@
-// Trains the models of wrap_test_models.h on ranks under every wrapper, in every way that a program
+// Trains the models of wrap_models.h on ranks under every wrapper, in every way that a program
 // may divide a batch.
 //
 // Threads: one for each rank. Blocking: collective, until the group's deadline. Errors: as the
@@ -22,8 +22,8 @@
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/tensor/optim/optimizers.h"
-#include "cadre/testing/torch/fsdp_test_training.h"
-#include "cadre/testing/torch/wrap_test_bounds.h"
+#include "cadre/testing/torch/fsdp_training.h"
+#include "cadre/testing/torch/wrap_bounds.h"
 
 namespace cadre::testing {
 

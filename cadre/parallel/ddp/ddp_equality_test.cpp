@@ -1,5 +1,5 @@
 // Training on 1 to 8 ranks, as threads, equals training in one process: the same gradients, and the
-// same parameters after 20 steps, within the bounds of wrap_test_bounds.h. The check itself is
+// same parameters after 20 steps, within the bounds of wrap_bounds.h. The check itself is
 // proved: without the division it fails; without a bucket or the initial broadcast the wrapper
 // notices that replicas differ.
 //
@@ -19,9 +19,9 @@
 #include <vector>
 
 #include "cadre/testing/core/seeds.h"
-#include "cadre/testing/torch/ddp_test_training.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/wrap_test_bounds.h"
+#include "cadre/testing/torch/ddp_training.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/wrap_bounds.h"
 
 namespace cadre {
 namespace {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cadre/parallel/deferred/deferred_init.h"
-#include "cadre/testing/torch/fsdp_test_tower.h"
+#include "cadre/testing/torch/fsdp_tower.h"
 
 namespace cadre {
 namespace {

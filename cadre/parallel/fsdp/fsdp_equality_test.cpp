@@ -1,5 +1,5 @@
 // Sharded training on 1 to 8 ranks, as threads, equals training in one process: the same gradients,
-// and the same parameters after 20 steps, within the bounds of wrap_test_bounds.h, however long
+// and the same parameters after 20 steps, within the bounds of wrap_bounds.h, however long
 // units keep their parameters. The check itself is proved: without a gather, a reduction, the
 // division or the initial broadcast it fails.
 #include <gmock/gmock.h>
@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "cadre/testing/core/seeds.h"
-#include "cadre/testing/torch/fsdp_test_training.h"
-#include "cadre/testing/torch/wrap_test_bounds.h"
+#include "cadre/testing/torch/fsdp_training.h"
+#include "cadre/testing/torch/wrap_bounds.h"
 
 namespace cadre {
 namespace {

@@ -11,7 +11,7 @@
 
 #include "cadre/tensor/hooks/activations/activation_offload.h"
 #include "cadre/testing/core/temporary_folder.h"
-#include "cadre/testing/torch/fsdp_test_tower.h"
+#include "cadre/testing/torch/fsdp_tower.h"
 
 namespace cadre {
 namespace {

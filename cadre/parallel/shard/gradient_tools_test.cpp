@@ -1,4 +1,4 @@
-#include "cadre/testing/torch/gradient_tools_test.h"
+#include "cadre/testing/torch/shards_of_ones.h"
 
 #include <torch/nn/modules/linear.h>
 

@@ -1,5 +1,5 @@
 // Training with a divided optimizer on 1 to 8 ranks, as threads, equals training in one process
-// within the bounds of wrap_test_bounds.h, and has the bits of the same optimizer undivided on the
+// within the bounds of wrap_bounds.h, and has the bits of the same optimizer undivided on the
 // same ranks. The check itself is proved: without a gather, and with values that arrive in another
 // place, it fails. Gradients that were not reduced are an error of the optimizer.
 #include <gmock/gmock.h>
@@ -13,8 +13,8 @@
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/tensor/optim/optimizers.h"
 #include "cadre/testing/core/seeds.h"
-#include "cadre/testing/torch/wrap_test_bounds.h"
-#include "cadre/testing/torch/zero_test_support.h"
+#include "cadre/testing/torch/wrap_bounds.h"
+#include "cadre/testing/torch/zero_gradients.h"
 
 namespace cadre {
 namespace {

@@ -13,9 +13,9 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/testing/core/temporary_folder.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/sharded_snapshot_test.h"
-#include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/snapshot_samples.h"
+#include "cadre/testing/torch/wrap_net.h"
 #include "cadre/train/checkpoint/planning/save_plan.h"
 
 namespace cadre {

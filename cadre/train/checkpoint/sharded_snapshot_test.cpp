@@ -1,4 +1,4 @@
-#include "cadre/testing/torch/sharded_snapshot_test.h"
+#include "cadre/testing/torch/snapshot_samples.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@
 #include "cadre/testing/core/paths.h"
 #include "cadre/testing/core/ranks.h"
 #include "cadre/testing/core/temporary_folder.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 #include "cadre/train/checkpoint/full_state.h"
 #include "cadre/train/checkpoint/module_file.h"
 #include "cadre/train/checkpoint/safetensors.h"

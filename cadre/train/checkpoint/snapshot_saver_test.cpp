@@ -19,8 +19,8 @@
 #include "cadre/core/base/format.h"
 #include "cadre/testing/core/forwarding_files.h"
 #include "cadre/testing/core/temporary_folder.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/sharded_snapshot_test.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/snapshot_samples.h"
 #include "cadre/train/checkpoint/sharded_load.h"
 
 namespace cadre {

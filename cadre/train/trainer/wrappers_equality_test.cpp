@@ -10,7 +10,7 @@
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/shard/sharded_optimizer.h"
 #include "cadre/tensor/optim/optimizers.h"
-#include "cadre/testing/torch/fsdp_test_training.h"
+#include "cadre/testing/torch/fsdp_training.h"
 
 namespace cadre {
 namespace {

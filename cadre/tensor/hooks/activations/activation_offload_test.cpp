@@ -11,7 +11,7 @@
 #include "cadre/tensor/hooks/activations/activation_checkpoint.h"
 #include "cadre/testing/core/file_size_limit.h"
 #include "cadre/testing/core/temporary_folder.h"
-#include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/testing/torch/wrap_net.h"
 
 namespace cadre {
 namespace {

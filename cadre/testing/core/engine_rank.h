@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cadre/core/collective/net/net_engine.h"
-#include "cadre/testing/core/engine_caller_test.h"
+#include "cadre/testing/core/engine_caller.h"
 #include "cadre/testing/core/reference_reduction.h"
 
 namespace cadre {

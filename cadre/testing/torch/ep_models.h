@@ -12,7 +12,7 @@
 
 #include "cadre/parallel/ep/expert_parallel.h"
 #include "cadre/parallel/ep/mixture_of_experts.h"
-#include "cadre/testing/torch/wrap_test_models.h"
+#include "cadre/testing/torch/wrap_models.h"
 
 namespace cadre::testing {
 

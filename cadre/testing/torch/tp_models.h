@@ -22,7 +22,7 @@
 #include "cadre/parallel/layers/linear.h"
 #include "cadre/parallel/layers/vocab_parallel_cross_entropy.h"
 #include "cadre/parallel/tp/parallelize_module.h"
-#include "cadre/testing/torch/wrap_test_models.h"
+#include "cadre/testing/torch/wrap_models.h"
 
 namespace cadre::testing {
 

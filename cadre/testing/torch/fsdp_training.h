@@ -11,8 +11,8 @@
 
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/fsdp/wrap_policy.h"
-#include "cadre/testing/torch/fsdp_test_models.h"
-#include "cadre/testing/torch/wrap_test_training.h"
+#include "cadre/testing/torch/fsdp_models.h"
+#include "cadre/testing/torch/wrap_training.h"
 
 namespace cadre::testing {
 

@@ -12,7 +12,7 @@
 #include <optional>
 #include <vector>
 
-#include "cadre/testing/torch/wrap_test_training.h"
+#include "cadre/testing/torch/wrap_training.h"
 
 namespace cadre::testing {
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
-#include "cadre/testing/torch/wrap_test_training.h"
+#include "cadre/testing/torch/wrap_training.h"
 
 namespace cadre::testing {
 

@@ -10,8 +10,8 @@
 #include <cstdint>
 #include <functional>
 
-#include "cadre/testing/torch/fsdp_test_training.h"
-#include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/testing/torch/fsdp_training.h"
+#include "cadre/testing/torch/wrap_net.h"
 
 namespace cadre::testing {
 

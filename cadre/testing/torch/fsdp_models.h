@@ -1,4 +1,4 @@
-// The models of wrap_test_models.h with units in them, and more that tests of units need. The same
+// The models of wrap_models.h with units in them, and more that tests of units need. The same
 // seed gives the same parameters in the same order.
 //
 // Threads: one for each model. Blocking: never.
@@ -10,7 +10,7 @@
 
 #include "cadre/parallel/fsdp/shard_unit.h"
 #include "cadre/tensor/hooks/activations/activation_checkpoint.h"
-#include "cadre/testing/torch/wrap_test_training.h"
+#include "cadre/testing/torch/wrap_training.h"
 
 namespace cadre::testing {
 

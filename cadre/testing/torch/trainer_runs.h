@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "cadre/testing/core/temporary_folder.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 #include "cadre/train/checkpoint/full_state.h"
 #include "cadre/train/checkpoint/safetensors.h"
 #include "cadre/train/trainer/trainer.h"

@@ -14,7 +14,7 @@
 
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/testing/torch/group_fakes.h"
-#include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/testing/torch/wrap_net.h"
 
 namespace cadre::testing {
 

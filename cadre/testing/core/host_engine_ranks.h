@@ -13,7 +13,7 @@
 #include "cadre/core/collective/host/arena.h"
 #include "cadre/core/collective/host/host_engine.h"
 #include "cadre/core/os/system.h"
-#include "cadre/testing/core/engine_caller_test.h"
+#include "cadre/testing/core/engine_caller.h"
 #include "cadre/testing/core/equal_bytes.h"
 #include "cadre/testing/core/host_memories.h"
 #include "cadre/testing/core/ranks.h"

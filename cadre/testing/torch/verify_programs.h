@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
-#include "cadre/testing/torch/fsdp_test_models.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/fsdp_models.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 #include "cadre/train/verify/verify_strategies.h"
 
 namespace cadre::testing {

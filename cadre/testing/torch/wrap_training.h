@@ -19,8 +19,8 @@
 
 #include "cadre/tensor/hooks/named_tensors.h"
 #include "cadre/testing/torch/group_fakes.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/wrap_test_models.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/wrap_models.h"
 
 namespace cadre::testing {
 

@@ -18,8 +18,8 @@
 #include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/tensor/hooks/activations/activation_checkpoint.h"
 #include "cadre/tensor/hooks/named_tensors.h"
-#include "cadre/testing/torch/fsdp_test_training.h"
-#include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/testing/torch/fsdp_training.h"
+#include "cadre/testing/torch/wrap_net.h"
 
 namespace cadre::testing {
 

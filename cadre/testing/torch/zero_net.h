@@ -15,7 +15,7 @@
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/testing/core/ranks.h"
-#include "cadre/testing/torch/zero_test_support.h"
+#include "cadre/testing/torch/zero_gradients.h"
 
 namespace cadre::zero_net {
 

@@ -29,7 +29,7 @@
 #include <limits>
 #include <vector>
 
-#include "cadre/testing/torch/wrap_test_training.h"
+#include "cadre/testing/torch/wrap_training.h"
 
 namespace cadre::testing {
 
