@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "cadre/parallel/plan/memory_plan.h"
-#include "cadre/testing/torch/plan_test_memory.h"
+#include "cadre/testing/torch/measured_memory.h"
 
 namespace {
 

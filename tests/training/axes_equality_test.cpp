@@ -1,6 +1,6 @@
 // Training on a mesh of several axes, on up to 8 ranks as threads, equals training in one process
 // that uses libtorch's loss and clipping: losses, norms and gradients of each step, and parameters
-// after them, within the bounds of wrap_test_bounds.h. Gradients are clipped by one norm over all
+// after them, within the bounds of wrap_bounds.h. Gradients are clipped by one norm over all
 // axes in every step, and dropout is that of one process. The bounds hold as for each axis alone:
 // ranks add the same terms in another order. CADRE_CASES_SEED picks the share of the cases that
 // CTest runs.
@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "cadre/testing/core/seeds.h"
-#include "tests/training/axes_layouts.h"
-#include "tests/training/axes_training.h"
+#include "cadre/testing/torch/axes_layouts.h"
+#include "cadre/testing/torch/axes_training.h"
 
 namespace cadre {
 namespace {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 #include "cadre/train/data/data_loader.h"
 
 namespace cadre {

@@ -14,7 +14,7 @@
 #include "cadre/parallel/ep/mixture_of_experts.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/core/temporary_folder.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 #include "cadre/train/checkpoint/sharded_load.h"
 #include "cadre/train/checkpoint/sharded_save.h"
 

@@ -16,7 +16,7 @@
 #include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/core/temporary_folder.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 #include "cadre/train/checkpoint/optimizer_state.h"
 #include "cadre/train/checkpoint/sharded_load.h"
 #include "cadre/train/checkpoint/snapshot_saver.h"

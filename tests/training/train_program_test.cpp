@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cadre/core/os/files/locked_file.h"
-#include "cadre/testing/core/cadre_command_test.h"
+#include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/paths.h"
 #include "cadre/testing/core/temporary_folder.h"
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/testing/core/cadre_command_test.h"
+#include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre {

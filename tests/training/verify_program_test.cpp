@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cadre/testing/core/cadre_command_test.h"
+#include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/paths.h"
 #include "cadre/testing/core/temporary_folder.h"
 

@@ -12,7 +12,7 @@
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/tensor/optim/optimizers.h"
 #include "cadre/testing/core/log_lines.h"
-#include "cadre/testing/torch/ddp_sharded_test.h"
+#include "cadre/testing/torch/ddp_copies.h"
 
 namespace cadre {
 namespace {

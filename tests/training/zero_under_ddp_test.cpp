@@ -9,8 +9,8 @@
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/tensor/optim/optimizers.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/wrap_test_models.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/wrap_models.h"
 
 namespace cadre {
 namespace {

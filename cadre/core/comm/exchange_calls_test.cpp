@@ -10,7 +10,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/comm/communicator.h"
 #include "cadre/core/store/hash_store.h"
-#include "cadre/testing/core/exchange_reference_test.h"
+#include "cadre/testing/core/exchange_reference.h"
 #include "cadre/testing/core/ranks.h"
 
 namespace cadre {

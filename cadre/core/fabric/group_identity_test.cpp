@@ -11,7 +11,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/comm/groups/split.h"
-#include "cadre/testing/core/groups_test.h"
+#include "cadre/testing/core/thread_groups.h"
 
 namespace cadre {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "cadre/core/schedule/check.h"
 #include "cadre/core/schedule/schedule_csv.h"
-#include "cadre/testing/core/schedule_cases_test.h"
+#include "cadre/testing/core/schedule_cases.h"
 
 namespace cadre {
 namespace {

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "cadre/core/schedule/lowering.h"
-#include "cadre/testing/core/schedule_cases_test.h"
+#include "cadre/testing/core/schedule_cases.h"
 
 namespace cadre {
 namespace {

@@ -7,7 +7,7 @@
 #include <limits>
 #include <map>
 
-#include "cadre/testing/core/schedule_cases_test.h"
+#include "cadre/testing/core/schedule_cases.h"
 
 namespace cadre {
 namespace {

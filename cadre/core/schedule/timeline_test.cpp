@@ -4,7 +4,7 @@
 
 #include "cadre/core/schedule/lowering.h"
 #include "cadre/core/schedule/timeline_text.h"
-#include "cadre/testing/core/schedule_cases_test.h"
+#include "cadre/testing/core/schedule_cases.h"
 
 namespace cadre {
 namespace {

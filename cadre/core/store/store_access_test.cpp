@@ -11,7 +11,7 @@
 #include "cadre/core/wire/store/c10d_message.h"
 #include "cadre/core/wire/store/store_message.h"
 #include "cadre/testing/core/other_user.h"
-#include "cadre/testing/core/tcp_store_test.h"
+#include "cadre/testing/core/tcp_store_fixture.h"
 
 namespace cadre {
 namespace {

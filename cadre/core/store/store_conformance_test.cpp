@@ -1,5 +1,5 @@
 // What every Store must do with keys and values, run against each implementation.
-#include "cadre/testing/core/store_conformance_test.h"
+#include "cadre/testing/core/store_conformance.h"
 
 #include <algorithm>
 #include <atomic>

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "cadre/core/base/format.h"
-#include "cadre/testing/core/store_conformance_test.h"
+#include "cadre/testing/core/store_conformance.h"
 
 namespace cadre {
 namespace {

@@ -13,7 +13,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/io/fd.h"
 #include "cadre/testing/core/ranks.h"
-#include "cadre/testing/core/tcp_store_test.h"
+#include "cadre/testing/core/tcp_store_fixture.h"
 
 namespace cadre {
 namespace {

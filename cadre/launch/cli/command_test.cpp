@@ -5,10 +5,10 @@
 
 #include "cadre/launch/cli/command.h"
 #include "cadre/launch/cli/torch_finder.h"
-#include "cadre/testing/core/cadre_command_test.h"
+#include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/paths.h"
 #include "cadre/testing/core/temporary_folder.h"
-#include "cadre/testing/core/trainer_tree_test.h"
+#include "cadre/testing/core/trainer_tree.h"
 
 namespace cadre::cli {
 namespace {

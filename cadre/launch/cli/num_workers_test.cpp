@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 
 #include "cadre/launch/cli/run_options.h"
-#include "cadre/testing/core/cadre_command_test.h"
+#include "cadre/testing/core/cadre_command.h"
 
 namespace cadre::cli {
 namespace {

@@ -1,5 +1,5 @@
 // Signals to `cadre run`, and SIGKILL: no process or file is left after either.
-#include "cadre/testing/core/cadre_command_test.h"
+#include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::cli {

@@ -1,7 +1,7 @@
 // The end of `cadre run`: exit codes, reports, and programs that cannot be started.
 #include <fstream>
 
-#include "cadre/testing/core/cadre_command_test.h"
+#include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::cli {

@@ -1,7 +1,7 @@
 // `cadre run` with few descriptors.
 #include <sys/resource.h>
 
-#include "cadre/testing/core/cadre_command_test.h"
+#include "cadre/testing/core/cadre_command.h"
 
 namespace cadre::cli {
 namespace {

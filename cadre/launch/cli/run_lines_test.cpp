@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "cadre/core/os/io/fd.h"
-#include "cadre/testing/core/cadre_command_test.h"
+#include "cadre/testing/core/cadre_command.h"
 
 namespace cadre::cli {
 namespace {

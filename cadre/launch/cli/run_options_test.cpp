@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cadre/launch/cli/torchrun_flags.h"
-#include "cadre/testing/core/cadre_command_test.h"
+#include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::cli {

@@ -5,7 +5,7 @@
 
 #include "cadre/core/comm/connect.h"
 #include "cadre/core/os/proc/executable.h"
-#include "cadre/testing/core/cadre_command_test.h"
+#include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::cli {

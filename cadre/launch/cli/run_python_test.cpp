@@ -2,7 +2,7 @@
 #include <fstream>
 
 #include "cadre/launch/cli/run_options.h"
-#include "cadre/testing/core/cadre_command_test.h"
+#include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::cli {

@@ -2,7 +2,7 @@
 // access.
 #include "cadre/core/os/proc/executable.h"
 #include "cadre/core/rendezvous/environment_rendezvous.h"
-#include "cadre/testing/core/cadre_command_test.h"
+#include "cadre/testing/core/cadre_command.h"
 
 namespace cadre::cli {
 namespace {

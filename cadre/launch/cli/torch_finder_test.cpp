@@ -10,7 +10,7 @@
 #include <string>
 
 #include "cadre/core/os/proc/program_output.h"
-#include "cadre/testing/core/cadre_command_test.h"
+#include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/paths.h"
 #include "cadre/testing/core/temporary_folder.h"
 

@@ -11,7 +11,7 @@
 #include "cadre/core/os/host/host_info.h"
 #include "cadre/core/os/native/monotonic_clock.h"
 #include "cadre/launch/cli/command.h"
-#include "cadre/testing/core/cadre_command_test.h"
+#include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::cli {

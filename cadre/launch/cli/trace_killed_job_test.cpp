@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cadre/core/comm/connect.h"
-#include "cadre/testing/core/cadre_command_test.h"
+#include "cadre/testing/core/cadre_command.h"
 #include "cadre/testing/core/leftovers.h"
 #include "cadre/testing/core/temporary_folder.h"
 

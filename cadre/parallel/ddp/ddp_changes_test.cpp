@@ -6,8 +6,8 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/testing/core/log_lines.h"
-#include "cadre/testing/torch/ddp_test_support.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/ddp_peers.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
 namespace {

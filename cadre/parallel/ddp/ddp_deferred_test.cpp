@@ -7,7 +7,7 @@
 
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/deferred/deferred_init.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
 namespace {

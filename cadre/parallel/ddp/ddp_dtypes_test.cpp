@@ -11,7 +11,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
 namespace {

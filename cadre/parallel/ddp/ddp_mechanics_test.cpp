@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cadre/testing/torch/ddp_test_support.h"
+#include "cadre/testing/torch/ddp_peers.h"
 
 namespace cadre {
 namespace {

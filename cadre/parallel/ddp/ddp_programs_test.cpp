@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/testing/torch/ddp_test_support.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/wrap_test_training.h"
+#include "cadre/testing/torch/ddp_peers.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/wrap_training.h"
 
 namespace cadre {
 namespace {

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/testing/torch/ddp_sharded_test.h"
+#include "cadre/testing/torch/ddp_copies.h"
 
 namespace cadre {
 namespace {

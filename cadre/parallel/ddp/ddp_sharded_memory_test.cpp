@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/testing/torch/ddp_sharded_test.h"
+#include "cadre/testing/torch/ddp_copies.h"
 #include "cadre/testing/torch/group_fakes.h"
 
 namespace cadre {

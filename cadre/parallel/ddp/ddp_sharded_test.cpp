@@ -1,5 +1,5 @@
 // Sharded gradients (ZeRO stage 2) are the slices of replicated ones, bit for bit.
-#include "cadre/testing/torch/ddp_sharded_test.h"
+#include "cadre/testing/torch/ddp_copies.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -14,8 +14,8 @@
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/testing/core/log_lines.h"
-#include "cadre/testing/torch/ddp_test_support.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/ddp_peers.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
 namespace {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "cadre/parallel/buckets/gradient_storage.h"
-#include "cadre/testing/torch/ddp_test_support.h"
+#include "cadre/testing/torch/ddp_peers.h"
 
 namespace cadre {
 namespace {

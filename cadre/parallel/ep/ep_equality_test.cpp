@@ -1,6 +1,6 @@
 // Training a model whose experts are divided among ranks, as threads, also with replicas of the
 // experts on other ranks, equals training it in one process with the whole batch: losses, gradients
-// and parameters of 20 steps, within the bounds of wrap_test_bounds.h. The bounds hold as for data
+// and parameters of 20 steps, within the bounds of wrap_bounds.h. The bounds hold as for data
 // parallelism: ranks add the same terms in another order. The router chooses the same experts as
 // long as no two logits of a token are closer than these differences. CADRE_CASES_SEED picks the
 // share of the cases that CTest runs.
@@ -16,9 +16,9 @@
 
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/core/seeds.h"
-#include "cadre/testing/torch/ep_test_models.h"
-#include "cadre/testing/torch/joined_training_test.h"
-#include "cadre/testing/torch/wrap_test_bounds.h"
+#include "cadre/testing/torch/ep_models.h"
+#include "cadre/testing/torch/joined_training.h"
+#include "cadre/testing/torch/wrap_bounds.h"
 
 namespace cadre {
 namespace {

@@ -13,11 +13,11 @@
 #include "cadre/parallel/ep/mixture_of_experts.h"
 #include "cadre/parallel/shard/sharded_norm.h"
 #include "cadre/tensor/mesh/device_mesh.h"
-#include "cadre/testing/torch/ep_test_models.h"
-#include "cadre/testing/torch/parameter_shard_test.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/ep_models.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 #include "cadre/testing/torch/rank_expectations.h"
-#include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/testing/torch/shard_records.h"
+#include "cadre/testing/torch/wrap_net.h"
 
 namespace cadre {
 namespace {

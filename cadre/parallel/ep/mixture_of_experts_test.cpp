@@ -19,10 +19,10 @@
 #include "cadre/parallel/ep/router.h"
 #include "cadre/tensor/hooks/autocast.h"
 #include "cadre/tensor/mesh/device_mesh.h"
-#include "cadre/testing/torch/ep_test_models.h"
-#include "cadre/testing/torch/ep_test_reference.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/testing/torch/ep_models.h"
+#include "cadre/testing/torch/ep_reference.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/wrap_net.h"
 
 namespace cadre {
 namespace {

@@ -14,9 +14,9 @@
 
 #include "cadre/parallel/shard/sharded_optimizer.h"
 #include "cadre/testing/core/log_lines.h"
-#include "cadre/testing/torch/fsdp_test_stack.h"
-#include "cadre/testing/torch/fsdp_test_training.h"
-#include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/testing/torch/fsdp_stack.h"
+#include "cadre/testing/torch/fsdp_training.h"
+#include "cadre/testing/torch/wrap_net.h"
 
 namespace cadre {
 namespace {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cadre/parallel/shard/sharded_optimizer.h"
-#include "cadre/testing/torch/fsdp_test_tower.h"
+#include "cadre/testing/torch/fsdp_tower.h"
 
 namespace cadre {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "cadre/parallel/shard/sharded_optimizer.h"
 #include "cadre/testing/core/seeds.h"
-#include "cadre/testing/torch/fsdp_test_tower.h"
+#include "cadre/testing/torch/fsdp_tower.h"
 
 namespace cadre {
 namespace {

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "cadre/testing/torch/fsdp_test_tower.h"
+#include "cadre/testing/torch/fsdp_tower.h"
 
 namespace cadre {
 namespace {

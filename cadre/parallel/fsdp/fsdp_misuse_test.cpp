@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "cadre/testing/core/log_lines.h"
-#include "cadre/testing/torch/fsdp_test_training.h"
-#include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/testing/torch/fsdp_training.h"
+#include "cadre/testing/torch/wrap_net.h"
 
 namespace cadre {
 namespace {

@@ -13,7 +13,7 @@
 
 #include "cadre/testing/core/small_disk.h"
 #include "cadre/testing/core/temporary_folder.h"
-#include "cadre/testing/torch/fsdp_test_tower.h"
+#include "cadre/testing/torch/fsdp_tower.h"
 
 namespace cadre {
 namespace {

@@ -17,8 +17,8 @@
 #include "cadre/parallel/shard/sharded_optimizer.h"
 #include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/optim/optimizers.h"
-#include "cadre/testing/torch/fsdp_test_training.h"
-#include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/testing/torch/fsdp_training.h"
+#include "cadre/testing/torch/wrap_net.h"
 
 namespace cadre {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "cadre/parallel/fsdp/unit_assignment.h"
 #include "cadre/parallel/fsdp/wrap_policy.h"
-#include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/testing/torch/wrap_net.h"
 
 namespace cadre {
 namespace {

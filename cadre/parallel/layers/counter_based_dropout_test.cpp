@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "cadre/parallel/layers/philox.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/wrap_net.h"
 
 namespace cadre {
 namespace {

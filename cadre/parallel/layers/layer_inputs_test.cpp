@@ -16,9 +16,9 @@
 #include "cadre/parallel/layers/embedding.h"
 #include "cadre/parallel/layers/layer_norm.h"
 #include "cadre/parallel/layers/linear.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 #include "cadre/testing/torch/rank_expectations.h"
-#include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/testing/torch/wrap_net.h"
 
 namespace cadre {
 namespace {

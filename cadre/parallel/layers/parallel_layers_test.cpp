@@ -23,8 +23,8 @@
 #include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/tensor/hooks/autocast.h"
 #include "cadre/tensor/mesh/layout.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/wrap_net.h"
 
 namespace cadre {
 namespace {

@@ -21,8 +21,8 @@
 #include "cadre/parallel/pp/pipeline.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/core/seeds.h"
-#include "cadre/testing/torch/pp_test_model.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/pp_model.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
 namespace {

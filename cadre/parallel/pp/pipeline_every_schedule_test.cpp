@@ -20,7 +20,7 @@
 #include "cadre/core/schedule/simulate.h"
 #include "cadre/parallel/pp/pipeline.h"
 #include "cadre/testing/core/seeds.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
 namespace {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "cadre/parallel/pp/pipeline.h"
-#include "cadre/testing/torch/pp_test_model.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/pp_model.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre::pipeline_messages_test {
 namespace {

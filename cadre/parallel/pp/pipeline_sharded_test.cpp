@@ -17,8 +17,8 @@
 #include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/tensor/hooks/named_tensors.h"
 #include "cadre/tensor/mesh/device_mesh.h"
-#include "cadre/testing/torch/pp_test_model.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/pp_model.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
 namespace {

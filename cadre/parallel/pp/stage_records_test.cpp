@@ -12,7 +12,7 @@
 
 #include "cadre/parallel/pp/pipeline.h"
 #include "cadre/parallel/shard/sharded_norm.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
 namespace {

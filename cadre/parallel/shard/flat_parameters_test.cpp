@@ -12,7 +12,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/testing/torch/group_fakes.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
 namespace {

@@ -18,8 +18,8 @@
 #include "cadre/testing/core/leftovers.h"
 #include "cadre/testing/core/seeds.h"
 #include "cadre/testing/torch/group_fakes.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/shard_test_training.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/shard_training.h"
 
 namespace cadre {
 namespace {

@@ -12,8 +12,8 @@
 #include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/shard/shard_fence.h"
 #include "cadre/parallel/shard/sharded_optimizer.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/shard_test_training.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/shard_training.h"
 
 namespace cadre {
 namespace {

@@ -1,6 +1,6 @@
 // Training a GPT whose sequences are divided among ranks, as threads, also together with a division
 // of its layers, equals training it in one process: losses, gradients and parameters of 20 steps,
-// within the bounds of wrap_test_bounds.h. In one process attention is libtorch's, or the formula
+// within the bounds of wrap_bounds.h. In one process attention is libtorch's, or the formula
 // with dropout, and the loss libtorch's cross_entropy. The bounds hold as for tensor parallelism:
 // ranks add the same terms in another order. CADRE_CASES_SEED picks the share of the cases that
 // CTest runs.
@@ -16,9 +16,9 @@
 #include "cadre/parallel/layers/context_parallel.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/core/seeds.h"
-#include "cadre/testing/torch/joined_training_test.h"
-#include "cadre/testing/torch/tp_test_models.h"
-#include "cadre/testing/torch/wrap_test_bounds.h"
+#include "cadre/testing/torch/joined_training.h"
+#include "cadre/testing/torch/tp_models.h"
+#include "cadre/testing/torch/wrap_bounds.h"
 
 namespace cadre {
 namespace {

@@ -15,11 +15,11 @@
 #include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/tensor/mesh/layout.h"
-#include "cadre/testing/torch/parameter_shard_test.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/tp_test_models.h"
-#include "cadre/testing/torch/tp_test_support.h"
-#include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/shard_records.h"
+#include "cadre/testing/torch/tp_models.h"
+#include "cadre/testing/torch/tp_refusal.h"
+#include "cadre/testing/torch/wrap_net.h"
 
 namespace cadre {
 namespace {

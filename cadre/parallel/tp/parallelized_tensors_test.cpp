@@ -12,8 +12,8 @@
 #include "cadre/parallel/layers/linear.h"
 #include "cadre/parallel/tp/parallelize_module.h"
 #include "cadre/tensor/mesh/device_mesh.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/tp_test_support.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/tp_refusal.h"
 
 namespace cadre {
 namespace {

@@ -1,6 +1,6 @@
 // Training a module that is divided on 1 to 4 ranks, as threads, equals training it in one process:
 // the same losses and gradients in the first step, and the same parameters after 20 steps, within
-// the bounds of wrap_test_bounds.h, put together from the ranks' parts. In one process the loss is
+// the bounds of wrap_bounds.h, put together from the ranks' parts. In one process the loss is
 // libtorch's cross_entropy. The bounds hold as for data parallelism: ranks add the same terms in
 // another order, here the products of a sum over features, and each layer passes on a difference of
 // a few roundings. CADRE_CASES_SEED picks the share of the cases that CTest runs.
@@ -17,9 +17,9 @@
 
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/core/seeds.h"
-#include "cadre/testing/torch/joined_training_test.h"
-#include "cadre/testing/torch/tp_test_models.h"
-#include "cadre/testing/torch/wrap_test_bounds.h"
+#include "cadre/testing/torch/joined_training.h"
+#include "cadre/testing/torch/tp_models.h"
+#include "cadre/testing/torch/wrap_bounds.h"
 
 namespace cadre {
 namespace {

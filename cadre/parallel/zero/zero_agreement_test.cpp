@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
 namespace {

@@ -15,8 +15,8 @@
 #include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/optim/optimizers.h"
 #include "cadre/testing/core/log_lines.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/zero_net_test.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/zero_net.h"
 
 namespace cadre {
 namespace {

@@ -14,9 +14,9 @@
 #include "cadre/parallel/deferred/deferred_init.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/tensor/optim/optimizers.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/zero_net_test.h"
-#include "cadre/testing/torch/zero_test_support.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/zero_gradients.h"
+#include "cadre/testing/torch/zero_net.h"
 
 namespace cadre {
 namespace {

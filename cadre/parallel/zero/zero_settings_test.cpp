@@ -13,8 +13,8 @@
 
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/tensor/optim/optimizers.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/zero_net_test.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/zero_net.h"
 
 namespace cadre {
 namespace {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cadre/tensor/group/backward/differentiable.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
 namespace {

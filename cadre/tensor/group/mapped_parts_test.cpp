@@ -7,7 +7,7 @@
 #include <optional>
 #include <string>
 
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
 namespace {

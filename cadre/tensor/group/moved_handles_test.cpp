@@ -12,7 +12,7 @@
 #include "cadre/tensor/group/mapped_parts.h"
 #include "cadre/tensor/group/symmetric_tensor.h"
 #include "cadre/testing/core/leftovers.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
 namespace {

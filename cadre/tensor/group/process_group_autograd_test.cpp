@@ -8,7 +8,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/tensor/group/process_group.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
 namespace {

@@ -16,7 +16,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/comm/groups/split.h"
 #include "cadre/tensor/group/backward/differentiable.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
 namespace {

@@ -4,7 +4,7 @@
 #include <torch/nn.h>
 #include <torch/types.h>
 
-#include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/testing/torch/wrap_net.h"
 
 namespace cadre::testing {
 namespace {

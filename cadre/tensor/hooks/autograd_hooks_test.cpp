@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/testing/torch/wrap_net.h"
 
 namespace cadre::wrap {
 namespace {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cadre/tensor/hooks/located_group.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cadre/tensor/mesh/data_ranks.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
 namespace {

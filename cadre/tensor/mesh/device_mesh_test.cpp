@@ -12,7 +12,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/mesh/device_mesh.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
 namespace {

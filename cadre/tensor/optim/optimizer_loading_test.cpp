@@ -13,7 +13,7 @@
 
 #include "cadre/tensor/hooks/shard_mark.h"
 #include "cadre/tensor/optim/offloaded_optimizer.h"
-#include "cadre/testing/torch/optimizers_test.h"
+#include "cadre/testing/torch/optimizer_rules.h"
 
 namespace cadre::optim_test {
 namespace {

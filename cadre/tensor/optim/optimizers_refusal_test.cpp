@@ -7,7 +7,7 @@
 #include <torch/torch.h>
 
 #include "cadre/tensor/optim/fused_kernels.h"
-#include "cadre/testing/torch/optimizers_test.h"
+#include "cadre/testing/torch/optimizer_rules.h"
 
 namespace cadre::optim_test {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <sstream>
 
-#include "cadre/testing/torch/optimizers_test.h"
+#include "cadre/testing/torch/optimizer_rules.h"
 
 namespace cadre::optim_test {
 namespace {

@@ -8,8 +8,8 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/testing/core/ranks.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/wrap_net.h"
 
 namespace cadre::testing {
 

@@ -13,21 +13,21 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/testing/core/temporary_folder.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
-#include "cadre/testing/torch/sharded_snapshot_test.h"
-#include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/snapshot_samples.h"
+#include "cadre/testing/torch/wrap_net.h"
 #include "cadre/train/checkpoint/planning/save_plan.h"
 
 namespace cadre {
 namespace {
 
 namespace fs = std::filesystem;
+using snapshot_test::Division;
 using snapshot_test::make_parts;
-using snapshot_test::Strategy;
 using snapshot_test::World;
 using ::testing::HasSubstr;
 
-const World kTwoRanks{Strategy::kFlat, 2};
+const World kTwoRanks{Division::kFlat, 2};
 
 // The error of save_sharded() on both ranks if one of them passes something else.
 std::string save_error(const std::function<void(SnapshotParts&)>& change, int changed_rank) {

@@ -15,7 +15,7 @@
 #include <utility>
 
 #include "cadre/core/base/error.h"
-#include "cadre/testing/torch/data_loader_test.h"
+#include "cadre/testing/torch/counting_dataset.h"
 #include "cadre/train/data/data_loader.h"
 
 namespace cadre {

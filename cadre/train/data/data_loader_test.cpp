@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/testing/torch/data_loader_test.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/counting_dataset.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 #include "cadre/train/data/distributed_sampler.h"
 #include "cadre/train/data/synthetic_dataset.h"
 

@@ -8,7 +8,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/testing/core/forwarding_system.h"
-#include "cadre/testing/torch/trainer_test.h"
+#include "cadre/testing/torch/trainer_runs.h"
 
 namespace cadre::train {
 namespace {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cadre/testing/torch/trainer_test.h"
+#include "cadre/testing/torch/trainer_runs.h"
 #include "cadre/train/checkpoint/file_digests.h"
 
 namespace cadre::train {

@@ -13,7 +13,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/wire/idx_file.h"
-#include "cadre/testing/torch/trainer_test.h"
+#include "cadre/testing/torch/trainer_runs.h"
 #include "cadre/train/data/mnist.h"
 #include "cadre/train/trainer/tasks/task.h"
 

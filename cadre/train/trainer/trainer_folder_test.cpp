@@ -9,7 +9,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/testing/core/file_size_limit.h"
-#include "cadre/testing/torch/trainer_test.h"
+#include "cadre/testing/torch/trainer_runs.h"
 #include "cadre/train/trainer/run/run_folder.h"
 
 namespace cadre::train {

@@ -9,7 +9,7 @@
 
 #include "cadre/core/os/proc/program_output.h"
 #include "cadre/core/os/system.h"
-#include "cadre/testing/torch/trainer_test.h"
+#include "cadre/testing/torch/trainer_runs.h"
 
 namespace cadre::train {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/testing/core/seeds.h"
-#include "cadre/testing/torch/trainer_test.h"
+#include "cadre/testing/torch/trainer_runs.h"
 #include "cadre/train/trainer/config/config_fields.h"
 #include "cadre/train/trainer/strategy/run_layout.h"
 

@@ -11,7 +11,7 @@
 #include "cadre/parallel/deferred/deferred_init.h"
 #include "cadre/testing/core/file_size_limit.h"
 #include "cadre/testing/core/seeds.h"
-#include "cadre/testing/torch/trainer_test.h"
+#include "cadre/testing/torch/trainer_runs.h"
 #include "cadre/train/checkpoint/sharded_save.h"
 #include "cadre/train/trainer/run/run_setup.h"
 #include "cadre/train/trainer/snapshots/snapshot_writer.h"

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/testing/torch/trainer_test.h"
+#include "cadre/testing/torch/trainer_runs.h"
 
 namespace cadre::train {
 namespace {

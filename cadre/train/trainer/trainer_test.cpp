@@ -1,4 +1,4 @@
-#include "cadre/testing/torch/trainer_test.h"
+#include "cadre/testing/torch/trainer_runs.h"
 
 #include <torch/torch.h>
 

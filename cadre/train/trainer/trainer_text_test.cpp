@@ -4,7 +4,7 @@
 #include <fstream>
 #include <string>
 
-#include "cadre/testing/torch/trainer_test.h"
+#include "cadre/testing/torch/trainer_runs.h"
 
 namespace cadre::train {
 namespace {

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 #include "cadre/train/verify/comparison.h"
 
 namespace cadre::verify {

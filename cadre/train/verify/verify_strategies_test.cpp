@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "cadre/testing/torch/group_fakes.h"
-#include "cadre/testing/torch/verify_test_programs.h"
-#include "cadre/testing/torch/wrap_test_training.h"
+#include "cadre/testing/torch/verify_programs.h"
+#include "cadre/testing/torch/wrap_training.h"
 
 namespace cadre {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/testing/torch/group_fakes.h"
-#include "cadre/testing/torch/verify_test_programs.h"
+#include "cadre/testing/torch/verify_programs.h"
 
 namespace cadre {
 namespace {

@@ -7,8 +7,8 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/testing/core/equal_bytes.h"
-#include "cadre/testing/core/exchange_reference_test.h"
-#include "cadre/testing/core/host_engine_test_ranks.h"
+#include "cadre/testing/core/exchange_reference.h"
+#include "cadre/testing/core/host_engine_ranks.h"
 #include "cadre/testing/core/reference_reduction.h"
 #include "cadre/testing/core/simulator_ranks.h"
 

@@ -1,7 +1,7 @@
 // Errors of the host engine when ranks call different operations, are missing or are interrupted.
 #include <gtest/gtest.h>
 
-#include "cadre/testing/core/host_engine_test_ranks.h"
+#include "cadre/testing/core/host_engine_ranks.h"
 
 namespace cadre {
 namespace {

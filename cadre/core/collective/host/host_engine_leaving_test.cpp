@@ -15,7 +15,7 @@
 #include "cadre/core/collective/host/arena.h"
 #include "cadre/testing/core/equal_bytes.h"
 #include "cadre/testing/core/forwarding_system.h"
-#include "cadre/testing/core/host_engine_test_ranks.h"
+#include "cadre/testing/core/host_engine_ranks.h"
 #include "cadre/testing/core/reference_reduction.h"
 #include "cadre/testing/core/simulator_ranks.h"
 

@@ -9,7 +9,7 @@
 
 #include "cadre/core/collective/host/arena.h"
 #include "cadre/testing/core/forwarding_system.h"
-#include "cadre/testing/core/host_engine_test_ranks.h"
+#include "cadre/testing/core/host_engine_ranks.h"
 
 namespace cadre {
 namespace {

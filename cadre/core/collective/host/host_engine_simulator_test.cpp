@@ -5,7 +5,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/random.h"
 #include "cadre/testing/core/equal_bytes.h"
-#include "cadre/testing/core/host_engine_test_ranks.h"
+#include "cadre/testing/core/host_engine_ranks.h"
 #include "cadre/testing/core/reference_reduction.h"
 #include "cadre/testing/core/simulator_ranks.h"
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/testing/core/engine_rank_test.h"
+#include "cadre/testing/core/engine_rank.h"
 #include "cadre/testing/core/transport_group.h"
 
 namespace cadre {

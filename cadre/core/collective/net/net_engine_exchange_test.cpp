@@ -6,9 +6,9 @@
 #include <functional>
 
 #include "cadre/core/base/format.h"
-#include "cadre/testing/core/engine_rank_test.h"
+#include "cadre/testing/core/engine_rank.h"
 #include "cadre/testing/core/equal_bytes.h"
-#include "cadre/testing/core/exchange_reference_test.h"
+#include "cadre/testing/core/exchange_reference.h"
 #include "cadre/testing/core/ranks.h"
 #include "cadre/testing/core/transport_group.h"
 

@@ -9,7 +9,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/collective/net/link.h"
-#include "cadre/testing/core/engine_rank_test.h"
+#include "cadre/testing/core/engine_rank.h"
 #include "cadre/testing/core/ranks.h"
 #include "cadre/testing/core/transport_group.h"
 

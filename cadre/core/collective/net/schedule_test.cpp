@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/testing/core/exchange_reference_test.h"
+#include "cadre/testing/core/exchange_reference.h"
 
 namespace cadre {
 namespace {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "cadre/core/os/system.h"
-#include "cadre/testing/core/plane_job_test.h"
+#include "cadre/testing/core/plane_job.h"
 
 namespace cadre {
 namespace {

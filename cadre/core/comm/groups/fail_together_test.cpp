@@ -10,8 +10,8 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/comm/communicator_impl.h"
 #include "cadre/core/comm/groups/split.h"
-#include "cadre/testing/core/groups_test.h"
 #include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/thread_groups.h"
 
 namespace cadre {
 namespace {

@@ -14,8 +14,8 @@
 #include "cadre/core/store/hash_store.h"
 #include "cadre/core/store/prefix_store.h"
 #include "cadre/core/wire/store/store_message.h"
-#include "cadre/testing/core/groups_test.h"
 #include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/thread_groups.h"
 
 namespace cadre {
 namespace {

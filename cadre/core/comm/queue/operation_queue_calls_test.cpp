@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/testing/core/operation_queue_test.h"
 #include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/scripted_queue.h"
 
 namespace cadre {
 namespace {

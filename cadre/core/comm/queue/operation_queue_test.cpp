@@ -1,6 +1,6 @@
 // What the queue of collectives does when an operation throws, when an owner's deleter uses it,
 // when its thread cannot be started, and when its engine ends operations later.
-#include "cadre/testing/core/operation_queue_test.h"
+#include "cadre/testing/core/scripted_queue.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -9,7 +9,7 @@
 #include "cadre/core/base/random.h"
 #include "cadre/core/fabric/plane/control_plane.h"
 #include "cadre/core/sim/simulator.h"
-#include "cadre/testing/core/plane_job_test.h"
+#include "cadre/testing/core/plane_job.h"
 #include "cadre/testing/core/seeds.h"
 
 namespace cadre {

@@ -7,7 +7,7 @@
 #include <chrono>
 #include <functional>
 
-#include "cadre/testing/core/plane_job_test.h"
+#include "cadre/testing/core/plane_job.h"
 
 namespace cadre {
 namespace {

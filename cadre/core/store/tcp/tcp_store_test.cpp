@@ -1,5 +1,5 @@
 // What only a store over sockets can get wrong: strangers, builds, tokens, lost servers, garbage.
-#include "cadre/testing/core/tcp_store_test.h"
+#include "cadre/testing/core/tcp_store_fixture.h"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>

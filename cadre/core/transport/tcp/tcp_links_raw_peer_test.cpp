@@ -11,7 +11,7 @@
 
 #include "cadre/core/transport/tcp/tcp_links.h"
 #include "cadre/core/wire/link_frame.h"
-#include "cadre/testing/core/tcp_links_test.h"
+#include "cadre/testing/core/tcp_transfers.h"
 
 namespace cadre {
 namespace {

@@ -12,7 +12,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/random.h"
 #include "cadre/core/sim/simulator.h"
-#include "cadre/testing/core/linked_process_test.h"
+#include "cadre/testing/core/linked_process.h"
 #include "cadre/testing/core/ranks.h"
 #include "cadre/testing/core/seeds.h"
 

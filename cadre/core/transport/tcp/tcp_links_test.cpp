@@ -14,9 +14,9 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/wire/link_frame.h"
 #include "cadre/testing/core/leftovers.h"
-#include "cadre/testing/core/linked_process_test.h"
+#include "cadre/testing/core/linked_process.h"
 #include "cadre/testing/core/ranks.h"
-#include "cadre/testing/core/tcp_links_test.h"
+#include "cadre/testing/core/tcp_transfers.h"
 #include "cadre/testing/core/transport_group.h"
 
 namespace cadre {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cadre/testing/core/temporary_folder.h"
-#include "cadre/testing/core/trainer_tree_test.h"
+#include "cadre/testing/core/trainer_tree.h"
 
 namespace cadre::cli {
 namespace {

@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
 namespace {

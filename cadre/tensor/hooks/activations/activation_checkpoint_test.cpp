@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "cadre/tensor/hooks/autocast.h"
-#include "cadre/testing/torch/wrap_test_support.h"
+#include "cadre/testing/torch/wrap_net.h"
 
 namespace cadre {
 namespace {

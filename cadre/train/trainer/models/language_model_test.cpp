@@ -7,7 +7,7 @@
 #include <map>
 #include <optional>
 
-#include "cadre/testing/torch/ep_test_reference.h"
+#include "cadre/testing/torch/ep_reference.h"
 
 namespace cadre::train {
 namespace {

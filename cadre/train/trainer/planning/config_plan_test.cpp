@@ -11,8 +11,8 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/parallel/fsdp/unit_assignment.h"
-#include "cadre/testing/torch/plan_test_memory.h"
-#include "cadre/testing/torch/trainer_test.h"
+#include "cadre/testing/torch/measured_memory.h"
+#include "cadre/testing/torch/trainer_runs.h"
 #include "cadre/train/data/text_corpus.h"
 #include "cadre/train/trainer/config/config_fields.h"
 #include "cadre/train/trainer/models/image_classifier.h"

@@ -13,8 +13,8 @@
 
 #include "cadre/core/collective/op.h"
 #include "cadre/tensor/group/operands/dtype.h"
-#include "cadre/testing/torch/plan_test_memory.h"
-#include "cadre/testing/torch/trainer_test.h"
+#include "cadre/testing/torch/measured_memory.h"
+#include "cadre/testing/torch/trainer_runs.h"
 #include "cadre/train/data/text_corpus.h"
 #include "cadre/train/trainer/planning/config_plan.h"
 #include "cadre/train/trainer/run/run_setup.h"

@@ -18,8 +18,8 @@
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/tensor/optim/optimizers.h"
-#include "cadre/testing/torch/plan_test_memory.h"
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/measured_memory.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
 namespace {

@@ -4,7 +4,7 @@
 #include <filesystem>
 #include <string>
 
-#include "cadre/testing/torch/trainer_test.h"
+#include "cadre/testing/torch/trainer_runs.h"
 #include "cadre/train/trainer/snapshots/run_origin.h"
 
 namespace cadre::train {

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <vector>
 
-#include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre::train {
 namespace {

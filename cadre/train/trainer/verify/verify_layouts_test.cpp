@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cadre/testing/core/seeds.h"
-#include "cadre/testing/torch/trainer_test.h"
+#include "cadre/testing/torch/trainer_runs.h"
 #include "cadre/train/trainer/verify/layout_cases.h"
 #include "cadre/train/trainer/verify/verify_config.h"
 

@@ -1,0 +1,434 @@
+// Trains the decoder of axes_model.h on ranks as threads, on a mesh of any axes, and in one process
+// with libtorch's loss and clipping.
+//
+// Threads: one for each rank. Blocking: until all ranks have ended. Errors: a rank that fails fails
+// the test.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/nn.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <ostream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cadre/core/schedule/generate.h"
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/parallel/ep/expert_parallel.h"
+#include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/parallel/layers/vocab_parallel_cross_entropy.h"
+#include "cadre/parallel/pp/pipeline.h"
+#include "cadre/parallel/shard/gather_shards.h"
+#include "cadre/parallel/shard/sharded_norm.h"
+#include "cadre/parallel/tp/parallelize_module.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+#include "cadre/tensor/mesh/data_ranks.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/testing/torch/axes_model.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/wrap_bounds.h"
+#include "cadre/testing/torch/wrap_training.h"
+#include "cadre/train/checkpoint/snapshot_parts.h"
+
+namespace cadre::testing {
+
+inline constexpr int64_t kAxesRows = 8;
+// So small that every step is clipped.
+inline constexpr double kAxesMaxNorm = 0.25;
+inline constexpr RouterLossWeights kAxesRouterWeights{.load_balance = 0.1, .z = 0.02};
+
+// How a model lies on the ranks.
+struct Layout {
+  std::string name;
+  std::vector<MeshAxis> axes;
+  Sharding sharding = Sharding::kNone;
+  AxesGptKind kind = {};
+  std::string schedule = "1f1b";
+  int num_microbatches = 2;
+  int stages_per_rank = 1;
+
+  bool has(const std::string& axis) const {
+    return std::ranges::find(axes, axis, &MeshAxis::name) != axes.end();
+  }
+  int num_ranks() const {
+    int product = 1;
+    for (const MeshAxis& axis : axes) product *= axis.size;
+    return product;
+  }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Layout& layout) {
+  return out << layout.name;
+}
+
+// What a program does wrong on purpose, on all ranks.
+enum class AxesMistake {
+  kNone,
+  kNoSumOverTp,  // a norm on shards of the sequence does not sum its gradients
+  kNoSumOverDp,  // no wrapper, or a pipeline without replicas
+  kUntied,       // the stages' copies of a tied weight have gradients of their own
+  kSwappedMicrobatches,
+  kCountedTwice,  // the norm adds up what all ranks of tp have, also of whole parameters
+};
+
+// What the ranks have together in all steps.
+struct AxesTraining {
+  Training training;
+  std::vector<double> norms;
+};
+
+inline std::vector<Tensor> axes_batches(int num_steps) {
+  torch::manual_seed(99);
+  std::vector<Tensor> batches;
+  for (int step = 0; step < num_steps; ++step) {
+    batches.push_back(torch::randint(kVocabulary, {kAxesRows, AxesGpt::kTokens}, torch::kLong));
+  }
+  return batches;
+}
+
+inline AxesTraining train_axes_alone(const Case& test_case, AxesGpt& model,
+                                     const std::vector<Tensor>& batches) {
+  AxesTraining result;
+  const std::vector<Tensor> parameters = parameters_of(model);
+  const auto optimizer = make_optimizer(test_case, parameters);
+  for (const Tensor& batch : batches) {
+    ++model.stream->step;
+    optimizer->zero_grad();
+    Tensor loss = nn::functional::cross_entropy(model.forward(batch).reshape({-1, kVocabulary}),
+                                                axes_targets(batch).reshape({-1}));
+    if (model.kind.has_experts) loss = loss + model.router_losses.weighted(kAxesRouterWeights);
+    loss.backward();
+    result.norms.push_back(nn::utils::clip_grad_norm_(parameters, kAxesMaxNorm));
+    result.training.losses.push_back(loss.item<double>());
+    std::vector<Tensor> gradients;
+    for (const Tensor& parameter : parameters) gradients.push_back(parameter.grad());
+    result.training.gradients.push_back(copies_of(gradients));
+    optimizer->step();
+  }
+  result.training.parameters = copies_of(parameters);
+  return result;
+}
+
+// One rank of a layout. The objects that it needs stand in the order in which they are made.
+class AxesRank {
+ public:
+  AxesRank(const Layout& layout, const Case& test_case, const ProcessGroup& world,
+           const AxesGpt& whole, AxesMistake mistake = AxesMistake::kNone)
+      : layout_(layout),
+        mistake_(mistake),
+        world_(world),
+        mesh_(world, with_tp(layout.axes)),
+        data_(data_ranks(mesh_)) {
+    for (const NamedTensor& parameter : distinct_parameters(whole)) {
+      names_.push_back(parameter.name);
+    }
+    make_parts(whole);
+    for (const auto& part : parts_) divide(*part);
+    if (layout.has("pp")) {
+      make_pipeline();
+    } else {
+      wrap();
+    }
+    make_optimizer_for(test_case);
+  }
+
+  // The mean loss over all rows; the gradients are those of the optimizer's step.
+  double step(const Tensor& batch) {
+    optimizer_->zero_grad();
+    for (const auto& part : parts_) {
+      ++part->stream->step;
+      part->stream->first_sample = first_row();
+    }
+    const Tensor own = batch.narrow(0, first_row(), num_rows());
+    double loss = pipeline_ ? step_of_pipeline(own) : step_of_module(own);
+    sum_gradients();
+    if (data_.group) {
+      const Tensor sum = torch::full({1}, loss, torch::kDouble);
+      data_.group->all_reduce(sum, {.op = ReduceOp::kAvg});
+      loss = sum.item<double>();
+    }
+    return loss;
+  }
+
+  double clip() {
+    if (has_mistake(AxesMistake::kCountedTwice)) return norm_of_all_ranks();
+    const std::vector<ParameterShard> records = gradient_records();
+    return clip_grad_norm_(std::span<const ParameterShard>(records), kAxesMaxNorm);
+  }
+
+  AxesTraining train(const std::vector<Tensor>& batches) {
+    AxesTraining result;
+    for (const Tensor& batch : batches) {
+      result.training.losses.push_back(step(batch));
+      result.norms.push_back(clip());
+      result.training.gradients.push_back(
+          in_order(shard::gather_gradients(gradient_records(), world_)));
+      optimizer_->step();
+    }
+    result.training.parameters = parameters();
+    if (pipeline_ && !has_mistake(AxesMistake::kUntied)) pipeline_->check_tied_parameters();
+    return result;
+  }
+
+  // Whole ones, in the order of the plain module.
+  Snapshot parameters() { return in_order(shard::gather_values(records())); }
+
+  // What this rank owns, for snapshots.
+  std::vector<ParameterShard> records() {
+    if (pipeline_) return pipeline_->parameter_shards();
+    if (fsdp_) return fsdp_->parameter_shards();
+    if (zero_records_) return zero_records_();
+    return shards_;
+  }
+  SnapshotParts parts() { return parts_of(records()); }
+  // Whose state is that of the records.
+  torch::optim::Optimizer& optimizer() { return zero_local_ ? zero_local_() : *optimizer_; }
+  void step_optimizer() { optimizer_->step(); }
+  // In the forward or the backward of its first stage.
+  void disturb(std::function<void()> in_forward, std::function<void()> in_backward) {
+    parts_[0]->in_forward = std::move(in_forward);
+    parts_[0]->in_backward = std::move(in_backward);
+  }
+  // Closes the mesh, which after an error is left to its destructor.
+  void close() { mesh_.close(); }
+  // So many steps have been made before.
+  void start_after(int num_steps) {
+    for (const auto& part : parts_) part->stream->step = static_cast<uint64_t>(num_steps);
+  }
+
+ private:
+  static std::vector<MeshAxis> with_tp(std::vector<MeshAxis> axes) {
+    if (std::ranges::find(axes, "tp", &MeshAxis::name) == axes.end()) axes.push_back({"tp", 1});
+    return axes;
+  }
+  int64_t num_rows() const { return kAxesRows / data_.size; }
+  int64_t first_row() const { return num_rows() * data_.rank; }
+
+  // The axes of this kind that the layout has.
+  std::vector<std::string> axes_among(const std::vector<std::string>& names) const {
+    std::vector<std::string> present;
+    for (const std::string& name : names) {
+      if (layout_.has(name)) present.push_back(name);
+    }
+    return present;
+  }
+  std::vector<std::string> data_axes() const {
+    return axes_among({"dp", "dp_replicate", "dp_shard"});
+  }
+  // Those of a wrapper.
+  std::vector<std::string> averaged_axes() const {
+    return ddp_ || fsdp_ ? data_axes() : std::vector<std::string>();
+  }
+  int num_averaged() const {
+    int product = 1;
+    for (const std::string& axis : averaged_axes()) product *= mesh_.size(axis);
+    return product;
+  }
+  bool has_mistake(AxesMistake mistake) const { return mistake_ == mistake; }
+
+  void make_parts(const AxesGpt& whole) {
+    if (!layout_.has("pp")) {
+      parts_.push_back(stage_of(whole, 0, 1));
+      return;
+    }
+    schedule_ = make_pipeline_schedule({.kind = find_pipeline_schedule(layout_.schedule)->kind,
+                                        .num_ranks = mesh_.size("pp"),
+                                        .num_microbatches = layout_.num_microbatches,
+                                        .stages_per_rank = layout_.stages_per_rank})
+                    .value_or_throw();
+    for (int stage = 0; stage < schedule_.num_stages(); ++stage) {
+      if (schedule_.rank_of_stage[static_cast<size_t>(stage)] != mesh_.coordinate("pp")) continue;
+      parts_.push_back(stage_of(whole, stage, schedule_.num_stages()));
+    }
+  }
+
+  void divide(AxesGpt& part) {
+    std::vector<PlanEntry> plan = part.plan();
+    for (PlanEntry& entry : plan) {
+      if (has_mistake(AxesMistake::kNoSumOverTp) && entry.pattern == "norm") {
+        entry.style = ParallelStyle::kReplicated;
+      }
+    }
+    const auto records = parallelize_module(part, mesh_["tp"], plan);
+    shards_.insert(shards_.end(), records.begin(), records.end());
+    if (layout_.has("cp")) {
+      context_ = ContextParallel(mesh_.group("cp"), {.num_tokens = AxesGpt::kTokens});
+      part.context = context_;
+      if (part.has_block()) set_context_parallel(part, *context_);
+    }
+    if (layout_.has("ep")) {
+      experts_.emplace(part, mesh_.slice(axes_among({"dp", "dp_shard", "ep", "cp"})));
+      shards_ = experts_->parameter_shards();
+    }
+  }
+
+  void wrap() {
+    const auto& part = parts_[0];
+    if (data_axes().empty() || has_mistake(AxesMistake::kNoSumOverDp)) return;
+    if (layout_.sharding == Sharding::kFsdp) {
+      fully_shard(part->first);
+      fully_shard(part->second);
+      FullyShardedDataParallelOptions options;
+      if (experts_) options.weighting = GradientWeighting::kEqual;
+      fsdp_ = std::make_unique<FullyShardedDataParallel<AxesGpt>>(part, mesh_.slice(data_axes()),
+                                                                  options);
+      return;
+    }
+    DistributedDataParallelOptions options;
+    if (experts_) options.weighting = GradientWeighting::kEqual;
+    ddp_ = std::make_unique<DistributedDataParallel<AxesGpt>>(part, mesh_.joint_group(data_axes()),
+                                                              options);
+  }
+
+  void make_pipeline() {
+    std::vector<PipelineStage> stages;
+    for (const auto& part : parts_) {
+      stages.emplace_back(
+          part, PipelineStageOptions{.stage = part->stage, .num_stages = schedule_.num_stages()});
+    }
+    PipelineOptions options{.schedule = schedule_};
+    if (!data_axes().empty() && layout_.sharding == Sharding::kFsdp) {
+      options.shards = mesh_.slice(data_axes());
+    } else if (!data_axes().empty() && !has_mistake(AxesMistake::kNoSumOverDp)) {
+      options.replicas = mesh_.joint_group(data_axes());
+    }
+    options.before_microbatch = [this](const PipelineMicrobatch& microbatch) {
+      for (const auto& part : parts_) {
+        part->stream->first_sample = first_row() + microbatch.first_row;
+      }
+    };
+    pipeline_ = std::make_unique<Pipeline>(stages, mesh_["pp"], options);
+    const int last = schedule_.num_stages() - 1;
+    if (layout_.kind.is_tied && last > 0 && !has_mistake(AxesMistake::kUntied)) {
+      pipeline_->tie_parameters({{0, "tokens.weight"}, {last, "tokens.weight"}});
+    }
+  }
+
+  void make_optimizer_for(const Case& test_case) {
+    if (layout_.sharding == Sharding::kZero1) {
+      if (test_case.optimizer == "sgd") {
+        make_zero<torch::optim::SGD>(sgd_options());
+      } else {
+        make_zero<torch::optim::AdamW>(adamw_options());
+      }
+      return;
+    }
+    optimizer_ = make_optimizer(test_case, trained());
+  }
+
+  template <typename O, typename Options>
+  void make_zero(const Options& options) {
+    auto zero = std::make_unique<ZeroRedundancyOptimizer<O>>(*ddp_, options);
+    zero_local_ = [raw = zero.get()]() -> torch::optim::Optimizer& {
+      return raw->local_optimizer();
+    };
+    zero_records_ = [raw = zero.get()] { return raw->parameter_shards(); };
+    optimizer_ = std::move(zero);
+  }
+
+  // What the optimizer steps.
+  std::vector<Tensor> trained() const {
+    if (pipeline_) return pipeline_->parameters();
+    if (fsdp_) return fsdp_->parameters();
+    return parameters_of(*parts_[0]);
+  }
+
+  // Loss of this rank's rows, or of its tokens of them.
+  Tensor loss_of(const Tensor& logits, const Tensor& whole_targets) const {
+    const Tensor targets = context_ ? context_->shard(whole_targets, 1) : whole_targets;
+    const Tensor sum =
+        vocab_parallel_cross_entropy(logits, targets, mesh_.group("tp"),
+                                     {.vocabulary = kVocabulary, .reduction = LossReduction::kSum});
+    if (experts_) {
+      return experts_->mean_over_tokens(sum, targets.numel()) +
+             parts_[0]->router_losses.weighted(kAxesRouterWeights);
+    }
+    return context_ ? context_->mean_over_tokens(sum, targets.numel()) : sum / targets.numel();
+  }
+
+  double step_of_module(const Tensor& own) {
+    const Tensor logits = fsdp_  ? fsdp_->forward(own)
+                          : ddp_ ? ddp_->forward(own)
+                                 : parts_[0]->forward(own);
+    const Tensor loss = loss_of(logits, axes_targets(own));
+    // With experts the loss is divided by the tokens of all ranks, and the wrapper averages.
+    (experts_ ? loss * num_averaged() : loss).backward();
+    return loss.item<double>();
+  }
+
+  double step_of_pipeline(const Tensor& own) {
+    Tensor targets = axes_targets(own);
+    if (has_mistake(AxesMistake::kSwappedMicrobatches)) {
+      targets = targets.roll(num_rows() / layout_.num_microbatches, 0);
+    }
+    const PipelineResult result = pipeline_->step(
+        own, targets,
+        [this](const Tensor& logits, const Tensor& target) { return loss_of(logits, target); },
+        {.broadcast_losses = true});
+    return result.loss.item<double>();
+  }
+
+  // What no wrapper does.
+  void sum_gradients() {
+    if (experts_) {
+      experts_->sum_gradients(gradient_records(), {.reduced_axes = averaged_axes()});
+    } else if (context_) {
+      context_->sum_gradients(trained());
+    }
+  }
+
+  double norm_of_all_ranks() {
+    double sum = 0;
+    for (const ParameterShard& record : gradient_records()) {
+      if (record.values.grad().defined()) sum += record.values.grad().square().sum().item<double>();
+    }
+    const Tensor of_all = torch::full({1}, sum, torch::kDouble);
+    mesh_.group("tp").all_reduce(of_all);
+    const double norm = of_all.sqrt().item<double>();
+    const double factor = std::min(1.0, kAxesMaxNorm / (norm + 1e-6));
+    for (const ParameterShard& record : gradient_records()) {
+      if (record.values.grad().defined()) record.values.grad().mul_(factor);
+    }
+    return norm;
+  }
+
+  std::vector<ParameterShard> gradient_records() { return zero_records_ ? shards_ : records(); }
+
+  Snapshot in_order(const std::vector<NamedTensor>& named) const {
+    Snapshot ordered;
+    for (const std::string& name : names_) {
+      const auto found = std::ranges::find(named, name, &NamedTensor::name);
+      require(found != named.end(), "no record of " + name);
+      ordered.push_back(found->tensor);
+    }
+    return ordered;
+  }
+
+  Layout layout_;
+  AxesMistake mistake_;
+  ProcessGroup world_;
+  DeviceMesh mesh_;
+  DataRanks data_;
+  std::vector<std::string> names_;  // names in the plain module
+  PipelineSchedule schedule_;
+  std::vector<std::shared_ptr<AxesGpt>> parts_;
+  std::vector<ParameterShard> shards_;
+  std::optional<ContextParallel> context_;
+  std::optional<ExpertParallel> experts_;
+  std::unique_ptr<DistributedDataParallel<AxesGpt>> ddp_;
+  std::unique_ptr<FullyShardedDataParallel<AxesGpt>> fsdp_;
+  std::unique_ptr<Pipeline> pipeline_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::function<torch::optim::Optimizer&()> zero_local_;
+  std::function<std::vector<ParameterShard>()> zero_records_;
+};
+
+}  // namespace cadre::testing

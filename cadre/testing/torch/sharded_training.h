@@ -1,0 +1,303 @@
+// Trains the models of wrap_models.h on ranks under every wrapper, in every way that a program
+// may divide a batch.
+//
+// Threads: one for each rank. Blocking: collective, until the group's deadline. Errors: as the
+// wrappers. For tests only.
+#pragma once
+
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/parallel/shard/sharded_optimizer.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/tensor/optim/optimizers.h"
+#include "cadre/testing/torch/fsdp_training.h"
+#include "cadre/testing/torch/wrap_bounds.h"
+
+namespace cadre::testing {
+
+// One way to place parameters, gradients and optimizer state: a column of the matrix.
+struct Strategy {
+  std::string name;
+  Sharding sharding;
+  FullyShardedDataParallelOptions fsdp = {};
+  int num_replicas = 1;   // for kFsdp: ranks that own the same shards
+  bool has_units = true;  // for kFsdp: else all parameters belong to the root
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Strategy& strategy) {
+  return out << strategy.name;
+}
+
+// Those that are possible on so many ranks.
+inline std::vector<Strategy> all_strategies(int world_size) {
+  std::vector<Strategy> strategies = {
+      {"ddp", Sharding::kNone},
+      {"zero1", Sharding::kZero1},
+      {"zero2", Sharding::kZero2},
+      {"fsdp_after_forward", Sharding::kFsdp, {.reshard = Reshard::kAfterForward}},
+      {"fsdp_root_too",
+       Sharding::kFsdp,
+       {.reshard_root = Reshard::kAfterForward, .num_prefetched = 0}},
+      {"fsdp_after_backward", Sharding::kFsdp, {.reshard = Reshard::kAfterBackward}},
+      {"fsdp_after_reduction",
+       Sharding::kFsdp,
+       {.reshard = Reshard::kAfterReduction, .reshard_root = Reshard::kAfterReduction}},
+      {"fsdp_without_units",
+       Sharding::kFsdp,
+       {.reshard = Reshard::kAfterReduction, .num_prefetched = 0},
+       /*num_replicas=*/1,
+       /*has_units=*/false},
+      {"fsdp_mapped", Sharding::kFsdp, {.form = ShardForm::kMapped}},
+      {"fsdp_offload",
+       Sharding::kFsdp,
+       {.offload = FileOffload{.folder = std::filesystem::temp_directory_path().string()}}},
+  };
+  if (world_size == 4 || world_size == 8) {
+    strategies.push_back({"fsdp_onto_group",
+                          Sharding::kFsdp,
+                          {.reshard = Reshard::kOntoGroup, .reshard_group_size = 2}});
+    strategies.push_back({"hsdp", Sharding::kFsdp, {}, 2});
+    strategies.push_back(
+        {"hsdp_after_backward", Sharding::kFsdp, {.reshard = Reshard::kAfterBackward}, 2});
+  }
+  return strategies;
+}
+
+// How the rows of a step come to the ranks.
+enum class Division : uint8_t {
+  kWhole,   // one forward and backward over each rank's share
+  kEmpty,   // the same; in each step another rank has no rows
+  kNoSync,  // two parts, of which the first, or in some steps both, are accumulated locally
+  kSynced,  // two parts, both reduced
+};
+
+inline const char* name_of(Division division) {
+  switch (division) {
+    case Division::kWhole:
+      return "whole";
+    case Division::kEmpty:
+      return "empty";
+    case Division::kNoSync:
+      return "no_sync";
+    case Division::kSynced:
+      break;
+  }
+  return "synced";
+}
+
+struct ShardedCase {
+  Case training;
+  Division division = Division::kWhole;
+  bool is_fused = true;  // the optimizer is Cadre's, else libtorch's
+};
+
+inline std::ostream& operator<<(std::ostream& out, const ShardedCase& test_case) {
+  return out << test_case.training << "_" << name_of(test_case.division)
+             << (test_case.is_fused ? "_fused" : "_libtorch");
+}
+
+// Whether the bits are those of every other strategy for which this is the same, not empty text.
+inline std::string bits_class(const Strategy& strategy, const ShardedCase& test_case) {
+  // Two reductions of each gradient, one along each axis, add up in another order; libtorch's
+  // optimizers round the last elements of a slice in another way.
+  if (strategy.num_replicas > 1 || !test_case.is_fused) return "";
+  if (test_case.division != Division::kSynced) return "all";
+  // Shards add up means, replicated gradients average the sum again:
+  // docs/guide/parallel/data-parallel.md.
+  return strategy.sharding <= Sharding::kZero1 ? "replicated" : "sharded";
+}
+
+// What a test does to the group that carries gradients and parameters.
+using Disturbance = std::function<void(const FakeGroup& group)>;
+
+// The rows of one rank in one part of a step's batch.
+inline Share rows_of(const ShardedCase& test_case, size_t step, Share part,
+                     const ProcessGroup& group) {
+  const int world_size = group.world_size();
+  int rank = group.rank();
+  int num_sharing = world_size;
+  if (test_case.division == Division::kEmpty && world_size > 1) {
+    const int empty = static_cast<int>(step % static_cast<size_t>(world_size));
+    if (rank == empty) return {part.begin, part.begin};
+    if (rank > empty) --rank;
+    --num_sharing;
+  }
+  const Share share = share_of(part.size(), rank, num_sharing);
+  return {part.begin + share.begin, part.begin + share.end};
+}
+
+// Forward and backward of one step, of whose batch the loss is the mean. Returns that mean.
+template <typename Wrapper>
+double run_step(const ShardedCase& test_case, size_t step, const Tensor& batch, Wrapper& wrapper,
+                Model& model, const ProcessGroup& group) {
+  const int64_t num_rows = batch.size(0);
+  std::vector<Share> parts = {{0, num_rows}};
+  const bool is_local = test_case.division == Division::kNoSync;
+  if (is_local || test_case.division == Division::kSynced) {
+    parts = {{0, num_rows / 2}, {num_rows / 2, num_rows}};
+  }
+  int64_t num_own = 0;
+  for (const Share& part : parts) num_own += rows_of(test_case, step, part, group).size();
+  // A synchronized backward needs the same share in all parts.
+  const bool is_even = num_rows % (2 * group.world_size()) == 0;
+  const bool is_reduced_at_end = is_local && (!is_even || step % 2 == 0);
+  double mean = 0;
+  for (size_t k = 0; k < parts.size(); ++k) {
+    const Share own = rows_of(test_case, step, parts[k], group);
+    const Tensor rows = batch.narrow(0, own.begin, own.size());
+    const auto run = [&] {
+      const Tensor loss = model.loss(wrapper(rows), rows);
+      double share = 1;
+      if (is_local) share = static_cast<double>(own.size()) / static_cast<double>(num_own);
+      if (test_case.division == Division::kSynced) {
+        share = static_cast<double>(parts[k].size()) / static_cast<double>(num_rows);
+      }
+      (loss * share).backward();
+      return loss;
+    };
+    Tensor loss;
+    if (is_local && (k == 0 || is_reduced_at_end)) {
+      const auto guard = wrapper.no_sync();
+      loss = run();
+    } else {
+      loss = run();
+    }
+    mean += wrapper.mean_over_ranks(loss) * static_cast<double>(parts[k].size()) /
+            static_cast<double>(num_rows);
+  }
+  if (is_reduced_at_end) wrapper.reduce_gradients();
+  return mean;
+}
+
+// Tensors of which this rank owns parts, assembled from the parts of all ranks.
+template <typename Wrapper, typename Part>
+Snapshot whole_of(const Wrapper& wrapper, const Part& part) {
+  Snapshot tensors;
+  for (const ParameterShard& shard : wrapper.parameter_shards()) {
+    tensors.push_back(
+        assembled(shard, part(shard),
+                  shard.mesh.group(shard.flat_axis.value_or(shard.mesh.axes().back().name))));
+  }
+  return tensors;
+}
+
+template <typename Wrapper>
+Training train_with(const Strategy& strategy, const ShardedCase& test_case,
+                    const std::vector<Tensor>& batches, const ProcessGroup& group, Wrapper& wrapper,
+                    torch::optim::Optimizer& optimizer) {
+  Model& model = *wrapper.module();
+  const bool has_shards = strategy.sharding >= Sharding::kZero2;
+  Training training;
+  for (size_t step = 0; step < batches.size(); ++step) {
+    optimizer.zero_grad();
+    training.losses.push_back(run_step(test_case, step, batches[step], wrapper, model, group));
+    training.gradients.push_back(
+        has_shards
+            ? whole_of(wrapper, [](const ParameterShard& shard) { return shard.values.grad(); })
+            : gradients_of(model));
+    optimizer.step();
+  }
+  training.parameters =
+      has_shards ? whole_of(wrapper, [](const ParameterShard& shard) { return shard.values; })
+                 : copies_of(parameters_of(model));
+  return training;
+}
+
+// `call` with the type of the optimizer and its options.
+template <typename Call>
+auto with_optimizer(const ShardedCase& test_case, const Call& call) {
+  if (test_case.training.optimizer == "sgd") {
+    return test_case.is_fused ? call(std::type_identity<SGD>(), sgd_options())
+                              : call(std::type_identity<torch::optim::SGD>(), sgd_options());
+  }
+  return test_case.is_fused ? call(std::type_identity<AdamW>(), adamw_options())
+                            : call(std::type_identity<torch::optim::AdamW>(), adamw_options());
+}
+
+inline ProcessGroup disturbed(const ProcessGroup& group, const Disturbance& disturb) {
+  const FakeGroup fake(group);
+  disturb(fake);
+  return fake.group();
+}
+
+inline Training train_replicated(const Strategy& strategy, const ShardedCase& test_case,
+                                 const std::vector<Tensor>& batches, const ProcessGroup& group,
+                                 const std::shared_ptr<Model>& module, const Disturbance& disturb) {
+  const auto element_bytes = static_cast<int64_t>(torch::elementSize(test_case.training.dtype));
+  // Several buckets.
+  DistributedDataParallelOptions options{
+      .bucket_caps = {.first_bytes = 64 * element_bytes, .bytes = 256 * element_bytes}};
+  if (strategy.sharding == Sharding::kZero2) options.gradients = GradientPlacement::kSharded;
+  DistributedDataParallel<Model> wrapper(module, disturb ? disturbed(group, disturb) : group,
+                                         options);
+  return with_optimizer(test_case, [&]<typename O>(std::type_identity<O>, const auto& defaults) {
+    if (strategy.sharding == Sharding::kNone) {
+      O optimizer(parameters_of(*module), defaults);
+      return train_with(strategy, test_case, batches, group, wrapper, optimizer);
+    }
+    ZeroRedundancyOptimizer<O> optimizer(
+        wrapper, defaults,
+        ZeroOptions{.bucket_cap_bytes = 250 * element_bytes, .wait_in_step = true});
+    return train_with(strategy, test_case, batches, group, wrapper, optimizer);
+  });
+}
+
+inline parallel::ShardGroups groups_of(const Strategy& strategy, const ProcessGroup& group,
+                                       const Disturbance& disturb) {
+  const auto shard_size = group.world_size() / strategy.num_replicas;
+  parallel::ShardGroups groups =
+      strategy.num_replicas == 1
+          ? parallel::ShardGroups::of(group)
+          : parallel::ShardGroups::of(
+                DeviceMesh(group, {{"replicate", strategy.num_replicas}, {"shard", shard_size}}));
+  if (!disturb) return groups;
+  groups.all = disturbed(group, disturb);
+  if (groups.shard) groups.shard = disturbed(groups.mesh.group("shard"), disturb);
+  if (groups.replicate) groups.replicate = disturbed(groups.mesh.group("replicate"), disturb);
+  return groups;
+}
+
+inline Training train_fully_sharded(const Strategy& strategy, const ShardedCase& test_case,
+                                    const std::vector<Tensor>& batches, const ProcessGroup& group,
+                                    const std::shared_ptr<Model>& module,
+                                    const Disturbance& disturb) {
+  const parallel::ShardGroups groups = groups_of(strategy, group, disturb);
+  FullyShardedDataParallelOptions options = strategy.fsdp;
+  if (strategy.has_units) options.wrap_policy = wrap_by_size(1);
+  Training training;
+  {
+    FullyShardedDataParallel<Model> wrapper{module, groups, options};
+    require(wrapper.form() == options.form, strategy.name + ": the form of the shards");
+    training =
+        with_optimizer(test_case, [&]<typename O>(std::type_identity<O>, const auto& defaults) {
+          ShardedOptimizer<O> optimizer(wrapper, defaults);
+          return train_with(strategy, test_case, batches, group, wrapper, optimizer);
+        });
+  }
+  groups.mesh.close();
+  return training;
+}
+
+// On one rank; all ranks call it, each with a module of its own.
+inline Training train_under(const Strategy& strategy, const ShardedCase& test_case,
+                            const std::vector<Tensor>& batches, const ProcessGroup& group,
+                            const std::shared_ptr<Model>& module, const Disturbance& disturb = {}) {
+  const auto train = strategy.sharding == Sharding::kFsdp ? train_fully_sharded : train_replicated;
+  return train(strategy, test_case, batches, group, module, disturb);
+}
+
+}  // namespace cadre::testing

@@ -1,0 +1,143 @@
+// How the equality tests train: 20 steps of SGD or AdamW, in one process or as one of several
+// ranks.
+//
+// Threads: one for each model.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "cadre/tensor/hooks/named_tensors.h"
+#include "cadre/testing/torch/group_fakes.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/wrap_models.h"
+
+namespace cadre::testing {
+
+inline constexpr int kSteps = 20;
+inline constexpr double kLearningRateOfSgd = 0.05;
+inline constexpr double kLearningRateOfAdamw = 0.003;
+inline constexpr double kBeta1 = 0.9;
+inline constexpr double kBeta2 = 0.999;
+inline constexpr double kEpsilon = 1e-8;
+
+// Rows [begin, end) of a batch that belong to `rank`: shares differ by one row at most.
+struct Share {
+  int64_t begin;
+  int64_t end;
+  int64_t size() const { return end - begin; }
+};
+
+inline Share share_of(int64_t batch, int rank, int world_size) {
+  return {batch * rank / world_size, batch * (rank + 1) / world_size};
+}
+
+// What ranks with rows of their own divide: nothing, the optimizer's state, gradients too, or
+// parameters too.
+enum class Sharding : uint8_t { kNone, kZero1, kZero2, kFsdp };
+
+// By parameter; undefined where there is no gradient.
+using Snapshot = std::vector<Tensor>;
+
+struct Training {
+  std::vector<double> losses;       // one for each step, as the training reports it
+  std::vector<Snapshot> gradients;  // one for each step, before the update
+  Snapshot parameters;
+};
+
+// Each parameter once.
+inline std::vector<Tensor> parameters_of(const nn::Module& module) {
+  std::vector<Tensor> parameters;
+  for (const NamedTensor& parameter : distinct_parameters(module)) {
+    parameters.push_back(parameter.tensor);
+  }
+  return parameters;
+}
+
+inline torch::optim::SGDOptions sgd_options() {
+  return torch::optim::SGDOptions(kLearningRateOfSgd).momentum(0.9);
+}
+
+inline torch::optim::AdamWOptions adamw_options() {
+  return torch::optim::AdamWOptions(kLearningRateOfAdamw).betas({kBeta1, kBeta2}).eps(kEpsilon);
+}
+
+// libtorch's optimizer for the case.
+inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Case& test_case,
+                                                               const std::vector<Tensor>& tensors) {
+  if (test_case.optimizer == "sgd") {
+    return std::make_unique<torch::optim::SGD>(tensors, sgd_options());
+  }
+  return std::make_unique<torch::optim::AdamW>(tensors, adamw_options());
+}
+
+inline Snapshot copies_of(const std::vector<Tensor>& tensors) {
+  Snapshot copies;
+  for (const Tensor& tensor : tensors) {
+    copies.push_back(tensor.defined() ? tensor.detach().clone() : Tensor());
+  }
+  return copies;
+}
+
+inline Snapshot gradients_of(const Model& model) {
+  Snapshot gradients;
+  for (const Tensor& parameter : parameters_of(model)) gradients.push_back(parameter.grad());
+  return copies_of(gradients);
+}
+
+// loss_of_batch: runs the model on this rank's rows of a batch and returns their loss.
+// after_backward: for gradients that the program itself sums over ranks.
+inline Training train(
+    const Case& test_case, Model& model, const std::vector<Tensor>& batches,
+    const std::function<Tensor(const Tensor&)>& loss_of_batch,
+    const std::function<void()>& after_backward = [] {}) {
+  Training training;
+  const auto optimizer = make_optimizer(test_case, parameters_of(model));
+  for (const Tensor& batch : batches) {
+    optimizer->zero_grad();
+    const Tensor loss = loss_of_batch(batch);
+    loss.backward();
+    after_backward();
+    training.losses.push_back(loss.item<double>());
+    training.gradients.push_back(gradients_of(model));
+    optimizer->step();
+  }
+  training.parameters = copies_of(parameters_of(model));
+  return training;
+}
+
+inline std::string bits_of(const Snapshot& tensors) {
+  std::string bits;
+  for (const Tensor& tensor : tensors) {
+    bits.push_back(tensor.defined() ? '1' : '0');
+    if (!tensor.defined()) continue;
+    bits.append(static_cast<const char*>(tensor.const_data_ptr()), tensor.nbytes());
+  }
+  return bits;
+}
+
+inline std::vector<Tensor> make_batches(const Case& test_case, uint64_t seed) {
+  const auto source = make_model(test_case, seed);
+  torch::manual_seed(seed + 98);
+  std::vector<Tensor> batches;
+  for (int step = 0; step < kSteps; ++step) batches.push_back(source->make_batch(test_case.batch));
+  return batches;
+}
+
+inline Training train_alone(const Case& test_case, const std::vector<Tensor>& batches,
+                            uint64_t seed) {
+  const auto model = make_model(test_case, seed);
+  return train(test_case, *model, batches,
+               [&](const Tensor& batch) { return model->loss(model->forward(batch), batch); });
+}
+
+}  // namespace cadre::testing
