@@ -182,7 +182,7 @@ TEST(MemoryPlan, OfMappedUnitsCopiesNothing) {
 
 TEST(MemoryPlan, OfFrozenParametersHasNoGradientsOfThem) {
   ModelSizes model = small_model();
-  for (PlannedParameter& parameter : model.parameters) {
+  for (ParameterSize& parameter : model.parameters) {
     parameter.is_trained = parameter.name == "head";
   }
   for (const PlanStrategy strategy : {PlanStrategy::kDdp, PlanStrategy::kZero1}) {

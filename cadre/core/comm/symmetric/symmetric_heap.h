@@ -9,11 +9,13 @@
 // ranks exchange nothing but the places.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <vector>
 
 #include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
 #include "cadre/core/base/types.h"
 #include "cadre/core/collective/backend.h"
 #include "cadre/core/comm/messages/signal_waits.h"
@@ -42,6 +44,9 @@ class SymmetricHeap {
   using Await = std::function<Status(const Completion&, std::shared_ptr<const void> memory)>;
 
   explicit SymmetricHeap(Parts parts) : parts_(std::move(parts)) {}
+
+  // What a rank holds for its piece of a buffer: signals and data, in whole pages.
+  CADRE_EXPORT static size_t held_bytes(size_t num_bytes, int world_size);
 
   // Collective: all ranks with the same size, which they compare when they enter the operation.
   // Where no memory is shared it has the same interface over private memory.

@@ -124,7 +124,7 @@ std::string parts_table(const MemoryPlan& plan) {
 
 int64_t num_elements(const ModelSizes& model) {
   int64_t count = 0;
-  for (const PlannedParameter& parameter : model.parameters) count += parameter.numel();
+  for (const ParameterSize& parameter : model.parameters) count += parameter.numel();
   return count;
 }
 
