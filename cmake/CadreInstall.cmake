@@ -33,7 +33,7 @@ set_target_properties(cadre_core PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION
 set(core_headers "")
 cadre_reachable_headers(cadre/core.h core_headers)
 cadre_install_headers(core ${core_headers})
-install(FILES cadre/core/base/cxx20.h COMPONENT core DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cadre/base)
+install(FILES cadre/core/base/cxx20.h COMPONENT core DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/cadre/core/base)
 install(TARGETS cadre_core EXPORT CadreCoreTargets COMPONENT core
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(EXPORT CadreCoreTargets NAMESPACE Cadre:: COMPONENT core DESTINATION ${cadre_cmake_folder})

@@ -261,7 +261,7 @@ class Package(unittest.TestCase):
         source = (HERE / "group/every_call.cpp").read_text()
         folder = self.prefix / "include/cadre/tensor/group"
         declared = set()
-        for header in folder.iterdir():
+        for header in folder.rglob("*.h"):
             # Takes what stands before a class's last "private:", and a namespace's exported functions.
             text = re.sub(r"//.*", "", header.read_text())
             for public in re.split(r"\n private:", text)[:1] + re.findall(r"CADRE_EXPORT [^;{]*;", text):

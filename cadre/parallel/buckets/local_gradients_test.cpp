@@ -256,6 +256,32 @@ TEST(LocalShardGradients, AGradientThatTheProgramKeepsStaysAsItIs) {
   }
 }
 
+// Only the number of owners of the memory shows that a part of one gradient is kept.
+TEST(LocalShardGradients, APartOfOneGradientThatTheProgramKeepsStaysAsItIs) {
+  for (const size_t kept_of : {0, 1}) {
+    for (const bool are_all_cleared : {true, false}) {
+      on_two_ranks([kept_of, are_all_cleared](const ProcessGroup& world) {
+        const Shards shards(world);
+        shards.pass({{0, 1}, {1, 1}});
+        double other = 1;
+        for (int step = 2; step <= 4; ++step) {
+          // A part of an alias, because autograd keeps the tensor that a view is made of.
+          const Tensor alias = shards.values(kept_of).grad().detach();
+          const Tensor kept = alias.narrow(0, 0, alias.numel() / 2);
+          if (are_all_cleared) shards.storage->zero_grad(/*set_to_none=*/true);
+          shards.values(kept_of).mutable_grad().reset();
+          const double value = step;
+          shards.pass({{0, value}, {1, value}});
+          require(torch::equal(kept, torch::full_like(kept, step - 1)), "kept");
+          other = are_all_cleared ? value : other + value;
+          shards.require_gradient(kept_of, value);
+          shards.require_gradient(1 - kept_of, other);
+        }
+      });
+    }
+  }
+}
+
 // A parameter with an earlier gradient that no step uses has one when the guards are removed.
 TEST(LocalShardGradients, EndWithAGradientThatIsNoRefusedOne) {
   on_two_ranks([](const ProcessGroup& world) {

@@ -325,6 +325,42 @@ TEST(DdpCarriedForwards, APenaltyOnAForwardOfAnotherShareIsRefused) {
   for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("one weight"));
 }
 
+// Keeps the tensor from which its output is computed: the backward of a loss of that tensor does
+// not pass the output.
+struct Tapped : torch::nn::Module {
+  Tapped() { weight = register_parameter("weight", torch::ones({1}, torch::kDouble)); }
+  Tensor forward(const Tensor& x) {
+    hidden = x * weight;
+    return hidden.square();
+  }
+  Tensor weight, hidden;
+};
+
+// The backward may belong to any forward that waits, so the share of each must be the pass's.
+TEST(DdpCarriedForwards, ABackwardPastTheOutputsNeedsOneShareOfAllThatWait) {
+  const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
+    const bool is_first = group.rank() == 0;
+    DistributedDataParallel model{std::make_shared<Tapped>(), group};
+    const auto hidden_mean = [&model](const Tensor& x) {
+      model(x);
+      return model->hidden.mean();
+    };
+    for (int step = 0; step < 2; ++step) {
+      const Tensor older = hidden_mean(rows_of(is_first ? 3 : 1, is_first ? 4 : 8));
+      hidden_mean(rows_of(is_first ? 3 : 1, 100));
+      older.backward();
+      require(model->weight.grad().item<double>() == (3 * 4 + 1 * 8) / 4.0, "by 3 rows and 1");
+      model->zero_grad();
+    }
+    const Tensor older = hidden_mean(is_first ? rows_of(8, 1) : rows_of(4, 4));
+    hidden_mean(rows_of(4, 100));
+    output = failure_of([&] { older.backward(); });
+    if (output.empty()) output = format("gradient {}", model->weight.grad().item<double>());
+  });
+  ASSERT_TRUE(result.ok()) << result.failures();
+  for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("one weight"));
+}
+
 TEST(DdpCarriedForwards, APenaltyAloneHasTheWeightOfItsOwnForward) {
   const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string&) {
     model(rows_of(rank == 0 ? 7 : 1, 1));  // left out by all

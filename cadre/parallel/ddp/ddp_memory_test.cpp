@@ -103,6 +103,24 @@ TEST(DdpKeptGradients, NothingMovesWhereNothingIsKept) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// It shares the memory of a gradient in use, so it shows what is added to that.
+TEST(DdpKeptGradients, AnAliasAccumulatesWithItsGradient) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group, std::string&) {
+    const auto net = std::make_shared<Pair>();
+    DistributedDataParallel model{net, group};
+    model(x_of(group, 0)).backward();
+    for (const Tensor& alias : {net->a.grad().detach(), net->a.grad().narrow(0, 1, 2)}) {
+      net->a.grad().zero_();
+      for (int pass = 1; pass <= 3; ++pass) {
+        model(x_of(group, 0)).backward();
+        require(is_full_of(net->a.grad(), 1.5 * pass), "accumulated");
+        require(is_full_of(alias, 1.5 * pass), format("the alias in pass {}", pass));
+      }
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 TEST(DdpAssignedGradients, AreReducedByReduceGradients) {
   const auto result = run_groups(2, [&](const ProcessGroup& group, std::string&) {
     const auto net = std::make_shared<Pair>();

@@ -16,21 +16,17 @@
 #include "cadre/testing/torch/ep_test_models.h"
 #include "cadre/testing/torch/parameter_shard_test.h"
 #include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/rank_expectations.h"
 #include "cadre/testing/torch/wrap_test_support.h"
 
 namespace cadre {
 namespace {
 
-using testing::error_of;
 using testing::make_expert_model;
 using testing::require;
+using testing::require_refused;
 using testing::run_groups;
 using torch::Tensor;
-
-void require_refused(const std::function<void()>& call, const std::string& sentence) {
-  const std::string message = error_of(call, ErrorCode::kInvalidArgument);
-  require(message.find(sentence) != std::string::npos, message);
-}
 
 // Ranks in dp x ep. Each has a model of weights of its own, of which only rank 0's count.
 void run_with_models(const testing::Degrees& degrees,

@@ -8,35 +8,27 @@
 #include <string>
 #include <vector>
 
+#include "cadre/core/base/format.h"
 #include "cadre/parallel/layers/attention/self_attention.h"
 #include "cadre/parallel/layers/context_parallel.h"
 #include "cadre/parallel/layers/counter_based_dropout.h"
 #include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/rank_expectations.h"
 #include "cadre/testing/torch/wrap_test_support.h"
 
 namespace cadre {
 namespace {
 
-using testing::error_of;
+using testing::expect_on_ranks;
 using testing::require;
-using testing::run_groups;
+using testing::require_refused;
 using torch::Tensor;
 
 constexpr SequenceOrder kBothOrders[] = {SequenceOrder::kContiguous, SequenceOrder::kZigzag};
 
-void expect_on(int num_ranks, const std::function<void(const ProcessGroup&)>& body) {
-  const auto result = run_groups(num_ranks, body);
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
-void require_refused(const std::function<void()>& call, const std::string& sentence) {
-  const std::string message = error_of(call, ErrorCode::kInvalidArgument);
-  require(message.find(sentence) != std::string::npos, message);
-}
-
 // Written out: 2 ranks have chunks 0, 3 and 1, 2 of 4.
 TEST(ContextParallel, ZigzagPairsTheFirstChunkWithTheLast) {
-  expect_on(2, [](const ProcessGroup& group) {
+  expect_on_ranks(2, [](const ProcessGroup& group) {
     const auto positions_of = [&](int64_t num_tokens, SequenceOrder order) {
       const Tensor positions =
           ContextParallel(group, {.num_tokens = num_tokens, .order = order}).positions();
@@ -63,7 +55,7 @@ TEST(ContextParallel, ZigzagPairsTheFirstChunkWithTheLast) {
 
 TEST(ContextParallel, UnshardIsTheReverseOfShardAlsoForGradients) {
   for (const int num_ranks : {1, 2, 3, 4}) {
-    expect_on(num_ranks, [](const ProcessGroup& group) {
+    expect_on_ranks(num_ranks, [](const ProcessGroup& group) {
       for (const SequenceOrder order : kBothOrders) {
         for (const int64_t num_tokens : {1, 5, 8, 24}) {
           const ContextParallel context(group, {.num_tokens = num_tokens, .order = order});
@@ -95,7 +87,7 @@ TEST(ContextParallel, TheLossIsTheMeanOverTheTokensOfAllRanks) {
   const Tensor expected = (x * w).square().masked_select(counts).mean();
   expected.backward();
   for (const int num_ranks : {1, 2, 3, 4}) {
-    expect_on(num_ranks, [&](const ProcessGroup& group) {
+    expect_on_ranks(num_ranks, [&](const ProcessGroup& group) {
       const ContextParallel context(group, {.num_tokens = 11});
       const Tensor own = torch::tensor(0.7, torch::kDouble).requires_grad_(true);
       const Tensor unused = torch::ones({2}, torch::kDouble).requires_grad_(true);
@@ -124,7 +116,7 @@ TEST(ContextParallel, DropoutOfActivationsIsThatOfOneProcess) {
   const Tensor x = torch::ones({2, 13, 7});
   const Tensor expected = CounterBasedDropout(options)(x);
   for (const int num_ranks : {1, 2, 3, 4}) {
-    expect_on(num_ranks, [&](const ProcessGroup& group) {
+    expect_on_ranks(num_ranks, [&](const ProcessGroup& group) {
       for (const SequenceOrder order : kBothOrders) {
         const ContextParallel context(group, {.num_tokens = 13, .order = order});
         CounterBasedDropout dropout(options);
@@ -136,7 +128,7 @@ TEST(ContextParallel, DropoutOfActivationsIsThatOfOneProcess) {
 }
 
 TEST(ContextParallel, RefusesWhatDoesNotFit) {
-  expect_on(2, [](const ProcessGroup& group) {
+  expect_on_ranks(2, [](const ProcessGroup& group) {
     const SequenceOrder order =
         group.rank() == 0 ? SequenceOrder::kZigzag : SequenceOrder::kContiguous;
     require_refused(
@@ -184,11 +176,15 @@ TEST(ContextParallel, RefusesWhatDoesNotFit) {
     CounterBasedDropout dropout(
         CounterBasedDropoutOptions{.layer = 1, .stream = std::make_shared<DropoutStream>()});
     set_context_parallel(*dropout, context);
-    require_refused(
-        [&] {
-          dropout(torch::ones({2, 8, 4}));
-        },
-        "is not (B, ..., T, D) with this rank's 4 of 8 tokens");
+    for (const int64_t num_tokens : {8, 5, 3, 1, 0}) {
+      require_refused(
+          [&] {
+            dropout(torch::ones({2, num_tokens, 4}));
+          },
+          format("the input (2, {}, 4) is not (B, ..., T, D) with this rank's 4 of 8 tokens",
+                 num_tokens));
+    }
+    require(dropout(torch::ones({2, 4, 4})).size(1) == 4, "this rank's tokens");
   });
 }
 
@@ -213,7 +209,7 @@ TEST(ContextParallel, RefusesLayersOfLibtorchThatCombineTokens) {
       nn::Conv1d(nn::Conv1dOptions(4, 4, 3)).ptr(),
       nn::BatchNorm1d(4).ptr(),
       nn::InstanceNorm1d(4).ptr()};
-  expect_on(2, [&](const ProcessGroup& group) {
+  expect_on_ranks(2, [&](const ProcessGroup& group) {
     const ContextParallel context(group, {.num_tokens = 8});
     const Tensor whole = torch::ones({1, 8, 4});
     for (const auto& other : mixing) {
@@ -231,7 +227,7 @@ TEST(ContextParallel, RefusesLayersOfLibtorchThatCombineTokens) {
 
 // On one rank, or with other options.
 TEST(ContextParallel, ModulesThatDifferBetweenRanksAreRefusedOnAll) {
-  expect_on(2, [](const ProcessGroup& group) {
+  expect_on_ranks(2, [](const ProcessGroup& group) {
     const ContextParallel context(group, {.num_tokens = 8});
     const auto stream =
         std::make_shared<DropoutStream>(DropoutStream{.seed = static_cast<uint64_t>(group.rank())});
@@ -254,7 +250,7 @@ TEST(ContextParallel, TheRingDoesNotTakeTheProgramsMessages) {
   SelfAttention plain(SelfAttentionOptions{.embed_dim = 4, .num_heads = 2});
   const Tensor whole = torch::arange(2 * 6 * 4, torch::kFloat).view({2, 6, 4}).sin();
   const Tensor expected = plain(whole).detach();
-  expect_on(2, [&](const ProcessGroup& group) {
+  expect_on_ranks(2, [&](const ProcessGroup& group) {
     SelfAttention layer(SelfAttentionOptions{.embed_dim = 4, .num_heads = 2});
     for (size_t i = 0; i < plain->parameters().size(); ++i) {
       layer->parameters()[i].set_data(plain->parameters()[i].detach().clone());

@@ -17,26 +17,18 @@
 #include "cadre/parallel/layers/layer_norm.h"
 #include "cadre/parallel/layers/linear.h"
 #include "cadre/testing/torch/process_group_test_ranks.h"
+#include "cadre/testing/torch/rank_expectations.h"
 #include "cadre/testing/torch/wrap_test_support.h"
 
 namespace cadre {
 namespace {
 
 using testing::error_of;
+using testing::expect_on_ranks;
 using ::testing::HasSubstr;
 using testing::require;
-using testing::run_groups;
+using testing::require_refused;
 using torch::Tensor;
-
-void expect_on(int num_ranks, const std::function<void(const ProcessGroup&)>& body) {
-  const auto result = run_groups(num_ranks, body);
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
-void require_refused(const std::function<void()>& call, const std::string& sentence) {
-  const std::string message = error_of(call, ErrorCode::kInvalidArgument);
-  require(message.find(sentence) != std::string::npos, message);
-}
 
 // The layer may have parts, so the gradients of parameters have its sizes.
 void require_empty_pass(SelfAttentionImpl& layer, const std::vector<int64_t>& sizes) {
@@ -67,7 +59,7 @@ TEST(LayerInputs, AttentionTakesNoRowsAndNoTokens) {
       SelfAttention dropped(options);
       require_empty_pass(*dropped, sizes);
     }
-    expect_on(2, [&](const ProcessGroup& group) {
+    expect_on_ranks(2, [&](const ProcessGroup& group) {
       ParallelSelfAttention divided(kHeads, group);
       require_empty_pass(*divided, sizes);
       if (sizes[1] == 0) {
@@ -87,7 +79,7 @@ TEST(LayerInputs, AttentionTakesNoTokensOnARankOfASequence) {
     const Tensor whole = torch::arange(rows * 8, torch::kFloat).view({rows, 1, 8}).sin();
     const Tensor expected = plain(whole).detach();
     for (const ContextForm form : {ContextForm::kRing, ContextForm::kAllToAll}) {
-      expect_on(2, [&](const ProcessGroup& group) {
+      expect_on_ranks(2, [&](const ProcessGroup& group) {
         SelfAttention layer(kHeads);
         for (size_t i = 0; i < plain->parameters().size(); ++i) {
           layer->parameters()[i].set_data(plain->parameters()[i].detach().clone());
@@ -166,7 +158,7 @@ TEST(LayerInputs, OptionsOutOfRangeAreRefused) {
 
 // 10 features in blocks of 4 would be cut through a block.
 TEST(LayerInputs, FeaturesThatAreNoBlocksAreNotDivided) {
-  expect_on(2, [](const ProcessGroup& group) {
+  expect_on_ranks(2, [](const ProcessGroup& group) {
     Linear layer(6, 10);
     layer->set_block_size(4);
     DividedParameters divided;
@@ -182,7 +174,7 @@ TEST(LayerInputs, FeaturesThatAreNoBlocksAreNotDivided) {
 
 // As torch::nn::Linear and Embedding do, for each number of dimensions.
 TEST(LayerInputs, DividedLayersTakeTheSizesThatPlainOnesTake) {
-  expect_on(2, [](const ProcessGroup& group) {
+  expect_on_ranks(2, [](const ProcessGroup& group) {
     ColumnParallelLinear up(torch::nn::LinearOptions(6, 5), group,
                             ColumnParallelOptions{.gather_output = true});
     RowParallelLinear down(torch::nn::LinearOptions(6, 5), group,
@@ -211,7 +203,7 @@ TEST(LayerInputs, DividedLayersTakeTheSizesThatPlainOnesTake) {
 
 // In the constructors with a group.
 TEST(LayerInputs, OptionsThatDifferBetweenRanksAreRefusedOnAll) {
-  expect_on(2, [](const ProcessGroup& group) {
+  expect_on_ranks(2, [](const ProcessGroup& group) {
     const bool is_first = group.rank() == 0;
     require_refused(
         [&] {

@@ -33,7 +33,7 @@ std::vector<std::pair<int, std::shared_ptr<Gpt>>> stages_of(const Gpt& whole,
   return stages;
 }
 
-std::vector<std::shared_ptr<Gpt>> parts_of(
+std::vector<std::shared_ptr<Gpt>> modules_of(
     const std::vector<std::pair<int, std::shared_ptr<Gpt>>>& stages) {
   std::vector<std::shared_ptr<Gpt>> parts;
   for (const auto& [stage, part] : stages) parts.push_back(part);
@@ -47,7 +47,7 @@ Pipelined::Pipelined(const Config& config, const Gpt& whole, const RunLayout& la
       schedule_(pipeline_schedule(config, layout.degrees)),
       vocabulary_(whole.vocabulary()),
       stages_(stages_of(whole, schedule_, mesh_.coordinate("pp"), config.model.layers)),
-      division_(whole, parts_of(stages_), layout, config),
+      division_(whole, modules_of(stages_), layout, config),
       times_(schedule_.num_stages()) {
   make_pipeline(config, layout);
   if (whole.is_tied()) {
