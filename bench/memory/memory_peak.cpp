@@ -21,6 +21,7 @@
 
 #include "cadre/parallel/plan/memory_plan.h"
 #include "cadre/testing/torch/measured_memory.h"
+#include "cadre/testing/torch/plan_wrappers.h"
 
 namespace {
 
@@ -84,26 +85,14 @@ const std::vector<Way>& ways() {
   return all;
 }
 
-cadre::MemoryPlan plan_of(const Way& way, const Mlp& net, const Settings& settings, int num_ranks) {
-  cadre::ModelSizes model;
-  for (int64_t i = 0; i < settings.layers; ++i) {
-    model.units.push_back({.name = "layer_" + std::to_string(i), .parent = 0});
-  }
-  size_t index = 0;
-  for (const auto& item : net->named_parameters()) {
-    model.parameters.push_back({.name = item.key(),
-                                .sizes = item.value().sizes().vec(),
-                                .unit = cadre::has_units(way.strategy) ? 1 + index / 2 : 0});
-    ++index;
-  }
-  return cadre::plan_memory(model,
-                            {.strategy = way.strategy,
-                             .num_ranks = num_ranks,
-                             .ranks_per_host = num_ranks,
-                             .accumulate = settings.accumulate,
-                             .num_replicas = way.strategy == cadre::PlanStrategy::kHsdp ? 2 : 1,
-                             .is_mapped = way.is_mapped,
-                             .reshard = way.reshard});
+cadre::PlanOptions options_of(const Way& way, const Settings& settings, int num_ranks) {
+  return {.strategy = way.strategy,
+          .num_ranks = num_ranks,
+          .ranks_per_host = num_ranks,
+          .accumulate = settings.accumulate,
+          .num_replicas = way.strategy == cadre::PlanStrategy::kHsdp ? 2 : 1,
+          .is_mapped = way.is_mapped,
+          .reshard = way.reshard};
 }
 
 struct Peak {
@@ -115,8 +104,11 @@ struct Peak {
 class Trial {
  public:
   Trial(const cadre::ProcessGroup& world, const Settings& settings, const Way& way)
-      : world_(world), settings_(settings), way_(way), net_(settings.layers, settings.width) {
-    plan_ = plan_of(way_, net_, settings_, world_.world_size());
+      : world_(world),
+        width_(settings.width),
+        net_(settings.layers, settings.width),
+        plan_(cadre::plan_memory(cadre::model_sizes_of(net_, cadre::wrap_by_size(1)),
+                                 options_of(way, settings, world.world_size()))) {
     net_->at_peak = [this] { look(); };
     for (Tensor& parameter : net_->parameters()) {
       parameter.register_hook([this](const Tensor&) { look(); });
@@ -124,34 +116,9 @@ class Trial {
   }
 
   Peak run() {
-    const torch::optim::AdamWOptions options(1e-4);
-    if (cadre::has_units(way_.strategy)) {
-      cadre::FullyShardedDataParallelOptions sharding{
-          .form = way_.is_mapped ? cadre::ShardForm::kMapped : cadre::ShardForm::kGathered,
-          .reshard = way_.reshard};
-      sharding.wrap_policy = cadre::wrap_by_size(1);
-      const std::vector<cadre::MeshAxis> axes = {{"replicate", 2},
-                                                 {"shard", std::max(1, world_.world_size() / 2)}};
-      auto model =
-          way_.strategy == cadre::PlanStrategy::kHsdp
-              ? cadre::FullyShardedDataParallel{net_, cadre::DeviceMesh(world_, axes), sharding}
-              : cadre::FullyShardedDataParallel{net_, world_, sharding};
-      cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, options};
-      train(model, optimizer);
-      return peak_;
-    }
-    const auto placement = way_.strategy == cadre::PlanStrategy::kZero2
-                               ? cadre::GradientPlacement::kSharded
-                               : cadre::GradientPlacement::kReplicated;
-    cadre::DistributedDataParallel model{net_, world_, {.gradients = placement}};
-    if (way_.strategy == cadre::PlanStrategy::kZero1 ||
-        way_.strategy == cadre::PlanStrategy::kZero2) {
-      cadre::ZeroRedundancyOptimizer<cadre::AdamW> optimizer{model, options};
-      train(model, optimizer);
-    } else {
-      cadre::AdamW optimizer{net_->parameters(), options};
-      train(model, optimizer);
-    }
+    cadre::testing::with_planned_wrappers(
+        net_, world_, plan_.options,
+        [this](auto& model, auto& optimizer, const auto&) { train(model, optimizer); });
     return peak_;
   }
 
@@ -160,16 +127,11 @@ class Trial {
  private:
   template <typename Model, typename Optimizer>
   void train(Model& model, Optimizer& optimizer) {
-    const Tensor x = torch::randn({kBatch, settings_.width});
+    const Tensor x = torch::randn({kBatch, width_});
     is_looking_ = true;
     CountedMemory::install().reset_peak(0);
     for (int step = 0; step < kSteps; ++step) {
-      optimizer.zero_grad();
-      for (int64_t part = 1; part < settings_.accumulate; ++part) {
-        const auto guard = model.no_sync();
-        (model(x) - 1).pow(2).mean().backward();
-      }
-      (model(x) - 1).pow(2).mean().backward();
+      cadre::testing::accumulate_gradients(model, optimizer, x, plan_.options.accumulate);
       look();
       optimizer.step();
       look();
@@ -185,8 +147,7 @@ class Trial {
   }
 
   const cadre::ProcessGroup world_;
-  Settings settings_;
-  Way way_;
+  int64_t width_;
   Mlp net_;
   cadre::MemoryPlan plan_;
   bool is_looking_ = false;

@@ -95,7 +95,7 @@ BucketLayout plan_bucket_layout(std::span<const ParameterSize> parameters,
     Open& current = open[static_cast<size_t>(parameter.dtype)];
     current.bucket.dtype = parameter.dtype;
     current.bucket.parameters.push_back(index);
-    current.num_bytes += parameter.numel * static_cast<int64_t>(size_of(parameter.dtype));
+    current.num_bytes += parameter.num_bytes();
     current.last_position = position;
     if (current.num_bytes >= (closed.empty() ? caps.first_bytes : caps.bytes)) {
       closed.push_back(std::exchange(current, Open{}));

@@ -17,6 +17,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/export.h"
 #include "cadre/core/base/types.h"
+#include "cadre/parallel/shard/flat_layout.h"
 
 namespace cadre {
 
@@ -34,12 +35,6 @@ struct BucketLayout {
   // "float32:3,2,1;float32:0". parse(to_string()) is the same layout.
   CADRE_EXPORT std::string to_string() const;
   CADRE_EXPORT static BucketLayout parse(std::string_view text);
-};
-
-// What a layout needs to know of a parameter.
-struct ParameterSize {
-  DType dtype = DType::kFloat32;
-  int64_t numel = 0;
 };
 
 struct BucketCaps {

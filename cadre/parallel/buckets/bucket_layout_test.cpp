@@ -17,14 +17,15 @@ namespace {
 using Sizes = std::vector<ParameterSize>;
 
 TEST(BucketLayout, FillsTheFirstBucketToItsCapThenTheOthers) {
-  const Sizes sizes(6, {.dtype = DType::kFloat32, .numel = 25});  // 100 bytes each
+  const Sizes sizes(6, {.sizes = {25}});  // 100 bytes each
   const std::vector<int64_t> order = {5, 4, 3, 2, 1, 0};
   const BucketLayout layout = plan_bucket_layout(sizes, order, {.first_bytes = 100, .bytes = 200});
   EXPECT_EQ(layout.to_string(), "float32:5;float32:4,3;float32:2,1;float32:0");
 }
 
 TEST(BucketLayout, KeepsDTypesApartAndBucketsInOrderOfCompletion) {
-  const Sizes sizes = {{DType::kFloat32, 10}, {DType::kFloat64, 10}, {DType::kFloat32, 10}};
+  const Sizes sizes = {
+      {.sizes = {10}}, {.sizes = {2, 5}, .dtype = DType::kFloat64}, {.sizes = {10}}};
   const BucketLayout layout = plan_bucket_layout(sizes, std::vector<int64_t>{0, 1, 2}, {});
   EXPECT_EQ(layout.to_string(), "float64:1;float32:0,2");
 }
@@ -36,7 +37,7 @@ TEST(BucketLayout, EveryPlanFitsAndSurvivesItsText) {
     Sizes sizes(1 + random.below(40));
     for (ParameterSize& size : sizes) {
       size.dtype = random.below(4) == 0 ? DType::kFloat64 : DType::kFloat32;
-      size.numel = static_cast<int64_t>(random.below(1000));
+      size.sizes = {static_cast<int64_t>(random.below(1000))};
     }
     std::vector<int64_t> order(sizes.size());
     std::iota(order.begin(), order.end(), 0);
@@ -61,7 +62,7 @@ TEST(BucketLayout, RefusesMalformedTexts) {
 }
 
 TEST(BucketLayout, NamesWhatDoesNotFitTheModel) {
-  const Sizes sizes = {{DType::kFloat32, 10}, {DType::kFloat64, 10}};
+  const Sizes sizes = {{.sizes = {10}}, {.sizes = {10}, .dtype = DType::kFloat64}};
   const auto problem = [&](const char* text) {
     return testing::failure_of([&] { check_layout_fits(BucketLayout::parse(text), sizes); });
   };

@@ -10,10 +10,6 @@
 #include <cstring>
 #include <utility>
 
-#include "cadre/core/base/error.h"
-#include "cadre/core/base/format.h"
-#include "cadre/tensor/group/operands/dtype.h"
-
 namespace cadre {
 
 namespace {
@@ -70,22 +66,6 @@ void write_gradient(const at::Tensor& target, const at::Tensor& gradient, double
     target.copy_(gradient);  // first, so that the product is rounded in the target's dtype
     target.mul_(factor);
   }
-}
-
-std::vector<ParameterSize> sizes_of(std::span<const NamedTensor> parameters) {
-  std::vector<ParameterSize> sizes;
-  for (const NamedTensor& named : parameters) {
-    const at::Tensor& parameter = named.tensor;
-    const std::optional<DType> dtype = to_dtype(parameter.scalar_type());
-    if (!dtype) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  format("the parameter \"{}\" is {}, which no group can reduce; use float16, "
-                         "bfloat16, float32 or float64",
-                         named.name, c10::toString(parameter.scalar_type())));
-    }
-    sizes.push_back({.dtype = *dtype, .numel = parameter.numel()});
-  }
-  return sizes;
 }
 
 }  // namespace cadre

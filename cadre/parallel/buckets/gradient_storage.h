@@ -115,6 +115,4 @@ class CADRE_EXPORT GradientStorage {
 CADRE_EXPORT void write_gradient(const at::Tensor& target, const at::Tensor& gradient,
                                  double factor);
 
-CADRE_EXPORT std::vector<ParameterSize> sizes_of(std::span<const NamedTensor> parameters);
-
 }  // namespace cadre

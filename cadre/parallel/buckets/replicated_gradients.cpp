@@ -4,8 +4,8 @@
 
 #include <utility>
 
+#include "cadre/parallel/buckets/gradient_memory.h"
 #include "cadre/parallel/buckets/handed_out_memory.h"
-#include "cadre/tensor/group/operands/dtype.h"
 
 namespace cadre {
 
@@ -46,18 +46,18 @@ ReplicatedGradients::ReplicatedGradients(std::vector<NamedTensor> parameters,
 ReplicatedGradients::Buffers ReplicatedGradients::allocate(const BucketLayout& layout) {
   const at::NoGradGuard no_grad;
   Buffers buffers{.flats = {}, .views = std::vector<at::Tensor>(parameters_.size()), .trailer = {}};
-  for (const BucketLayout::Bucket& bucket : layout.buckets) {
-    const bool is_last = &bucket == &layout.buckets.back();
-    int64_t numel = 0;
-    for (const int64_t index : bucket.parameters) numel += parameters_[index].tensor.numel();
-    const at::Tensor flat =
-        group_.empty_flat(numel + (is_last ? trailer_numel_ : 0), to_scalar_type(bucket.dtype));
+  for (const auto& [numel, dtype] :
+       replicated_buffers(layout, sizes_of(parameters_), trailer_numel_)) {
+    const BucketLayout::Bucket& bucket = layout.buckets[buffers.flats.size()];
+    const at::Tensor flat = group_.empty_flat(numel, dtype);
     int64_t offset = 0;
     for (const int64_t index : bucket.parameters) {
       buffers.views[index] = gradient_like(parameters_[index].tensor, flat, offset);
       offset += parameters_[index].tensor.numel();
     }
-    if (is_last) buffers.trailer = flat.narrow(0, numel, trailer_numel_);
+    if (&bucket == &layout.buckets.back()) {
+      buffers.trailer = flat.narrow(0, offset, trailer_numel_);
+    }
     buffers.flats.push_back(flat);
   }
   return buffers;

@@ -21,9 +21,6 @@ namespace cadre {
 
 namespace {
 
-// One is filled while the other one is reduced.
-constexpr size_t kNumBuffers = 2;
-
 constexpr size_t kNoBucket = static_cast<size_t>(-1);
 
 }  // namespace
@@ -151,30 +148,27 @@ void ShardedGradients::follow(const BucketLayout& wanted) {
   arrange(order);
 }
 
+ShardedBucketSize ShardedGradients::size_of(const Bucket& bucket) {
+  const FlatLayout& flat = bucket.flat->layout();
+  return {.numel = flat.numel(),
+          .gradients = {.numel = flat.shard_numel(), .dtype = bucket.flat->shard().scalar_type()},
+          .reduce_dtype = bucket.dtype};
+}
+
 void ShardedGradients::allocate() {
   const at::NoGradGuard no_grad;
-  struct Need {
-    int64_t numel = 0;
-    size_t num_buckets = 0;
-  };
-  std::map<at::ScalarType, Need> needs;
+  std::vector<ShardedBucketSize> sizes;
   for (Bucket& bucket : buckets_) {
-    const FlatLayout& flat = bucket.flat->layout();
-    Need& need = needs[bucket.dtype];
-    need.numel = std::max(need.numel, flat.numel());
-    ++need.num_buckets;
-    const at::ScalarType dtype = bucket.flat->shard().scalar_type();
+    sizes.push_back(size_of(bucket));
+    const auto& [numel, dtype] = sizes.back().gradients;
     const std::shared_ptr<FileMemory> files = FileMemory::of(bucket.flat->shard());
-    bucket.gradients = files ? files->zeros(flat.shard_numel(), dtype)
-                       : groups_.replicate
-                           ? groups_.replicate->empty_flat(flat.shard_numel(), dtype)
-                           : at::zeros({flat.shard_numel()}, dtype);
+    bucket.gradients = files               ? files->zeros(numel, dtype)
+                       : groups_.replicate ? groups_.replicate->empty_flat(numel, dtype)
+                                           : at::zeros({numel}, dtype);
     slice_gradients(bucket);
   }
-  for (const auto& [dtype, need] : needs) {
-    for (size_t i = 0; i < std::min(kNumBuffers, need.num_buckets); ++i) {
-      buffers_[dtype].flats.push_back(groups_.shard.empty_flat(need.numel, dtype));
-    }
+  for (const auto& [numel, dtype] : reduction_buffers(sizes)) {
+    buffers_[dtype].flats.push_back(groups_.shard.empty_flat(numel, dtype));
   }
   trailer_ = groups_.all.empty_flat(options_.trailer_numel, at::kFloat);
 }
@@ -294,8 +288,9 @@ at::Tensor ShardedGradients::output_for(Bucket& bucket) {
   const bool has_gradients = std::ranges::any_of(bucket.parameters, [this](size_t parameter) {
     return slots_[parameter].leaf.grad().defined();
   });
-  if (has_gradients || bucket.dtype != bucket.gradients.scalar_type()) {
-    return at::empty({bucket.gradients.numel()}, bucket.dtype);
+  const ShardedBucketSize size = size_of(bucket);
+  if (has_gradients || !size.is_reduced_in_place()) {
+    return at::empty({size.output().numel}, size.output().dtype);
   }
   if (!is_whole(bucket)) {
     bucket.gradients = take_memory_back(bucket.gradients);

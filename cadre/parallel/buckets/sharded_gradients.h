@@ -46,6 +46,7 @@
 
 #include "cadre/core/base/export.h"
 #include "cadre/parallel/buckets/bucket_layout.h"
+#include "cadre/parallel/buckets/gradient_memory.h"
 #include "cadre/parallel/buckets/gradient_storage.h"
 #include "cadre/parallel/buckets/refused_gradients.h"
 #include "cadre/parallel/buckets/unreduced_gradients.h"
@@ -144,6 +145,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   void on_begin_pass() override;
   void begin_arrival(size_t parameter);
   void make_buckets(std::span<const std::shared_ptr<FlatParameters>> units);
+  static ShardedBucketSize size_of(const Bucket& bucket);
   void allocate();
   // `order`: indices of the present buckets.
   void arrange(const std::vector<size_t>& order);

@@ -178,18 +178,17 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
   const ShardPrecision& precision = precision_of(assigned, options);
   // One unit at a time, so that no rank holds a whole deferred model at any time.
   materialize_from(kFullySharded, assigned.parameters, /*root=*/0, all);
-  std::map<at::ScalarType, std::vector<NamedTensor>> by_dtype;
-  for (const NamedTensor& parameter : assigned.parameters) {
-    by_dtype[parameter.tensor.scalar_type()].push_back(parameter);
-  }
   const ReshardChoice choice = reshard_of(assigned, options, group);
   auto memory = std::make_unique<Gathered>();
-  for (const auto& [dtype, parameters] : by_dtype) {
+  for (const std::vector<size_t>& members : flats_of_unit(sizes_of(assigned.parameters))) {
+    std::vector<NamedTensor> parameters;
+    for (const size_t index : members) parameters.push_back(assigned.parameters[index]);
+    const at::ScalarType dtype = parameters[0].tensor.scalar_type();
     memory->flats.push_back(std::make_shared<FlatParameters>(
-        parameters, group,
+        std::move(parameters), group,
         FlatParameters::Options{
             .form = options.form,
-            .compute_dtype = c10::isFloatingType(dtype) ? precision.parameters : std::nullopt,
+            .compute_dtype = compute_dtype_of(dtype, precision.parameters),
             .name = is_root ? format("of the root unit of {}", kFullySharded)
                             : format("of unit \"{}\" of {}", assigned.name, kFullySharded),
             .remedy = kRemedy,

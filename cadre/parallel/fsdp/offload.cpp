@@ -1,12 +1,14 @@
 #include "cadre/parallel/fsdp/offload.h"
 
-#include <map>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/parallel/shard/flat_parameters.h"
+#include "cadre/parallel/shard/flat_layout.h"
 #include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/group/operands/dtype.h"
 
 namespace cadre::parallel {
 
@@ -14,24 +16,26 @@ namespace {
 
 constexpr const char* kWhat = "FullyShardedDataParallel, rank {}: options.offload";
 
-// Every tensor takes whole pages: a shard and its gradients one each, the state of each parameter
-// `num_states`.
-int64_t bytes_of(const std::vector<NamedTensor>& parameters, at::ScalarType dtype,
-                 const wrap::LocatedGroup& shard, int num_states) {
+// What one FlatParameters needs. Every tensor takes whole pages: a shard and its gradients one
+// each, the state of each parameter `num_states`.
+int64_t bytes_of(std::span<const ParameterSize> parameters, const wrap::LocatedGroup& shard,
+                 int num_states) {
   std::vector<int64_t> numels;
-  for (const NamedTensor& parameter : parameters) numels.push_back(parameter.tensor.numel());
-  const int64_t alignment = FlatParametersOptions().alignment;
-  const FlatLayout layout(numels, shard.world_size(),
-                          {.of_shards = alignment, .of_tensors = alignment});
-  const auto size = static_cast<int64_t>(c10::elementSize(dtype));
-  const int64_t shard_bytes = FileMemory::in_pages(layout.shard_numel() * size);
+  for (const ParameterSize& parameter : parameters) numels.push_back(parameter.numel());
+  const shard::FlatMemory memory(
+      std::move(numels), shard.world_size(),
+      {.dtype = to_scalar_type(parameters[0].dtype), .is_in_files = true});
+  const shard::FlatBuffer buffer = *memory.buffers().shard;
+  const int64_t shard_bytes = FileMemory::in_pages(buffer.num_bytes());
   int64_t num_bytes = shard_bytes;
   bool is_trained = false;
   for (size_t i = 0; i < parameters.size(); ++i) {
-    if (!parameters[i].tensor.requires_grad()) continue;
+    if (!parameters[i].is_trained) continue;
     is_trained = true;
-    const int64_t numel = layout.range(i, shard.rank().value).size();
-    num_bytes += num_states * FileMemory::in_pages(numel * size);
+    const int64_t numel = memory.layout().range(i, shard.rank().value).size();
+    num_bytes +=
+        num_states *
+        FileMemory::in_pages(shard::FlatBuffer{.numel = numel, .dtype = buffer.dtype}.num_bytes());
   }
   return is_trained ? num_bytes + shard_bytes : num_bytes;
 }
@@ -40,12 +44,11 @@ int64_t needed_bytes(const FileOffload& offload, const UnitAssignment& assignmen
                      const wrap::LocatedGroup& shard) {
   int64_t num_bytes = 0;
   for (const AssignedUnit& unit : assignment.units) {
-    std::map<at::ScalarType, std::vector<NamedTensor>> by_dtype;
-    for (const NamedTensor& parameter : unit.parameters) {
-      by_dtype[parameter.tensor.scalar_type()].push_back(parameter);
-    }
-    for (const auto& [dtype, parameters] : by_dtype) {
-      num_bytes += bytes_of(parameters, dtype, shard, offload.num_states);
+    const std::vector<ParameterSize> sizes = sizes_of(unit.parameters);
+    for (const std::vector<size_t>& members : flats_of_unit(sizes)) {
+      std::vector<ParameterSize> parameters;
+      for (const size_t index : members) parameters.push_back(sizes[index]);
+      num_bytes += bytes_of(parameters, shard, offload.num_states);
     }
   }
   return num_bytes;

@@ -156,4 +156,12 @@ UnitAssignment assign_units(const std::shared_ptr<Module>& root,
   return Assigner(*root, options).run();
 }
 
+std::vector<std::vector<size_t>> flats_of_unit(std::span<const ParameterSize> parameters) {
+  std::map<DType, std::vector<size_t>> by_dtype;
+  for (size_t i = 0; i < parameters.size(); ++i) by_dtype[parameters[i].dtype].push_back(i);
+  std::vector<std::vector<size_t>> flats;
+  for (auto& [dtype, members] : by_dtype) flats.push_back(std::move(members));
+  return flats;
+}
+
 }  // namespace cadre::parallel

@@ -10,12 +10,14 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "cadre/core/base/export.h"
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/fsdp/shard_unit.h"
+#include "cadre/parallel/shard/flat_layout.h"
 #include "cadre/tensor/hooks/named_tensors.h"
 
 namespace cadre::parallel {
@@ -32,6 +34,9 @@ struct UnitAssignment {
   std::vector<AssignedUnit> units;  // the root first, then in the order of named_modules()
   std::vector<NamedTensor> ignored;
 };
+
+// Indices of the parameters of a unit that lie in one FlatParameters: one for each dtype.
+std::vector<std::vector<size_t>> flats_of_unit(std::span<const ParameterSize> parameters);
 
 CADRE_EXPORT UnitAssignment assign_units(const std::shared_ptr<torch::nn::Module>& root,
                                          const FullyShardedDataParallelOptions& options);

@@ -19,6 +19,10 @@ void refuse_model(const std::string& what) {
   throw Error(ErrorCode::kInvalidArgument, format("{}: {}", kFullySharded, what));
 }
 
+at::ScalarType compute_dtype_of(at::ScalarType dtype, std::optional<at::ScalarType> parameters) {
+  return c10::isFloatingType(dtype) ? parameters.value_or(dtype) : dtype;
+}
+
 const ShardPrecision& precision_of(const AssignedUnit& assigned,
                                    const FullyShardedDataParallelOptions& options) {
   if (assigned.unit == nullptr || !assigned.unit->binding().options.precision) {
@@ -170,11 +174,10 @@ void check_unit(const AssignedUnit& unit, const FullyShardedDataParallelOptions&
     }
     static_cast<void>(division_of(parameter));  // throws where it is not known
     const at::ScalarType dtype = parameter.tensor.scalar_type();
-    shard::check_shardable(
-        kFullySharded, {parameter},
-        {.shard = dtype,
-         .compute = c10::isFloatingType(dtype) ? precision.parameters.value_or(dtype) : dtype,
-         .may_be_meta = true});
+    shard::check_shardable(kFullySharded, {parameter},
+                           {.shard = dtype,
+                            .compute = compute_dtype_of(dtype, precision.parameters),
+                            .may_be_meta = true});
   }
 }
 

@@ -5,6 +5,7 @@
 // Errors: kInvalidArgument that begins with the wrapper's name.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,8 @@ inline constexpr const char* kFullySharded = "FullyShardedDataParallel";
 
 [[noreturn]] void refuse_model(const std::string& what);
 
+// Dtype of the gathered parameters of this dtype.
+at::ScalarType compute_dtype_of(at::ScalarType dtype, std::optional<at::ScalarType> parameters);
 const ShardPrecision& precision_of(const AssignedUnit& assigned,
                                    const FullyShardedDataParallelOptions& options);
 // shard: the ranks that own shards of the unit.

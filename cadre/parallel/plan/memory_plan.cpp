@@ -1,52 +1,107 @@
 #include "cadre/parallel/plan/memory_plan.h"
 
+#include <c10/core/ScalarType.h>
+
 #include <algorithm>
-#include <map>
-#include <numeric>
-#include <span>
+#include <iterator>
 #include <utility>
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/core/comm/communicator.h"
+#include "cadre/core/comm/symmetric/symmetric_heap.h"
+#include "cadre/parallel/buckets/gradient_memory.h"
+#include "cadre/parallel/fsdp/unit_assignment.h"
+#include "cadre/parallel/fsdp/unit_options.h"
 #include "cadre/parallel/plan/unit_residency.h"
 #include "cadre/parallel/reduction/agreement/trailer.h"
 #include "cadre/parallel/shard/flat_layout.h"
+#include "cadre/parallel/shard/step_agreement.h"
+#include "cadre/parallel/zero/zero_core.h"
+#include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/tensor/hooks/sample_weight.h"
 
 namespace cadre {
 
 namespace {
 
-constexpr int64_t kPageBytes = 4096;
-constexpr size_t kNumReductionBuffers = 2;  // ShardedGradients' buffers for each dtype
+using shard::FlatBuffer;
+using shard::FlatMemory;
+using Parameters = std::vector<ParameterSize>;
 
-int64_t bytes_of(int64_t numel, DType dtype) {
-  return numel * static_cast<int64_t>(size_of(dtype));
+void require(bool holds, const std::string& problem) {
+  if (!holds) throw Error(ErrorCode::kInvalidArgument, format("plan_memory: {}", problem));
 }
 
-int64_t divided_up(int64_t number, int64_t divisor) {
-  return (number + divisor - 1) / divisor;
+void check_dtype(const char* name, std::optional<DType> dtype) {
+  require(!dtype || c10::isFloatingType(to_scalar_type(*dtype)),
+          format("{} is not a floating-point dtype", name));
 }
 
-int64_t in_pages(int64_t num_bytes) {
-  return divided_up(num_bytes, kPageBytes) * kPageBytes;
+void check_sharding(const PlanOptions& options) {
+  const bool is_by_units = has_units(options.strategy);
+  const std::string_view strategy = to_string(options.strategy);
+  require(
+      is_by_units || !options.is_mapped,
+      format("is_mapped applies to fsdp and hsdp, but the strategy is {}; leave it out", strategy));
+  require(is_by_units || (!options.parameter_dtype && !options.reduce_dtype),
+          format("parameter_dtype and reduce_dtype are for fsdp and hsdp, the strategy is {}; give "
+                 "the parameters themselves the dtype",
+                 strategy));
+  require(options.strategy == PlanStrategy::kHsdp || options.num_replicas == 1,
+          format("num_replicas is {}, which is for hsdp, the strategy is {}; leave it 1",
+                 options.num_replicas, strategy));
+  require(options.num_replicas >= 1 && options.num_ranks % options.num_replicas == 0,
+          format("num_replicas is {}, which does not divide the {} ranks", options.num_replicas,
+                 options.num_ranks));
+  require(options.reshard != Reshard::kOntoGroup && options.reshard_root != Reshard::kOntoGroup,
+          "reshard is kOntoGroup, which cannot be planned; plan kAfterForward, which holds less "
+          "and moves as much, and kAfterBackward, which holds more");
+  require(options.num_prefetched == 0 || options.num_prefetched == 1,
+          format("num_prefetched is {}; choose 0 or 1", options.num_prefetched));
+  check_dtype("parameter_dtype", options.parameter_dtype);
+  check_dtype("reduce_dtype", options.reduce_dtype);
 }
 
-bool is_floating(DType dtype) {
-  return dtype == DType::kFloat16 || dtype == DType::kBfloat16 || dtype == DType::kFloat32 ||
-         dtype == DType::kFloat64;
+void check_options(const PlanOptions& options) {
+  require(options.num_ranks >= 1 && options.ranks_per_host >= 1,
+          format("{} ranks, {} on each host; both must be at least 1", options.num_ranks,
+                 options.ranks_per_host));
+  require(options.rank >= 0 && options.rank < options.num_ranks,
+          format("rank {} of {}", options.rank, options.num_ranks));
+  require(options.strategy != PlanStrategy::kSingle || options.num_ranks == 1,
+          format("the strategy single is for one rank, and there are {}", options.num_ranks));
+  require(options.accumulate >= 1,
+          format("accumulate is {}; it must be at least 1", options.accumulate));
+  require(options.optimizer.states >= 0 && options.optimizer.temporaries >= 0,
+          "the optimizer has a negative number of states");
+  check_sharding(options);
+}
+
+void check_model(const ModelSizes& model) {
+  require(!model.units.empty(), "the model has no units; the first is the root");
+  for (size_t unit = 1; unit < model.units.size(); ++unit) {
+    require(model.units[unit].parent < unit,
+            format("unit {} has the parent {}; a parent comes before the units in it", unit,
+                   model.units[unit].parent));
+  }
+  for (const ParameterSize& parameter : model.parameters) {
+    require(parameter.unit < model.units.size(),
+            format("\"{}\" is in unit {}, but the model has {} units, numbered from 0, the root",
+                   parameter.name, parameter.unit, model.units.size()));
+    require(std::ranges::all_of(parameter.sizes, [](int64_t size) { return size >= 0; }),
+            format("\"{}\" has a negative size", parameter.name));
+  }
 }
 
 OperationTraffic moved(int64_t payload_bytes, int num_ranks, int64_t num_calls, int64_t passes) {
   // Each rank has one of N equal parts of the payload.
+  const int64_t part_bytes = (payload_bytes + num_ranks - 1) / num_ranks;
   return {.num_calls = num_calls,
           .payload_bytes = num_calls * payload_bytes,
-          .received_bytes = num_ranks == 1 ? 0
-                                           : num_calls * passes * (num_ranks - 1) *
-                                                 divided_up(payload_bytes, num_ranks)};
+          .received_bytes = num_calls * passes * (num_ranks - 1) * part_bytes};
 }
 
+// Also the traffic of a reduce_scatter.
 OperationTraffic gathered(int64_t payload_bytes, int num_ranks, int64_t num_calls = 1) {
   return moved(payload_bytes, num_ranks, num_calls, /*passes=*/1);
 }
@@ -55,47 +110,25 @@ OperationTraffic all_reduced(int64_t payload_bytes, int num_ranks) {
   return moved(payload_bytes, num_ranks, /*num_calls=*/1, /*passes=*/2);
 }
 
-void require_sizes(bool holds, const std::string& problem) {
-  if (!holds) throw Error(ErrorCode::kInvalidArgument, format("plan_memory: {}", problem));
-}
-
-void check_model(const ModelSizes& model) {
-  require_sizes(!model.units.empty(), "the model has no units; the first is the root");
-  for (size_t unit = 1; unit < model.units.size(); ++unit) {
-    require_sizes(model.units[unit].parent < unit,
-                  format("unit {} has the parent {}; a parent comes before the units in it", unit,
-                         model.units[unit].parent));
-  }
-  for (const PlannedParameter& parameter : model.parameters) {
-    require_sizes(
-        parameter.unit < model.units.size(),
-        format("\"{}\" is in unit {}, but the model has {} units, numbered from 0, the root",
-               parameter.name, parameter.unit, model.units.size()));
-    require_sizes(std::ranges::all_of(parameter.sizes, [](int64_t size) { return size >= 0; }),
-                  format("\"{}\" has a negative size", parameter.name));
-  }
-}
-
-using Members = std::vector<const PlannedParameter*>;
-
-std::vector<int64_t> numels_of(const Members& members) {
+std::vector<int64_t> numels_of(const Parameters& parameters) {
   std::vector<int64_t> numels;
-  for (const PlannedParameter* member : members) numels.push_back(member->numel());
+  for (const ParameterSize& parameter : parameters) numels.push_back(parameter.numel());
   return numels;
 }
 
-int64_t numel_of(const Members& members) {
-  const std::vector<int64_t> numels = numels_of(members);
-  return std::accumulate(numels.begin(), numels.end(), int64_t{0});
+template <typename Indices>
+Parameters picked(const Parameters& parameters, const Indices& indices) {
+  Parameters members;
+  for (const auto index : indices) members.push_back(parameters[static_cast<size_t>(index)]);
+  return members;
 }
 
 class Planner {
  public:
   Planner(const ModelSizes& model, const PlanOptions& options) : model_(model) {
     plan_.options = options;
-    for (const PlannedParameter& parameter : model.parameters) {
-      if (parameter.is_trained) trained_.push_back(&parameter);
-    }
+    std::ranges::copy_if(model.parameters, std::back_inserter(trained_),
+                         &ParameterSize::is_trained);
   }
 
   MemoryPlan run() {
@@ -116,381 +149,307 @@ class Planner {
         plan_units();
         break;
     }
+    // The optimizer runs when all gradients are reduced.
+    plan_.held.transient =
+        std::max(plan_.held.transient, options().optimizer.temporaries * largest_update_bytes_);
     for (const PlannedPart& part : plan_.parts) plan_.traffic += part.traffic;
     add_agreements();
-    plan_.host_bytes = plan_.held.total() * std::min(options().ranks_per_host, options().num_ranks);
+    plan_.host_bytes = plan_.held.total() * std::min(options().ranks_per_host, num_ranks());
     return std::move(plan_);
   }
 
  private:
   const PlanOptions& options() const { return plan_.options; }
+  int num_ranks() const { return options().num_ranks; }
+  int num_shards() const { return num_ranks() / options().num_replicas; }
+  bool has_replicate_axis() const { return options().strategy == PlanStrategy::kHsdp; }
 
   // The messages in which ranks compare numbers in each step, in addition to the trailer of the
   // gradients.
   void add_agreements() {
-    constexpr int64_t kWordBytes = sizeof(int64_t);
     if (options().strategy == PlanStrategy::kSingle || trained_.empty()) return;
-    plan_.traffic.all_reduce += all_reduced(kSampleMessageBytes, num_ranks());
-    // The bounds of two digests and a refusal, see ZeroCore::begin_step().
+    OperationTraffic& all_reduce = plan_.traffic.all_reduce;
+    all_reduce += all_reduced(kSampleMessageBytes, num_ranks());
     if (options().strategy == PlanStrategy::kZero1 || options().strategy == PlanStrategy::kZero2) {
-      plan_.traffic.all_reduce += all_reduced(5 * kWordBytes, num_ranks());
+      all_reduce += all_reduced(optim_state::kStepMessageBytes, num_ranks());
     }
     // The start of an update, see ShardFence.
-    const int num_shards = num_ranks() / options().num_replicas;
-    if (plan_.is_mapped) plan_.traffic.all_reduce += all_reduced(kWordBytes, num_shards);
-    // With accumulation a backward is followed by a forward or by the update, so units are compared
-    // at each change, see UnitSchedule.
-    if (has_units(options().strategy) && options().accumulate > 1) {
-      plan_.traffic.all_gather += gathered(kWordBytes * num_ranks(), num_ranks(), 2);
-    }
+    if (plan_.is_mapped) all_reduce += all_reduced(sizeof(int64_t), num_shards());
   }
 
-  // One buffer of ProcessGroup::empty_symmetric(): whole pages, after the pages of its signals.
-  int64_t symmetric_bytes(int64_t num_bytes, int group_size) {
-    constexpr auto kSignalBytes =
-        static_cast<int64_t>(SymmetricBuffer::kNumSignals * sizeof(uint32_t));
-    if (num_bytes == 0) return 0;
-    const int64_t held = in_pages(num_bytes) + in_pages(group_size * kSignalBytes);
+  // A buffer of ProcessGroup::empty_symmetric() or map_parts().
+  int64_t symmetric_bytes(const FlatBuffer& buffer, int group_size) {
+    if (buffer.numel == 0) return 0;
+    const auto held = static_cast<int64_t>(
+        SymmetricHeap::held_bytes(static_cast<size_t>(buffer.num_bytes()), group_size));
     plan_.shared_bytes += held;
     return held;
   }
 
-  int num_ranks() const { return options().num_ranks; }
-
   void plan_replicated() {
-    for (const PlannedParameter& parameter : model_.parameters) {
-      plan_.held.parameters += bytes_of(parameter.numel(), parameter.dtype);
+    for (const ParameterSize& parameter : model_.parameters) {
+      plan_.held.parameters += parameter.num_bytes();
     }
     add_replicated_gradients();
-    for (const PlannedParameter* parameter : trained_) add_state(*parameter, parameter->numel());
-    finish_transient();
+    for (const ParameterSize& parameter : trained_) add_state(parameter, parameter.numel());
   }
 
-  // Stage 1 copies the trained parameters to flat buffers that are whole on every rank.
+  // Stages 1 and 2 keep parameters that are not trained where they are.
+  void add_frozen() {
+    for (const ParameterSize& parameter : model_.parameters) {
+      if (!parameter.is_trained) plan_.held.parameters += parameter.num_bytes();
+    }
+  }
+
   void plan_zero1() {
-    for (const PlannedParameter& parameter : model_.parameters) {
-      if (!parameter.is_trained) {
-        plan_.held.parameters += bytes_of(parameter.numel(), parameter.dtype);
-      }
-    }
+    add_frozen();
     add_replicated_gradients();
-    const std::vector<Members> buffers = zero_buffers();
-    for (size_t i = 0; i < buffers.size(); ++i) {
-      add_whole_buffer(format("parameters {}", i), buffers[i], /*has_sharded_gradients=*/false);
+    const size_t first = plan_.parts.size();
+    for (const std::vector<size_t>& members :
+         parallel::zero_buckets(trained_, options().zero_bucket_cap_bytes)) {
+      PlannedPart part{.name = format("parameters {}", plan_.parts.size() - first)};
+      add_whole(part, picked(trained_, members));
+      plan_.parts.push_back(std::move(part));
     }
-    finish_transient();
-  }
-
-  // As ZeroCore: in the order of the parameters, a buffer is closed before it exceeds the cap.
-  std::vector<Members> zero_buffers() const {
-    struct Open {
-      Members members;
-      int64_t num_bytes = 0;
-    };
-    std::map<DType, Open> open;
-    std::vector<Members> closed;
-    for (const PlannedParameter* parameter : trained_) {
-      Open& current = open[parameter->dtype];
-      const int64_t num_bytes = bytes_of(parameter->numel(), parameter->dtype);
-      if (current.num_bytes + num_bytes > options().zero_bucket_cap_bytes &&
-          !current.members.empty()) {
-        closed.push_back(std::exchange(current, {}).members);
-      }
-      current.members.push_back(parameter);
-      current.num_bytes += num_bytes;
-    }
-    for (auto& [dtype, rest] : open) {
-      if (!rest.members.empty()) closed.push_back(std::move(rest.members));
-    }
-    return closed;
   }
 
   void plan_zero2() {
-    for (const PlannedParameter& parameter : model_.parameters) {
-      if (!parameter.is_trained) {
-        plan_.held.parameters += bytes_of(parameter.numel(), parameter.dtype);
-      }
+    add_frozen();
+    int64_t largest_bytes = 0;
+    for (const BucketLayout::Bucket& bucket : bucket_layout().buckets) {
+      const Parameters members = picked(trained_, bucket.parameters);
+      PlannedPart part{.name = format("bucket {}", plan_.parts.size())};
+      add_sharded_gradients(part, add_whole(part, members));
+      largest_bytes = std::max(largest_bytes, bytes_of_gradients(members));
+      plan_.parts.push_back(std::move(part));
     }
-    int64_t largest_bucket_bytes = 0;
-    const BucketLayout layout = bucket_layout();
-    for (size_t i = 0; i < layout.buckets.size(); ++i) {
-      const Members members = members_of(layout.buckets[i]);
-      largest_bucket_bytes =
-          std::max(largest_bucket_bytes, bytes_of(numel_of(members), members[0]->dtype));
-      add_whole_buffer(format("bucket {}", i), members, /*has_sharded_gradients=*/true);
-    }
-    finish_sharded_gradients(num_ranks());
-    add_gradients_on_their_way(largest_bucket_bytes);
+    finish_sharded_gradients();
+    add_gradients_on_their_way(largest_bytes);
   }
 
-  // FlatParameters with keep_full: the buffer is always allocated, and the shard is a part of it.
-  void add_whole_buffer(std::string name, const Members& members, bool has_sharded_gradients) {
-    const FlatLayout layout(numels_of(members), num_ranks(),
-                            {.of_shards = options().alignment, .of_tensors = options().alignment});
-    const DType dtype = members[0]->dtype;
-    PlannedPart part{.name = std::move(name),
-                     .numel = numel_of(members),
-                     .flat_bytes = bytes_of(layout.numel(), dtype),
-                     .shard_bytes = bytes_of(layout.shard_numel(), dtype)};
+  // Parameters that are whole on every rank and gathered after a step.
+  FlatMemory add_whole(PlannedPart& part, const Parameters& members) {
+    const FlatMemory memory(numels_of(members), num_ranks(),
+                            {.dtype = to_scalar_type(members[0].dtype), .keep_full = true});
+    add_flat(part, members, memory);
     part.traffic.all_gather = gathered(part.flat_bytes, num_ranks());
-    plan_.held.parameters += symmetric_bytes(part.flat_bytes, num_ranks());
+    return memory;
+  }
+
+  // One FlatParameters, and what the optimizer keeps for it.
+  void add_flat(PlannedPart& part, const Parameters& members, const FlatMemory& memory) {
+    const FlatMemory::Buffers buffers = memory.buffers();
+    for (const auto& buffer : {buffers.whole, buffers.part, buffers.shard, buffers.sent}) {
+      if (buffer) plan_.held.parameters += symmetric_bytes(*buffer, num_shards());
+    }
+    const FlatLayout& layout = memory.layout();
+    part.flat_bytes +=
+        FlatBuffer{.numel = layout.numel(), .dtype = memory.compute_dtype()}.num_bytes();
     for (size_t i = 0; i < members.size(); ++i) {
-      add_state(*members[i], layout.range(i, options().rank).size());
+      part.numel += members[i].numel();
+      if (!members[i].is_trained) continue;
+      add_state(members[i], layout.range(i, options().rank % num_shards()).size());
     }
-    if (has_sharded_gradients) {
-      add_sharded_gradients(part, layout, {.shard = dtype, .computed = dtype});
-    }
-    plan_.parts.push_back(std::move(part));
   }
 
   BucketLayout bucket_layout() const {
-    std::vector<ParameterSize> sizes;
-    for (const PlannedParameter* parameter : trained_) {
-      sizes.push_back({.dtype = parameter->dtype, .numel = parameter->numel()});
+    return plan_bucket_layout(trained_, reverse_order(trained_.size()), options().bucket_caps);
+  }
+
+  // In a group of one DistributedDataParallel only calls the module, and autograd allocates the
+  // gradients.
+  void add_replicated_gradients() {
+    const int64_t largest_bytes = largest_gradient_bytes();
+    if (num_ranks() == 1) {
+      plan_.held.gradients = bytes_of_gradients(trained_);
+      if (options().accumulate > 1) plan_.held.transient = largest_bytes;
+      return;
     }
-    return plan_bucket_layout(sizes, reverse_order(sizes.size()), options().bucket_caps);
+    const BucketLayout layout = bucket_layout();
+    for (const FlatBuffer& buffer :
+         replicated_buffers(layout, trained_, reduction::kTrailerNumel)) {
+      const size_t bucket = plan_.parts.size();
+      PlannedPart part{.name = format("gradients {}", bucket)};
+      for (const ParameterSize& member : picked(trained_, layout.buckets[bucket].parameters)) {
+        part.numel += member.numel();
+      }
+      part.flat_bytes = buffer.num_bytes();
+      part.traffic.all_reduce = all_reduced(part.flat_bytes, num_ranks());
+      plan_.held.gradients += symmetric_bytes(buffer, num_ranks());
+      plan_.parts.push_back(std::move(part));
+    }
+    // A gradient is copied to its bucket when it is complete, and then freed.
+    add_gradients_on_their_way(largest_bytes);
   }
 
-  Members members_of(const BucketLayout::Bucket& bucket) const {
-    Members members;
-    for (const int64_t index : bucket.parameters) members.push_back(trained_[index]);
-    return members;
+  // Backwards without reduction accumulate whole gradients outside of the buffers.
+  void add_gradients_on_their_way(int64_t num_bytes) {
+    if (options().accumulate > 1) {
+      num_bytes = bytes_of_gradients(trained_) + largest_gradient_bytes();
+    }
+    plan_.held.transient = std::max(plan_.held.transient, num_bytes);
   }
 
-  int64_t trained_bytes() const {
+  void add_state(const ParameterSize& parameter, int64_t numel) {
+    const int64_t value_bytes = numel * static_cast<int64_t>(size_of(parameter.dtype));
+    plan_.held.optimizer_state += options().optimizer.states * value_bytes;
+    largest_update_bytes_ = std::max(largest_update_bytes_, value_bytes);
+  }
+
+  // Autograd computes gradients in the dtype of the gathered parameters.
+  at::ScalarType computed_dtype(DType dtype) const {
+    const auto parameters = options().parameter_dtype;
+    return parallel::compute_dtype_of(
+        to_scalar_type(dtype),
+        parameters ? std::optional(to_scalar_type(*parameters)) : std::nullopt);
+  }
+
+  int64_t bytes_of_gradients(const Parameters& parameters) const {
     int64_t total = 0;
-    for (const PlannedParameter* parameter : trained_) {
-      total += bytes_of(parameter->numel(), computed_dtype(parameter->dtype));
+    for (const ParameterSize& parameter : parameters) {
+      if (!parameter.is_trained) continue;
+      total += FlatBuffer{.numel = parameter.numel(), .dtype = computed_dtype(parameter.dtype)}
+                   .num_bytes();
     }
     return total;
   }
 
   int64_t largest_gradient_bytes() const {
     int64_t largest = 0;
-    for (const PlannedParameter* parameter : trained_) {
-      largest = std::max(largest, bytes_of(parameter->numel(), computed_dtype(parameter->dtype)));
+    for (const ParameterSize& parameter : trained_) {
+      largest = std::max(largest, bytes_of_gradients({parameter}));
     }
     return largest;
   }
 
-  // In a group of one DistributedDataParallel only calls the module, and autograd allocates the
-  // gradients.
-  void add_replicated_gradients() {
-    if (num_ranks() == 1) {
-      plan_.held.gradients = trained_bytes();
-      if (options().accumulate > 1) plan_.held.transient = largest_gradient_bytes();
-      return;
-    }
-    const BucketLayout layout = bucket_layout();
-    for (size_t i = 0; i < layout.buckets.size(); ++i) {
-      const Members members = members_of(layout.buckets[i]);
-      const int64_t numel = numel_of(members);
-      const bool is_last = i + 1 == layout.buckets.size();
-      PlannedPart part{.name = format("gradients {}", i), .numel = numel};
-      part.flat_bytes =
-          bytes_of(numel + (is_last ? reduction::kTrailerNumel : 0), layout.buckets[i].dtype);
-      part.traffic.all_reduce = all_reduced(part.flat_bytes, num_ranks());
-      plan_.held.gradients += symmetric_bytes(part.flat_bytes, num_ranks());
-      plan_.parts.push_back(std::move(part));
-    }
-    // A gradient is copied to its bucket when it is complete, and then freed.
-    add_gradients_on_their_way(0);
-    plan_.held.transient = std::max(plan_.held.transient, largest_gradient_bytes());
-  }
-
-  // Backwards without reduction accumulate whole gradients outside of the buffers.
-  void add_gradients_on_their_way(int64_t num_bytes) {
-    if (options().accumulate > 1) num_bytes = trained_bytes() + largest_gradient_bytes();
-    plan_.held.transient = std::max(plan_.held.transient, num_bytes);
-    finish_transient();
-  }
-
-  void add_state(const PlannedParameter& parameter, int64_t numel) {
-    const int64_t value_bytes = bytes_of(numel, parameter.dtype);
-    plan_.held.optimizer_state += options().optimizer.states * value_bytes;
-    largest_update_bytes_ = std::max(largest_update_bytes_, value_bytes);
-  }
-
-  // The optimizer runs when all gradients are reduced.
-  void finish_transient() {
-    plan_.held.transient =
-        std::max(plan_.held.transient, options().optimizer.temporaries * largest_update_bytes_);
-  }
-
-  DType computed_dtype(DType dtype) const {
-    return is_floating(dtype) ? options().parameter_dtype.value_or(dtype) : dtype;
-  }
-
-  struct GradientDtypes {
-    DType shard;
-    DType computed;
-  };
-
   // What ShardedGradients allocates for one FlatParameters with trained parameters.
-  void add_sharded_gradients(PlannedPart& part, const FlatLayout& layout,
-                             const GradientDtypes& dtypes) {
-    const int num_shards = layout.num_shards();
-    const int num_replicas = options().num_replicas;
-    const DType reduced = options().reduce_dtype.value_or(dtypes.computed);
-    const int64_t shard_bytes = bytes_of(layout.shard_numel(), dtypes.shard);
-    const int64_t reduced_shard_bytes = bytes_of(layout.shard_numel(), reduced);
-    plan_.held.gradients +=
-        has_replicate_axis() ? symmetric_bytes(shard_bytes, num_replicas) : shard_bytes;
-    ReductionNeed& need = needs_[reduced];
-    need.flat_bytes = std::max(need.flat_bytes, bytes_of(layout.numel(), reduced));
-    ++need.num_buckets;
-    // If the reduction has another dtype than the shard, its output is a separate buffer.
-    if (reduced != dtypes.shard) need.output_bytes.push_back(reduced_shard_bytes);
-    part.traffic.reduce_scatter = gathered(bytes_of(layout.numel(), reduced), num_shards);
+  void add_sharded_gradients(PlannedPart& part, const FlatMemory& memory) {
+    const FlatLayout& layout = memory.layout();
+    const auto reduce = options().reduce_dtype;
+    const ShardedBucketSize bucket{
+        .numel = layout.numel(),
+        .gradients = {.numel = layout.shard_numel(), .dtype = memory.dtype()},
+        .reduce_dtype = reduce ? to_scalar_type(*reduce) : memory.compute_dtype()};
+    plan_.held.gradients += has_replicate_axis()
+                                ? symmetric_bytes(bucket.gradients, options().num_replicas)
+                                : bucket.gradients.num_bytes();
+    const FlatBuffer reduced{.numel = bucket.numel, .dtype = bucket.reduce_dtype};
+    part.traffic.reduce_scatter += gathered(reduced.num_bytes(), num_shards());
     if (has_replicate_axis()) {
-      part.traffic.all_reduce = all_reduced(reduced_shard_bytes, num_replicas);
+      part.traffic.all_reduce += all_reduced(bucket.output().num_bytes(), options().num_replicas);
     }
+    sharded_.push_back(bucket);
   }
 
-  bool has_replicate_axis() const { return options().strategy == PlanStrategy::kHsdp; }
-
-  void finish_sharded_gradients(int num_shards) {
-    constexpr int64_t kTrailerBytes = reduction::kTrailerNumel * sizeof(float);
+  void finish_sharded_gradients() {
+    if (sharded_.empty()) return;
     int64_t& held = plan_.held.reduction_buffers;
-    for (auto& [dtype, need] : needs_) {
-      for (size_t i = 0; i < std::min(kNumReductionBuffers, need.num_buckets); ++i) {
-        held += symmetric_bytes(need.flat_bytes, num_shards);
-      }
-      // With replicas all outputs are kept to the end of the pass; otherwise those of both buffers.
-      std::ranges::sort(need.output_bytes, std::greater());
-      const size_t num_outputs = has_replicate_axis()
-                                     ? need.output_bytes.size()
-                                     : std::min(kNumReductionBuffers, need.output_bytes.size());
-      for (size_t i = 0; i < num_outputs; ++i) held += need.output_bytes[i];
+    for (const FlatBuffer& buffer : reduction_buffers(sharded_)) {
+      held += symmetric_bytes(buffer, num_shards());
     }
-    if (needs_.empty()) return;
-    held += symmetric_bytes(kTrailerBytes, num_ranks());
-    plan_.traffic.all_reduce += all_reduced(kTrailerBytes, num_ranks());
+    for (const FlatBuffer& buffer : output_buffers(sharded_, has_replicate_axis())) {
+      held += buffer.num_bytes();
+    }
+    const FlatBuffer trailer{.numel = reduction::kTrailerNumel};
+    held += symmetric_bytes(trailer, num_ranks());
+    plan_.traffic.all_reduce += all_reduced(trailer.num_bytes(), num_ranks());
   }
 
   void plan_units() {
-    const int num_shards = num_ranks() / options().num_replicas;
     // Shards are along the last axis of the mesh, so a shard group has consecutive ranks.
     plan_.is_mapped = options().is_mapped && (num_ranks() <= options().ranks_per_host ||
-                                              options().ranks_per_host % num_shards == 0);
+                                              options().ranks_per_host % num_shards() == 0);
     std::vector<ResidentUnit> resident;
-    int64_t largest_gradients = 0;
-    int64_t root_gradients = 0;
+    std::vector<OperationTraffic> gathers;
+    std::vector<int64_t> gradient_bytes;
     for (size_t unit = 0; unit < model_.units.size(); ++unit) {
-      const UnitBytes bytes = add_unit(unit, num_shards);
-      (unit == 0 ? root_gradients : largest_gradients) =
-          unit == 0 ? bytes.gradients : std::max(largest_gradients, bytes.gradients);
+      Parameters members;
+      std::ranges::copy_if(model_.parameters, std::back_inserter(members),
+                           [unit](const ParameterSize& p) { return p.unit == unit; });
       resident.push_back({.parent = model_.units[unit].parent,
-                          .full_bytes = bytes.full,
                           .reshard = unit == 0 ? options().reshard_root : options().reshard,
-                          .has_trained = bytes.gradients > 0});
+                          .has_trained = false});
+      gathers.emplace_back();
+      gradient_bytes.push_back(bytes_of_gradients(members));
+      PlannedPart& part = plan_.parts.emplace_back();
+      part.name = unit == 0 ? "root" : format("unit {}", model_.units[unit].name);
+      for (const std::vector<size_t>& flat : parallel::flats_of_unit(members)) {
+        add_flat_of_unit(part, picked(members, flat), resident.back(), gathers.back());
+      }
     }
     const Residency residency = residency_of(
         resident, {.num_prefetched = options().num_prefetched, .accumulate = options().accumulate});
     plan_.held.full_units = residency.peak_bytes;
     for (size_t unit = 0; unit < model_.units.size(); ++unit) {
-      plan_.parts[unit].traffic.all_gather =
-          gathers_of_[unit].times(residency.num_gathers[unit], num_shards);
+      for (int i = 0; i < residency.num_gathers[unit]; ++i) {
+        plan_.parts[unit].traffic.all_gather += gathers[unit];
+      }
     }
-    finish_sharded_gradients(num_shards);
+    if (num_ranks() > 1) {
+      const auto message_bytes = static_cast<int64_t>(sizeof(int64_t)) * num_ranks();
+      plan_.traffic.all_gather += gathered(message_bytes, num_ranks(), residency.num_comparisons);
+    }
+    finish_sharded_gradients();
     // A backward begins and ends with parameters of the root, so the root's gradients are kept to
     // the end.
-    add_gradients_on_their_way(root_gradients + largest_gradients);
+    const int64_t root_bytes = std::exchange(gradient_bytes[0], 0);
+    add_gradients_on_their_way(root_bytes + std::ranges::max(gradient_bytes));
   }
 
-  struct UnitBytes {
-    int64_t full = 0;       // that are taken from the pool
-    int64_t gradients = 0;  // whole
-  };
-  // One gather is an operation for each dtype.
-  struct Gathers {
-    std::vector<int64_t> payload_bytes;
-
-    OperationTraffic times(int count, int num_shards) const {
-      OperationTraffic sum;
-      for (const int64_t bytes : payload_bytes) sum += gathered(bytes, num_shards, count);
-      return sum;
+  // gather: the operations that gather the unit once.
+  void add_flat_of_unit(PlannedPart& part, const Parameters& members, ResidentUnit& unit,
+                        OperationTraffic& gather) {
+    const DType dtype = members[0].dtype;
+    FlatMemory memory(numels_of(members), num_shards(),
+                      {.form = options().is_mapped ? ShardForm::kMapped : ShardForm::kGathered,
+                       .dtype = to_scalar_type(dtype),
+                       .compute_dtype = computed_dtype(dtype)});
+    if (plan_.is_mapped && memory.layout().numel() > 0) memory.set_mapped();
+    add_flat(part, members, memory);
+    part.shard_bytes += memory.layout().shard_numel() * static_cast<int64_t>(size_of(dtype));
+    if (const auto buffer = memory.buffers().gathered) {
+      unit.full_bytes += buffer->num_bytes();
+      gather += gathered(buffer->num_bytes(), num_shards());
     }
-  };
-
-  UnitBytes add_unit(size_t unit, int num_shards) {
-    std::map<DType, Members> by_dtype;
-    for (const PlannedParameter& parameter : model_.parameters) {
-      if (parameter.unit == unit) by_dtype[parameter.dtype].push_back(&parameter);
-    }
-    PlannedPart part{.name = unit == 0 ? "root" : format("unit {}", model_.units[unit].name)};
-    UnitBytes bytes;
-    Gathers gathers;
-    for (const auto& [dtype, members] : by_dtype) {
-      const FlatLayout layout = unit_layout(members, dtype, num_shards);
-      const DType computed = computed_dtype(dtype);
-      const int64_t full_bytes = bytes_of(layout.numel(), computed);
-      part.numel += numel_of(members);
-      part.flat_bytes += full_bytes;
-      part.shard_bytes += bytes_of(layout.shard_numel(), dtype);
-      plan_.held.parameters += parameter_bytes(layout, dtype, computed);
-      // With one rank the whole buffer is the shard, if the dtypes are equal.
-      if (!plan_.is_mapped && (num_shards > 1 || computed != dtype)) {
-        bytes.full += full_bytes;
-        gathers.payload_bytes.push_back(full_bytes);
-      }
-      int64_t gradient_bytes = 0;
-      for (size_t i = 0; i < members.size(); ++i) {
-        if (!members[i]->is_trained) continue;
-        add_state(*members[i], layout.range(i, shard_index(num_shards)).size());
-        gradient_bytes += bytes_of(members[i]->numel(), computed);
-      }
-      if (gradient_bytes > 0) {
-        add_sharded_gradients(part, layout, {.shard = dtype, .computed = computed});
-      }
-      bytes.gradients += gradient_bytes;
-    }
-    gathers_of_.push_back(std::move(gathers));
-    plan_.parts.push_back(std::move(part));
-    return bytes;
+    const bool has_trained = std::ranges::any_of(members, &ParameterSize::is_trained);
+    unit.has_trained |= has_trained;
+    unit.has_frozen |= !std::ranges::all_of(members, &ParameterSize::is_trained);
+    if (has_trained) add_sharded_gradients(part, memory);
   }
-
-  int shard_index(int num_shards) const { return options().rank % num_shards; }
-
-  // Mapped shards consist of whole pages.
-  FlatLayout unit_layout(const Members& members, DType dtype, int num_shards) const {
-    const int64_t alignment = options().alignment;
-    const int64_t page_numel = kPageBytes / static_cast<int64_t>(size_of(computed_dtype(dtype)));
-    return {numels_of(members),
-            num_shards,
-            {.of_shards = options().is_mapped ? std::lcm(alignment, page_numel) : alignment,
-             .of_tensors = alignment}};
-  }
-
-  // FlatParameters: the shard, and in another compute dtype a copy of it, which peers read.
-  int64_t parameter_bytes(const FlatLayout& layout, DType dtype, DType computed) {
-    const int num_shards = layout.num_shards();
-    int64_t held = symmetric_bytes(bytes_of(layout.shard_numel(), dtype), num_shards);
-    if (computed != dtype) {
-      held += symmetric_bytes(bytes_of(layout.shard_numel(), computed), num_shards);
-    }
-    return held;
-  }
-
-  // Buffers of ShardedGradients for one dtype.
-  struct ReductionNeed {
-    int64_t flat_bytes = 0;  // size of the largest bucket
-    size_t num_buckets = 0;
-    std::vector<int64_t> output_bytes = {};
-  };
 
   const ModelSizes& model_;
-  Members trained_;
+  Parameters trained_;
   MemoryPlan plan_;
-  std::map<DType, ReductionNeed> needs_;
-  std::vector<Gathers> gathers_of_;  // by unit
+  std::vector<ShardedBucketSize> sharded_;
   int64_t largest_update_bytes_ = 0;
 };
 
 }  // namespace
 
+std::string_view to_string(PlanStrategy strategy) {
+  switch (strategy) {
+    case PlanStrategy::kSingle:
+      return "single";
+    case PlanStrategy::kDdp:
+      return "ddp";
+    case PlanStrategy::kZero1:
+      return "zero1";
+    case PlanStrategy::kZero2:
+      return "zero2";
+    case PlanStrategy::kFsdp:
+      return "fsdp";
+    case PlanStrategy::kHsdp:
+      break;
+  }
+  return "hsdp";
+}
+
+bool has_units(PlanStrategy strategy) {
+  return strategy == PlanStrategy::kFsdp || strategy == PlanStrategy::kHsdp;
+}
+
 MemoryPlan plan_memory(const ModelSizes& model, const PlanOptions& options) {
-  check_plan_options(options);
+  check_options(options);
   check_model(model);
   return Planner(model, options).run();
 }

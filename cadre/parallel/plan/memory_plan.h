@@ -1,8 +1,8 @@
 // Computes from sizes alone what each rank holds of a model under each strategy, and what a step
 // transfers.
 //
-// Threads: pure functions. Blocking: never. Lifetime: values. Errors: kInvalidArgument for
-// inconsistent numbers. Allocates no memory of the model's size.
+// Threads: pure functions. Lifetime: values. Errors: kInvalidArgument with the inconsistent number.
+// Allocates no memory of the model's size.
 //
 // The formulas are those of the ZeRO paper (arXiv:1910.02054, sections 3 to 5). For P bytes of
 // parameters, S of optimizer state, N ranks and one dtype:
@@ -18,29 +18,71 @@
 // reduce_scatter and an all_gather, which is the minimum that a rank receives in any algorithm
 // (Patarasuk and Yuan, 2009); ranks that share memory copy less.
 //
-// The plan adds Cadre's other allocations: the padding of flat buffers, whole pages of shared
-// memory, buckets, the buffers in which gradients are reduced, gathered units including the
-// prefetched one, and whole gradients between their computation and their reduction. The sum is the
-// peak of a rank without activations and libraries, after construction, which needs the whole model
-// once unless it is deferred. Rank 0 holds the most.
+// A plan runs what the wrappers run: their layouts and buffer sizes (parallel/shard/flat_layout.h,
+// parallel/buckets/gradient_memory.h) and the schedule of the units, with memory that is only
+// counted. So it contains padding, whole pages of shared memory, buckets, the buffers in which
+// gradients are reduced, gathered units including the prefetched one, and whole gradients between
+// their computation and their reduction. The sum is the peak of a rank without activations and
+// libraries, after construction, which needs the whole model once unless it is deferred. Rank 0
+// holds the most.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cadre/core/base/export.h"
+#include "cadre/core/base/types.h"
+#include "cadre/parallel/buckets/bucket_layout.h"
+#include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/plan/model_sizes.h"
-#include "cadre/parallel/plan/plan_options.h"
 
 namespace cadre {
+
+enum class PlanStrategy : uint8_t { kSingle, kDdp, kZero1, kZero2, kFsdp, kHsdp };
+CADRE_EXPORT std::string_view to_string(PlanStrategy strategy);
+// Whether the strategy is fsdp or hsdp.
+CADRE_EXPORT bool has_units(PlanStrategy strategy);
+
+// The settings of a training on which memory and traffic depend.
+struct PlanOptions {
+  PlanStrategy strategy = PlanStrategy::kDdp;
+  int num_ranks = 1;
+  int ranks_per_host = 1;  // the last host may have fewer
+  int rank = 0;            // the rank whose memory is planned
+  // The number of values for each element that the optimizer keeps, and that it allocates during an
+  // update.
+  struct Optimizer {
+    int states = 2;       // in the dtype of the parameter: 2 for Adam and AdamW, 0 or 1 for SGD
+    int temporaries = 0;  // while it updates a parameter: 0 for the fused kernels
+  };
+  Optimizer optimizer = {};
+  int64_t accumulate = 1;  // backwards for each step; gradients are reduced in the last
+
+  // ddp, zero1 and zero2.
+  BucketCaps bucket_caps = {};
+  // zero1: ZeroOptions::bucket_cap_bytes.
+  int64_t zero_bucket_cap_bytes = int64_t{16} << 20;
+
+  // fsdp and hsdp; Reshard::kOntoGroup is not planned.
+  int num_replicas = 1;  // hsdp: of the first axis of the mesh
+  // ShardForm::kMapped; ignored if the ranks of a shard group are on several hosts.
+  bool is_mapped = false;
+  Reshard reshard = Reshard::kAfterForward;
+  Reshard reshard_root = Reshard::kAfterBackward;
+  int num_prefetched = 1;
+  std::optional<DType> parameter_dtype = {};  // gathered floating-point parameters
+  std::optional<DType> reduce_dtype = {};     // gradients while they are reduced
+};
 
 // Bytes of one rank. Shared memory counts for its owner, so the sum over the ranks of a host is the
 // memory of the host.
 struct HeldBytes {
-  int64_t parameters = 0;         // all of them, or shards
-  int64_t gradients = 0;          // after the reduction, until the step
-  int64_t optimizer_state = 0;    //
+  int64_t parameters = 0;  // all of them, or shards
+  int64_t gradients = 0;   // after the reduction, until the step
+  int64_t optimizer_state = 0;
   int64_t full_units = 0;         // at the peak; freed buffers are kept for the next unit
   int64_t reduction_buffers = 0;  // in which gradients are reduced
   int64_t transient = 0;  // whole gradients before their reduction, or temporaries of the optimizer
@@ -92,8 +134,8 @@ struct PlannedPart {
 
 struct MemoryPlan {
   PlanOptions options;
-  bool is_mapped =
-      false;  // the ranks of each shard group share memory, and units are read in place
+  // The ranks of each shard group share memory, and units are read in place.
+  bool is_mapped = false;
   HeldBytes held;
   // The part of it that lies in the memory that the ranks of a host share; other ranks read it in
   // operations. A cgroup charges it to the rank that made it. In a group of one it is private

@@ -182,7 +182,7 @@ TEST(MemoryPlan, OfMappedUnitsCopiesNothing) {
 
 TEST(MemoryPlan, OfFrozenParametersHasNoGradientsOfThem) {
   ModelSizes model = small_model();
-  for (PlannedParameter& parameter : model.parameters) {
+  for (ParameterSize& parameter : model.parameters) {
     parameter.is_trained = parameter.name == "head";
   }
   for (const PlanStrategy strategy : {PlanStrategy::kDdp, PlanStrategy::kZero1}) {
@@ -205,12 +205,10 @@ TEST(MemoryPlan, OfOptimizersCountsTheirValues) {
   EXPECT_EQ(plan.held.transient, 3 * 4 * 64 * 64);
 }
 
-// Signals between a rank and each of the group are 256 bytes, so those of 16 ranks fill a page.
+// Signals between a rank and each of the group are 512 bytes, so those of 8 ranks fill a page.
 TEST(MemoryPlan, OfManyRanksHasMorePagesOfSignals) {
-  EXPECT_EQ(plan_memory(small_model(), on_ranks(PlanStrategy::kDdp, 16)).held.gradients,
-            10 * kPage);
-  EXPECT_EQ(plan_memory(small_model(), on_ranks(PlanStrategy::kDdp, 17)).held.gradients,
-            11 * kPage);
+  EXPECT_EQ(plan_memory(small_model(), on_ranks(PlanStrategy::kDdp, 8)).held.gradients, 10 * kPage);
+  EXPECT_EQ(plan_memory(small_model(), on_ranks(PlanStrategy::kDdp, 9)).held.gradients, 11 * kPage);
 }
 
 TEST(MemoryPlan, OfAHostIsThatOfItsRanksWithTheirBuffers) {

@@ -1,7 +1,7 @@
 // The input of a plan: the sizes of a model's parameters and their grouping into units.
 //
-// Threads: plain values; model_sizes_of() as the module. Blocking: never. Lifetime: values. Errors:
-// kInvalidArgument from model_sizes_of(). All sizes are in elements unless a name says bytes.
+// Threads: plain values; model_sizes_of() as the module. Errors: kInvalidArgument from
+// model_sizes_of().
 #pragma once
 
 #include <cstddef>
@@ -11,37 +11,23 @@
 #include <vector>
 
 #include "cadre/core/base/export.h"
-#include "cadre/core/base/types.h"
 #include "cadre/parallel/fsdp/options.h"
+#include "cadre/parallel/shard/flat_layout.h"
 
 namespace cadre {
 
-struct PlannedParameter {
-  std::string name;
-  std::vector<int64_t> sizes;
-  DType dtype = DType::kFloat32;
-  bool is_trained = true;
-  size_t unit = 0;  // index of ModelSizes::units; 0 is the root
-
-  int64_t numel() const {
-    int64_t product = 1;
-    for (const int64_t size : sizes) product *= size;
-    return product;
-  }
-};
-
-// A module whose parameters FullyShardedDataParallel gathers together.
-struct PlannedUnit {
-  std::string name;
-  size_t parent = 0;  // the enclosing unit, whose index is smaller except for the root
-};
-
 struct ModelSizes {
+  // A module whose parameters FullyShardedDataParallel gathers together.
+  struct Unit {
+    std::string name;
+    size_t parent = 0;  // the enclosing unit, whose index is smaller except for the root
+  };
+
   // Distinct, in the order of the module's named_parameters().
-  std::vector<PlannedParameter> parameters;
+  std::vector<ParameterSize> parameters;
   // In the order in which a forward enters them. The first is the root, with the parameters that
   // are in no other unit. Strategies without units ignore them.
-  std::vector<PlannedUnit> units = {{.name = "", .parent = 0}};
+  std::vector<Unit> units = {{.name = "", .parent = 0}};
   int64_t buffer_bytes = 0;  // the module's buffers, which every rank has
 };
 
@@ -57,12 +43,5 @@ template <typename Holder>
 ModelSizes model_sizes_of(const Holder& holder, const WrapPolicy& policy = {}) {
   return model_sizes_of(std::shared_ptr<torch::nn::Module>(holder.ptr()), policy);
 }
-
-// The number of values for each element that an optimizer keeps, and that it allocates during an
-// update.
-struct OptimizerSizes {
-  int states = 2;       // kept, in the dtype of the parameter: 2 for Adam and AdamW, 0 or 1 for SGD
-  int temporaries = 0;  // while it updates a parameter: 0 for the fused kernels
-};
 
 }  // namespace cadre

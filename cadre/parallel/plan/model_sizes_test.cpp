@@ -58,7 +58,7 @@ void expect_sizes_of_net(const ModelSizes& sizes, size_t first_unit, size_t seco
       {"second.up.bias", {5}, DType::kFloat32, true, second_unit}};
   ASSERT_EQ(sizes.parameters.size(), expected.size());
   for (size_t i = 0; i < expected.size(); ++i) {
-    const PlannedParameter& parameter = sizes.parameters[i];
+    const ParameterSize& parameter = sizes.parameters[i];
     EXPECT_EQ(parameter.name, expected[i].name);
     EXPECT_EQ(parameter.sizes, expected[i].sizes) << parameter.name;
     EXPECT_EQ(parameter.dtype, expected[i].dtype) << parameter.name;
@@ -100,7 +100,8 @@ TEST(ModelSizesOf, WhatHasNoSizesIsRefused) {
     return "nothing";
   };
   EXPECT_EQ(refusal_of(net),
-            "model_sizes_of: \"complex\" has dtype ComplexFloat, which groups do not support");
+            "model_sizes_of: the parameter \"complex\" is ComplexFloat, which no group can reduce; "
+            "use float16, bfloat16, float32 or float64");
   EXPECT_EQ(refusal_of(nullptr), "model_sizes_of: the module is null; construct it first");
 }
 

@@ -1,112 +1,148 @@
 #include "cadre/parallel/plan/unit_residency.h"
 
 #include <algorithm>
+#include <memory>
+#include <ranges>
+#include <utility>
+
+#include "cadre/parallel/fsdp/unit_schedule.h"
 
 namespace cadre {
 
 namespace {
 
-// One step, event by event.
-class Step {
+using parallel::UnitMemory;
+using parallel::UnitSchedule;
+
+struct Counts {
+  Residency residency;
+  int64_t full_bytes = 0;
+};
+
+// The states of FlatParameters, without memory.
+class CountedUnit final : public UnitMemory {
  public:
-  Step(std::span<const ResidentUnit> units, const StepShape& shape)
-      : units_(units), shape_(shape), is_full_(units.size(), false) {
-    residency_.num_gathers.resize(units.size(), 0);
-    for (size_t unit = 0; unit < units.size(); ++unit) forward_.push_back(unit);
-    list_left(0);
-    // The outputs of units before the first trained parameter require no gradient.
-    const auto first = std::ranges::find(units, true, &ResidentUnit::has_trained);
-    const auto first_trained = static_cast<size_t>(first - units.begin());
-    backward_.assign(left_.rbegin(), left_.rend());
-    std::erase_if(backward_, [&](size_t unit) {
-      return unit < first_trained && !is_around(unit, first_trained);
-    });
+  CountedUnit(size_t unit, int64_t full_bytes, Counts& counts)
+      : unit_(unit), full_bytes_(full_bytes), counts_(counts) {}
+
+  bool is_full() const override { return has_buffer_ && !is_stale_; }
+  void gather() override {
+    if (is_full()) return;
+    is_stale_ = false;
+    ++counts_.residency.num_gathers[unit_];
+    if (std::exchange(has_buffer_, true)) return;
+    counts_.full_bytes += full_bytes_;
+    counts_.residency.peak_bytes = std::max(counts_.residency.peak_bytes, counts_.full_bytes);
+  }
+  void wait_full() override {}
+  void release() override {
+    if (std::exchange(has_buffer_, false)) counts_.full_bytes -= full_bytes_;
+  }
+  void release_onto_group() override { release(); }  // Reshard::kOntoGroup is not planned
+  void mark_stale() override { is_stale_ = true; }
+  bool is_outdated() const override { return false; }
+
+ private:
+  size_t unit_;
+  int64_t full_bytes_;
+  Counts& counts_;
+  bool has_buffer_ = false;
+  bool is_stale_ = false;
+};
+
+// The events that autograd and the program send to the schedule.
+class Steps {
+ public:
+  Steps(std::span<const ResidentUnit> units, const StepShape& shape)
+      : units_(units),
+        shape_(shape),
+        children_(units.size()),
+        calls_(units.size()),
+        schedule_(make_units(), options()) {
+    for (size_t unit = 1; unit < units_.size(); ++unit) {
+      children_[units_[unit].parent].push_back(unit);
+    }
+    const auto first = std::ranges::find(units_, true, &ResidentUnit::has_trained);
+    first_trained_ = static_cast<size_t>(first - units_.begin());
   }
 
   Residency run() {
-    for (int64_t pass = 0; pass < shape_.accumulate; ++pass) {
-      forward();
-      backward(/*reduces=*/pass + 1 == shape_.accumulate);
+    constexpr int kNumSteps = 3;  // orders are known in the third
+    for (int step = 0; step < kNumSteps; ++step) {
+      counts_.residency.num_gathers.assign(units_.size(), 0);
+      counts_.residency.num_comparisons = 0;
+      for (int64_t pass = 1; pass <= shape_.accumulate; ++pass) {
+        forward(0);
+        if (first_trained_ == units_.size()) continue;
+        backward(0);
+        schedule_.end_backward({.is_reduced = pass == shape_.accumulate, .creates_graph = false});
+      }
+      ++num_updates_;
     }
-    return residency_;
+    return counts_.residency;
   }
 
  private:
-  // The order in which a forward leaves the units: children before their parent.
-  void list_left(size_t unit) {
-    for (size_t child = unit + 1; child < units_.size(); ++child) {
-      if (units_[child].parent == unit) list_left(child);
-    }
-    left_.push_back(unit);
-  }
-
-  bool is_around(size_t unit, size_t inner) const {
-    while (inner != 0 && inner < units_.size() && inner != unit) inner = units_[inner].parent;
-    return inner == unit;
-  }
-
-  void gather(size_t unit) {
-    if (is_full_[unit]) return;
-    is_full_[unit] = true;
-    ++residency_.num_gathers[unit];
-    full_bytes_ += units_[unit].full_bytes;
-    residency_.peak_bytes = std::max(residency_.peak_bytes, full_bytes_);
-  }
-
-  void release(size_t unit) {
-    if (!is_full_[unit]) return;
-    is_full_[unit] = false;
-    full_bytes_ -= units_[unit].full_bytes;
-  }
-
-  void use(const std::vector<size_t>& order, size_t place) {
-    gather(order[place]);
-    if (shape_.num_prefetched > 0 && place + 1 < order.size()) gather(order[place + 1]);
-  }
-
-  void forward() {
-    size_t num_left = 0;
-    for (size_t place = 0; place < forward_.size(); ++place) {
-      use(forward_, place);
-      // The units that end before the next one begins.
-      while (num_left < left_.size() && left_[num_left] <= place &&
-             (place + 1 == forward_.size() || !is_around(left_[num_left], place + 1))) {
-        const size_t unit = left_[num_left++];
-        if (units_[unit].reshard == Reshard::kAfterForward) release(unit);
-      }
-    }
-  }
-
-  // A unit is freed when its gradients are reduced, which is after those of its nested units.
-  void backward(bool reduces) {
-    for (size_t place = 0; place < backward_.size(); ++place) {
-      use(backward_, place);
-      for (size_t unit = backward_[place]; unit != 0; unit = units_[unit].parent) {
-        const bool is_done =
-            place + 1 == backward_.size() || !is_around(unit, backward_[place + 1]);
-        if (!is_done) break;
-        if (units_[unit].reshard != Reshard::kAfterReduction) release(unit);
-      }
-    }
+  // The gradients of all parameters of a unit count as one, with the unit's number.
+  std::vector<UnitSchedule::Unit> make_units() {
+    std::vector<UnitSchedule::Unit> made;
     for (size_t unit = 0; unit < units_.size(); ++unit) {
-      if (reduces || units_[unit].reshard != Reshard::kAfterReduction) release(unit);
+      const ResidentUnit& resident = units_[unit];
+      UnitSchedule::Unit& last = made.emplace_back();
+      last.memory = std::make_unique<CountedUnit>(unit, resident.full_bytes, counts_);
+      last.reshard = resident.reshard;
+      if (resident.has_trained) last.parameters = {unit};
+      last.has_frozen = resident.has_frozen;
     }
+    return made;
+  }
+
+  UnitSchedule::Options options() {
+    return {.num_prefetched = shape_.num_prefetched,
+            .compare = [this](const UnitSchedule::Use&) { ++counts_.residency.num_comparisons; },
+            .num_updates = [this] { return num_updates_; }};
+  }
+
+  void forward(size_t unit) {
+    calls_[unit] = std::make_shared<UnitSchedule::Call>(UnitSchedule::Call{.unit = unit});
+    // Inputs have gradients behind the first trained parameter.
+    if (unit > first_trained_) {
+      calls_[unit]->inputs.push_back({.address = nullptr, .sequence = unit});
+    }
+    unit == 0 ? schedule_.begin_forward(/*with_grad=*/true) : schedule_.before_forward(unit);
+    for (const size_t child : children_[unit]) forward(child);
+    unit == 0 ? schedule_.end_forward() : schedule_.after_forward(unit);
+  }
+
+  // The outputs of units that end before the first trained parameter require no gradient.
+  bool requires_grad(size_t unit) const {
+    size_t around = first_trained_;
+    while (around > unit) around = units_[around].parent;
+    return unit >= first_trained_ || around == unit;
+  }
+
+  void backward(size_t unit) {
+    if (!requires_grad(unit)) return;
+    schedule_.reached_output(calls_[unit], {.address = nullptr, .sequence = 0});
+    for (const size_t child : std::views::reverse(children_[unit])) backward(child);
+    if (units_[unit].has_trained) schedule_.gradient_arrived(unit);
+    schedule_.passed_input(*calls_[unit]);
   }
 
   std::span<const ResidentUnit> units_;
   StepShape shape_;
-  std::vector<size_t> forward_;
-  std::vector<size_t> left_;
-  std::vector<size_t> backward_;
-  std::vector<bool> is_full_;
-  int64_t full_bytes_ = 0;
-  Residency residency_;
+  std::vector<std::vector<size_t>> children_;
+  std::vector<std::shared_ptr<UnitSchedule::Call>> calls_;
+  size_t first_trained_ = 0;
+  uint64_t num_updates_ = 0;
+  Counts counts_;
+  UnitSchedule schedule_;
 };
 
 }  // namespace
 
 Residency residency_of(std::span<const ResidentUnit> units, const StepShape& step) {
-  return units.empty() ? Residency{} : Step(units, step).run();
+  return units.empty() ? Residency{} : Steps(units, step).run();
 }
 
 }  // namespace cadre

@@ -1,7 +1,7 @@
-// Simulates which units of a model are gathered at the same time, and how often each is gathered in
-// a step, with the rules of UnitSchedule (parallel/fsdp/unit_schedule.h).
+// Runs the UnitSchedule of FullyShardedDataParallel (parallel/fsdp/unit_schedule.h) over units
+// whose memory is only counted.
 //
-// Threads: plain functions. Blocking: never. Errors: none.
+// Threads: plain functions. Errors: none.
 #pragma once
 
 #include <cstddef>
@@ -15,14 +15,16 @@ namespace cadre {
 
 struct ResidentUnit {
   size_t parent = 0;
-  int64_t full_bytes = 0;  // size of its gathered parameters
+  int64_t full_bytes = 0;  // that a gather takes from the pool
   Reshard reshard = Reshard::kAfterForward;
   bool has_trained = true;
+  bool has_frozen = false;
 };
 
 struct Residency {
   int64_t peak_bytes = 0;        // all units that are gathered at the same time
   std::vector<int> num_gathers;  // by unit, in one step of the optimizer
+  int num_comparisons = 0;       // in one step: the ranks compare which unit they use
 };
 
 struct StepShape {
@@ -31,7 +33,8 @@ struct StepShape {
 };
 
 // units: the root first, then in the order in which a forward enters them. A forward calls each
-// once. Describes steps after the first, which prefetch in the observed order.
+// once. The counts of one step are those of a step after the first ones, which prefetches in the
+// observed order.
 Residency residency_of(std::span<const ResidentUnit> units, const StepShape& step);
 
 }  // namespace cadre

@@ -1,10 +1,14 @@
 #include "cadre/parallel/shard/flat_layout.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/tensor/group/mapped_parts.h"
+#include "cadre/tensor/group/operands/dtype.h"
+#include "cadre/tensor/hooks/named_tensors.h"
 
 namespace cadre {
 namespace {
@@ -52,5 +56,68 @@ int64_t FlatLayout::offset_in_shard(size_t parameter, int shard) const {
   const int64_t first = shard * shard_numel_ - offsets_[parameter];
   return std::clamp<int64_t>(range(parameter, shard).begin - first, 0, shard_numel_);
 }
+
+std::vector<ParameterSize> sizes_of(std::span<const NamedTensor> parameters) {
+  std::vector<ParameterSize> sizes;
+  for (const NamedTensor& named : parameters) {
+    const at::Tensor& parameter = named.tensor;
+    const std::optional<DType> dtype = to_dtype(parameter.scalar_type());
+    if (!dtype) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  format("the parameter \"{}\" is {}, which no group can reduce; use float16, "
+                         "bfloat16, float32 or float64",
+                         named.name, c10::toString(parameter.scalar_type())));
+    }
+    sizes.push_back({.name = named.name,
+                     .sizes = parameter.sizes().vec(),
+                     .dtype = *dtype,
+                     .is_trained = parameter.requires_grad()});
+  }
+  return sizes;
+}
+
+namespace shard {
+namespace {
+
+// Whole pages also if this group cannot map its shards, because another group with the same layout
+// may map them.
+int64_t shard_alignment(const FlatMemory::Options& options) {
+  if (options.form != ShardForm::kMapped) return options.alignment;
+  const at::ScalarType dtype = options.compute_dtype.value_or(options.dtype);
+  return std::lcm(options.alignment,
+                  MappedParts::kPageBytes / static_cast<int64_t>(c10::elementSize(dtype)));
+}
+
+}  // namespace
+
+FlatMemory::FlatMemory(std::vector<int64_t> numels, int num_shards, const Options& options)
+    : options_(options),
+      layout_(std::move(numels), num_shards,
+              {.of_shards = shard_alignment(options), .of_tensors = options.alignment}) {}
+
+bool FlatMemory::shares_memory() const {
+  if (is_mapped_ || options_.is_in_files || compute_dtype() != dtype()) return false;
+  return options_.keep_full || layout_.num_shards() == 1;
+}
+
+FlatMemory::Buffers FlatMemory::buffers() const {
+  const FlatBuffer whole{.numel = layout_.numel(), .dtype = compute_dtype()};
+  const FlatBuffer shard{.numel = layout_.shard_numel(), .dtype = dtype()};
+  const bool is_cast = compute_dtype() != dtype();
+  Buffers buffers;
+  if (is_mapped_) {
+    buffers.part = mapped_part();
+    if (is_cast) buffers.shard = shard;
+    return buffers;
+  }
+  (keeps_whole() ? buffers.whole : buffers.gathered) = whole;
+  if (!shares_memory()) buffers.shard = shard;
+  if (is_cast && !options_.is_in_files) {
+    buffers.sent = FlatBuffer{.numel = layout_.shard_numel(), .dtype = compute_dtype()};
+  }
+  return buffers;
+}
+
+}  // namespace shard
 
 }  // namespace cadre

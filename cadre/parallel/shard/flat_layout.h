@@ -1,16 +1,22 @@
-// Where tensors lie in a flat buffer that ranks hold in equal consecutive shards, and how a rank
-// reads the shards of the others.
+// Where tensors lie in a flat buffer that ranks hold in equal consecutive shards, how a rank reads
+// the shards of the others, and which buffers FlatParameters allocates for them.
 //
 // Threads: plain values. Blocking: never. Lifetime: owns what it holds. Errors: kInvalidArgument
-// for numbers that make no layout. All numbers are in elements. Source: the flat parameters of
-// torch.distributed.fsdp.
+// for numbers that make no layout. All numbers are in elements unless a name says bytes. Source:
+// the flat parameters of torch.distributed.fsdp.
 #pragma once
+
+#include <c10/core/ScalarType.h>
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "cadre/core/base/export.h"
+#include "cadre/core/base/types.h"
 
 namespace cadre {
 
@@ -24,6 +30,27 @@ enum class ShardForm : uint8_t {
   // hosts they are gathered, too.
   kMapped,
 };
+
+struct NamedTensor;
+
+// A parameter without its values.
+struct ParameterSize {
+  std::string name = {};
+  std::vector<int64_t> sizes = {};
+  DType dtype = DType::kFloat32;
+  bool is_trained = true;
+  size_t unit = 0;  // in a ModelSizes: index of its unit; 0 is the root
+
+  int64_t numel() const {
+    int64_t product = 1;
+    for (const int64_t size : sizes) product *= size;
+    return product;
+  }
+  int64_t num_bytes() const { return numel() * static_cast<int64_t>(size_of(dtype)); }
+};
+
+// Throws kInvalidArgument for a dtype that no group moves. Leaves `unit` 0.
+CADRE_EXPORT std::vector<ParameterSize> sizes_of(std::span<const NamedTensor> parameters);
 
 // Elements [begin, end) of a tensor in row-major order.
 struct FlatRange {
@@ -71,5 +98,64 @@ class CADRE_EXPORT FlatLayout {
   int num_shards_;
   int64_t shard_numel_;
 };
+
+namespace shard {
+
+inline constexpr int64_t kFlatAlignment = 32;  // 64 bytes of the smallest floating-point dtype
+
+struct FlatBuffer {
+  int64_t numel = 0;
+  at::ScalarType dtype = at::kFloat;
+
+  int64_t num_bytes() const { return numel * static_cast<int64_t>(c10::elementSize(dtype)); }
+};
+
+// The memory of one FlatParameters. FlatParameters allocates what buffers() lists, and a memory
+// plan adds it up.
+class CADRE_EXPORT FlatMemory {
+ public:
+  // As in FlatParametersOptions.
+  struct Options {
+    ShardForm form = ShardForm::kGathered;
+    at::ScalarType dtype = at::kFloat;  // dtype of the shards
+    std::optional<at::ScalarType> compute_dtype = {};
+    int64_t alignment = kFlatAlignment;
+    bool keep_full = false;
+    bool is_in_files = false;
+  };
+  FlatMemory(std::vector<int64_t> numels, int num_shards, const Options& options);
+
+  const FlatLayout& layout() const { return layout_; }
+  at::ScalarType dtype() const { return options_.dtype; }
+  at::ScalarType compute_dtype() const { return options_.compute_dtype.value_or(options_.dtype); }
+  // The ranks have mapped the shards side by side, as ShardForm::kMapped asks.
+  void set_mapped() { is_mapped_ = true; }
+  bool is_mapped() const { return is_mapped_; }
+  // Whether the shard is a part of the whole buffer.
+  bool shares_memory() const;
+  // Whether the whole buffer is never freed.
+  bool keeps_whole() const { return options_.keep_full || shares_memory() || is_mapped_; }
+
+  // nullopt: there is none.
+  struct Buffers {
+    std::optional<FlatBuffer> whole = {};     // in memory of the group, for good
+    std::optional<FlatBuffer> part = {};      // this rank's part of the mapping
+    std::optional<FlatBuffer> shard = {};     // in memory of the group, or in a file
+    std::optional<FlatBuffer> sent = {};      // the shard in the compute dtype, which peers read
+    std::optional<FlatBuffer> gathered = {};  // from the pool, while the parameters are whole
+  };
+  Buffers buffers() const;
+  // What each rank holds of the mapping.
+  FlatBuffer mapped_part() const {
+    return {.numel = layout_.shard_numel(), .dtype = compute_dtype()};
+  }
+
+ private:
+  Options options_;
+  FlatLayout layout_;
+  bool is_mapped_ = false;
+};
+
+}  // namespace shard
 
 }  // namespace cadre

@@ -80,6 +80,38 @@ TEST(FlatLayout, RefusesWhatIsNoLayout) {
   EXPECT_THAT(failure_of([] { FlatLayout({1, -2}, 1, {}); }), HasSubstr("tensor 1 has -2"));
 }
 
+// Three elements on two ranks: shards of 2, or of 1,024, which are a page.
+TEST(FlatMemory, HasTheBuffersOfItsForm) {
+  const auto sizes_of_buffers = [](shard::FlatMemory::Options options, int num_shards,
+                                   bool is_mapped = false) {
+    options.alignment = 2;
+    shard::FlatMemory memory({3}, num_shards, options);
+    if (is_mapped) memory.set_mapped();
+    const auto [whole, part, shard, sent, gathered] = memory.buffers();
+    std::vector<int64_t> sizes;
+    for (const auto& buffer : {whole, part, shard, sent, gathered}) {
+      sizes.push_back(buffer ? buffer->num_bytes() : 0);
+    }
+    return sizes;
+  };
+  EXPECT_THAT(sizes_of_buffers({}, 2), ElementsAre(0, 0, 8, 0, 16));
+  EXPECT_THAT(sizes_of_buffers({}, 1), ElementsAre(16, 0, 0, 0, 0)) << "it is the shard";
+  EXPECT_THAT(sizes_of_buffers({.keep_full = true}, 2), ElementsAre(16, 0, 0, 0, 0));
+  EXPECT_THAT(sizes_of_buffers({.is_in_files = true}, 1), ElementsAre(0, 0, 16, 0, 16));
+  const shard::FlatMemory::Options mapped = {.form = ShardForm::kMapped};
+  EXPECT_THAT(sizes_of_buffers(mapped, 2, /*is_mapped=*/true), ElementsAre(0, 4096, 0, 0, 0));
+  EXPECT_THAT(sizes_of_buffers(mapped, 2), ElementsAre(0, 0, 4096, 0, 8192)) << "across hosts";
+  // In half the bytes, so that a page has 2,048 elements.
+  const auto kHalf = at::kBFloat16;
+  EXPECT_THAT(sizes_of_buffers({.compute_dtype = kHalf}, 2), ElementsAre(0, 0, 8, 4, 8));
+  EXPECT_THAT(sizes_of_buffers({.compute_dtype = kHalf, .keep_full = true}, 2),
+              ElementsAre(8, 0, 8, 4, 0));
+  EXPECT_THAT(sizes_of_buffers({.compute_dtype = kHalf, .is_in_files = true}, 2),
+              ElementsAre(0, 0, 8, 0, 8));
+  EXPECT_THAT(sizes_of_buffers({.form = ShardForm::kMapped, .compute_dtype = kHalf}, 2, true),
+              ElementsAre(0, 4096, 8192, 0, 0));
+}
+
 Tensor cut_out(const Tensor& whole, const Box& box) {
   Tensor part = whole;
   for (size_t dim = 0; dim < box.sizes.size(); ++dim) {

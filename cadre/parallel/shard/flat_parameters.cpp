@@ -5,7 +5,6 @@
 #include <c10/core/Storage.h>
 #include <c10/core/StorageImpl.h>
 
-#include <numeric>
 #include <utility>
 
 #include "cadre/core/base/error.h"
@@ -50,9 +49,13 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters, wrap::Locate
     : parameters_(std::move(parameters)),
       group_(std::move(group)),
       options_(std::move(options)),
-      dtype_(dtype_of(parameters_)),
-      layout_(numels_of(parameters_), group_.world_size(),
-              {.of_shards = alignment(), .of_tensors = options_.alignment}) {
+      memory_(numels_of(parameters_), group_.world_size(),
+              {.form = options_.form,
+               .dtype = dtype_of(parameters_),
+               .compute_dtype = options_.compute_dtype,
+               .alignment = options_.alignment,
+               .keep_full = options_.keep_full,
+               .is_in_files = options_.files != nullptr}) {
   if (parameters_.empty()) {
     refuse("FlatParameters", "there are no parameters; leave out a set without any");
   }
@@ -66,17 +69,17 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters, wrap::Locate
   take_over_parameters();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const int rank = group_.rank().value;
-    const int64_t size = layout_.range(i, rank).size();
+    const int64_t size = layout().range(i, rank).size();
     // With a version counter of its own, as a leaf has.
-    values_.push_back(shard_.narrow(0, layout_.offset_in_shard(i, rank), size).variable_data());
+    values_.push_back(shard_.narrow(0, layout().offset_in_shard(i, rank), size).variable_data());
     values_.back().requires_grad_(parameters_[i].tensor.requires_grad());
-    wrap::mark_as_shard(values_.back(),
-                        {.parameter = parameters_[i].name,
-                         .owner = options_.name,
-                         .rank = rank,
-                         .num_ranks = group_.world_size(),
-                         .part = wrap::part_of(parameters_[i].tensor, layout_.range(i, rank).begin),
-                         .fence = options_.fence.get()});
+    wrap::mark_as_shard(values_.back(), {.parameter = parameters_[i].name,
+                                         .owner = options_.name,
+                                         .rank = rank,
+                                         .num_ranks = group_.world_size(),
+                                         .part = wrap::part_of(parameters_[i].tensor,
+                                                               layout().range(i, rank).begin),
+                                         .fence = options_.fence.get()});
     is_trained_.push_back(values_.back().requires_grad());
   }
   shard_watch_ = std::make_unique<wrap::WriteWatch>(named_values());
@@ -104,7 +107,7 @@ FlatParameters::~FlatParameters() {
 
 void FlatParameters::check_parameters() const {
   const std::string what = format("sharding {}, rank {}", options_.name, group_.rank());
-  shard::check_shardable(what, parameters_, {.shard = dtype_, .compute = compute_dtype()});
+  shard::check_shardable(what, parameters_, {.shard = dtype(), .compute = compute_dtype()});
   if (options_.form == ShardForm::kMapped && options_.keep_full) {
     refuse(what, "keep_full is a buffer of each rank, and kMapped one for all; choose one of them");
   }
@@ -121,44 +124,35 @@ void FlatParameters::check_parameters() const {
   }
 }
 
-bool FlatParameters::shares_memory() const {
-  if (is_mapped() || options_.files || compute_dtype() != dtype_) return false;
-  return options_.keep_full || group_.world_size() == 1;
-}
-
 at::Tensor FlatParameters::own_part_of(const at::Tensor& whole) const {
-  return whole.narrow(0, group_.rank().value * layout_.shard_numel(), layout_.shard_numel());
-}
-
-// Whole pages also if this group cannot map its shards, because another group with the same layout
-// may map them.
-int64_t FlatParameters::alignment() const {
-  if (options_.form != ShardForm::kMapped) return options_.alignment;
-  const int64_t page_numel =
-      MappedParts::kPageBytes / static_cast<int64_t>(c10::elementSize(compute_dtype()));
-  return std::lcm(options_.alignment, page_numel);
+  return whole.narrow(0, group_.rank().value * layout().shard_numel(), layout().shard_numel());
 }
 
 void FlatParameters::map_memory() {
-  if (!options_.fence->prepare(group_) || layout_.numel() == 0) return;
-  parts_ = group_.map_parts(layout_.shard_numel(), compute_dtype());
+  if (!options_.fence->prepare(group_) || layout().numel() == 0) return;
+  const shard::FlatBuffer part = memory_.mapped_part();
+  parts_ = group_.map_parts(part.numel, part.dtype);
+  if (parts_) memory_.set_mapped();
 }
 
 void FlatParameters::make_memory() {
-  flat_ = shard::GuardedStorage(layout_.numel(), compute_dtype());
-  if (keeps_buffer()) {
-    buffer_ = is_mapped() ? parts_->whole() : group_.empty_flat(layout_.numel(), compute_dtype());
-    flat_.set_memory(buffer_);
+  const auto make = [this](const std::optional<shard::FlatBuffer>& buffer) {
+    return buffer ? group_.empty_flat(buffer->numel, buffer->dtype) : at::Tensor();
+  };
+  const shard::FlatMemory::Buffers buffers = memory_.buffers();
+  flat_ = shard::GuardedStorage(layout().numel(), compute_dtype());
+  buffer_ = is_mapped() ? parts_->whole() : make(buffers.whole);
+  if (keeps_buffer()) flat_.set_memory(buffer_);
+  if (shares_memory()) {
+    // With a version counter of its own, which a gather does not move.
+    shard_ = own_part_of(buffer_).variable_data();
+  } else if (options_.files) {
+    shard_ = options_.files->zeros(buffers.shard->numel, buffers.shard->dtype);
+  } else {
+    shard_ = buffers.shard ? make(buffers.shard) : parts_->own();
   }
-  const bool is_own_part = is_mapped() && compute_dtype() == dtype_;
-  // With a version counter of its own, which a gather does not move.
-  shard_ = is_own_part       ? parts_->own()
-           : shares_memory() ? own_part_of(buffer_).variable_data()
-           : options_.files  ? options_.files->zeros(layout_.shard_numel(), dtype_)
-                             : group_.empty_flat(layout_.shard_numel(), dtype_);
-  if (compute_dtype() != dtype_ && !options_.files) {
-    sent_ = is_mapped() ? parts_->own() : group_.empty_flat(layout_.shard_numel(), compute_dtype());
-  }
+  sent_ = make(buffers.sent);
+  if (is_mapped() && buffers.shard) sent_ = parts_->own();
 }
 
 void FlatParameters::take_over_parameters() {
@@ -168,15 +162,15 @@ void FlatParameters::take_over_parameters() {
     const wrap::ShardMark* const mark = wrap::shard_mark_of(parameter);
     const std::optional<wrap::ShardMark> kept = mark ? std::optional(*mark) : std::nullopt;
     divisions_.push_back(division_of(parameters_[i]));
-    const int64_t numel = layout_.numel(i);
+    const int64_t numel = layout().numel(i);
     const at::Tensor values = parameter.detach().contiguous().view(-1);
-    if (keeps_buffer() && !is_mapped()) buffer_.narrow(0, layout_.offset(i), numel).copy_(values);
+    if (keeps_buffer() && !is_mapped()) buffer_.narrow(0, layout().offset(i), numel).copy_(values);
     if (!shares_memory()) {
-      const FlatRange range = layout_.range(i, rank);
-      shard_.narrow(0, layout_.offset_in_shard(i, rank), range.size())
+      const FlatRange range = layout().range(i, rank);
+      shard_.narrow(0, layout().offset_in_shard(i, rank), range.size())
           .copy_(values.narrow(0, range.begin, range.size()));
     }
-    parameter.set_data(flat_.tensor().narrow(0, layout_.offset(i), numel).view(parameter.sizes()));
+    parameter.set_data(flat_.tensor().narrow(0, layout().offset(i), numel).view(parameter.sizes()));
     if (kept) wrap::mark_as_shard(parameter, *kept);
   }
 }
@@ -189,7 +183,8 @@ void FlatParameters::check_in_place() const {
     const at::Tensor& parameter = parameters_[i].tensor;
     if (parameter.storage().unsafeGetStorageImpl() ==
             flat_.tensor().storage().unsafeGetStorageImpl() &&
-        parameter.storage_offset() == layout_.offset(i) && parameter.numel() == layout_.numel(i)) {
+        parameter.storage_offset() == layout().offset(i) &&
+        parameter.numel() == layout().numel(i)) {
       continue;
     }
     refuse_use(
@@ -211,8 +206,8 @@ void FlatParameters::check_shards_in_place() const {
                  parameters_[i].name));
     }
     if (values.storage().unsafeGetStorageImpl() == shard_.storage().unsafeGetStorageImpl() &&
-        values.storage_offset() == shard_.storage_offset() + layout_.offset_in_shard(i, rank) &&
-        values.numel() == layout_.range(i, rank).size() && values.scalar_type() == dtype_) {
+        values.storage_offset() == shard_.storage_offset() + layout().offset_in_shard(i, rank) &&
+        values.numel() == layout().range(i, rank).size() && values.scalar_type() == dtype()) {
       continue;
     }
     refuse_use(
@@ -279,7 +274,7 @@ void FlatParameters::check_unwritten() {
 }
 
 at::Tensor FlatParameters::gather_input() {
-  if (compute_dtype() == dtype_) return shard_;
+  if (compute_dtype() == dtype()) return shard_;
   const at::NoGradGuard no_grad;
   // A second copy of a shard that lies in a file would need the memory that the file saves.
   return (sent_.defined() ? sent_ : own_part_of(buffer_)).copy_(shard_);
@@ -322,7 +317,9 @@ void FlatParameters::unshard_async() {
 }
 
 void FlatParameters::start_gather() {
-  if (!buffer_.defined()) buffer_ = options_.pool->take(layout_.numel(), compute_dtype());
+  if (const auto gathered = memory_.buffers().gathered; gathered && !buffer_.defined()) {
+    buffer_ = options_.pool->take(gathered->numel, gathered->dtype);
+  }
   try {
     wait_ = state_ == State::kOnGroup ? options_.reshard_group->all_gather_async(buffer_, part_)
                                       : group_.all_gather_async(buffer_, gather_input());
@@ -421,7 +418,7 @@ void FlatParameters::reshard_onto_group() {
   if (!options_.reshard_group || keeps_buffer() || is_private_ || !is_unsharded()) {
     return reshard();
   }
-  const int64_t numel = layout_.numel() / options_.reshard_group->world_size();
+  const int64_t numel = layout().numel() / options_.reshard_group->world_size();
   part_ = options_.pool->take(numel, compute_dtype());
   const at::NoGradGuard no_grad;
   part_.copy_(buffer_.narrow(0, options_.reshard_group->rank().value * numel, numel));
@@ -450,7 +447,7 @@ void FlatParameters::make_private() {
   is_private_ = true;
   if (private_.defined() || options_.keep_full || !(is_mapped() || shares_memory())) return;
   const at::NoGradGuard no_grad;
-  private_ = options_.pool->take(layout_.numel(), compute_dtype());
+  private_ = options_.pool->take(layout().numel(), compute_dtype());
   private_.copy_(buffer_);
   flat_.set_memory(private_);
 }
@@ -480,9 +477,9 @@ void FlatParameters::take_from_parameters() {
     shard_.unsafeGetTensorImpl()->bump_version();
   } else {
     const at::Tensor own = own_part_of(private_.defined() ? private_ : buffer_);
-    shard_.copy_(own.scalar_type() == dtype_
+    shard_.copy_(own.scalar_type() == dtype()
                      ? own
-                     : at::where(own.eq(shard_.to(own.scalar_type())), shard_, own.to(dtype_)));
+                     : at::where(own.eq(shard_.to(own.scalar_type())), shard_, own.to(dtype())));
   }
   is_stale_ = false;
   flat_.clear_guard();

@@ -55,8 +55,8 @@ struct FlatParametersOptions {
   ShardForm form = ShardForm::kGathered;
   // Dtype of the full parameters; default: that of the shard, which keeps the original one.
   std::optional<at::ScalarType> compute_dtype = {};
-  // Elements, of shards and of tensors, see FlatAlignment: 64 bytes of the smallest dtype.
-  int64_t alignment = 32;
+  // Elements, of shards and of tensors, see FlatAlignment.
+  int64_t alignment = shard::kFlatAlignment;
   // The buffer always exists, in memory that the ranks of a host share, and the shard is a part of
   // it, unless the compute dtype is another one. reshard() is not allowed.
   bool keep_full = false;
@@ -95,7 +95,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   FlatParameters(const FlatParameters&) = delete;
   FlatParameters& operator=(const FlatParameters&) = delete;
 
-  const FlatLayout& layout() const { return layout_; }
+  const FlatLayout& layout() const { return memory_.layout(); }
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
   const std::string& name() const { return options_.name; }
   const wrap::LocatedGroup& group() const { return group_; }
@@ -165,11 +165,10 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   void check_parameters() const;
   void make_memory();
   void take_over_parameters();
-  at::ScalarType compute_dtype() const { return options_.compute_dtype.value_or(dtype_); }
-  // Whether the shard is a part of the buffer, and whether the buffer is never freed.
-  bool shares_memory() const;
-  bool keeps_buffer() const { return options_.keep_full || shares_memory() || is_mapped(); }
-  int64_t alignment() const;
+  at::ScalarType dtype() const { return memory_.dtype(); }
+  at::ScalarType compute_dtype() const { return memory_.compute_dtype(); }
+  bool shares_memory() const { return memory_.shares_memory(); }
+  bool keeps_buffer() const { return memory_.keeps_whole(); }
   // Makes the mapping, if all ranks can.
   void map_memory();
   at::Tensor own_part_of(const at::Tensor& whole) const;
@@ -205,8 +204,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   std::vector<NamedTensor> parameters_;
   wrap::LocatedGroup group_;
   Options options_;
-  at::ScalarType dtype_;  // dtype of the shard
-  FlatLayout layout_;
+  shard::FlatMemory memory_;
   State state_ = State::kSharded;
   bool is_stale_ = false;
   // (numel), in the compute dtype; the parameters are views of it. Its memory is that of buffer_,

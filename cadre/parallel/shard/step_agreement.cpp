@@ -2,6 +2,7 @@
 
 #include <ATen/ops/tensor.h>
 
+#include <array>
 #include <exception>
 
 namespace cadre::shard {
@@ -20,8 +21,10 @@ bool agree_on_step(const wrap::LocatedGroup& group, const StepTerms& terms) {
   // The maximum of a number and of its complement are complements if the ranks have equal numbers.
   const auto own_digest = static_cast<int64_t>(digest);
   const auto own_sample = static_cast<int64_t>(sample);
-  const at::Tensor bounds =
-      at::tensor({own_digest, ~own_digest, own_sample, ~own_sample, refusal ? 1L : 0L}, at::kLong);
+  const std::array<int64_t, 5> own = {own_digest, ~own_digest, own_sample, ~own_sample,
+                                      refusal ? 1 : 0};
+  static_assert(sizeof(own) == kStepMessageBytes);
+  const at::Tensor bounds = at::tensor(own, at::kLong);
   group.all_reduce(bounds, ReduceOp::kMax);
   const int64_t* const largest = bounds.const_data_ptr<int64_t>();
   if (largest[4] != 0) {

@@ -1,10 +1,10 @@
 // Agreement of the ranks of an optimizer before a step that changes what they share: what one rank
 // refuses is thrown on all, and settings that must be equal are compared.
 //
-// Threads: one. Blocking: collective, until the group's deadline; one all_reduce of 40 bytes while
-// nothing is refused and nothing differs. Lifetime: keeps nothing. Errors: of
-// tensor/group/agreement.h, the same on all ranks; where the ranks are not in the same step, those
-// of wrap::LocatedGroup.
+// Threads: one. Blocking: collective, until the group's deadline; one all_reduce of
+// kStepMessageBytes while nothing is refused and nothing differs. Lifetime: keeps nothing. Errors:
+// of tensor/group/agreement.h, the same on all ranks; where the ranks are not in the same step,
+// those of wrap::LocatedGroup.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +28,9 @@ struct StepTerms {
   std::function<uint64_t()> sample = {};
 };
 
+// Size of the message that the ranks reduce in each step: the bounds of digest and sample, and
+// whether a rank refuses.
+inline constexpr int64_t kStepMessageBytes = 5 * sizeof(int64_t);
 // Whether the samples are equal on all ranks.
 CADRE_EXPORT bool agree_on_step(const wrap::LocatedGroup& group, const StepTerms& terms);
 

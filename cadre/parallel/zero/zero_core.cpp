@@ -25,6 +25,27 @@ wrap::LocatedGroup located(const ProcessGroup& group, const std::string& optimiz
 
 }  // namespace
 
+std::vector<std::vector<size_t>> zero_buckets(std::span<const ParameterSize> parameters,
+                                              int64_t cap_bytes) {
+  struct Open {
+    std::vector<size_t> members = {};
+    int64_t num_bytes = 0;
+  };
+  std::map<DType, Open> open;
+  std::vector<std::vector<size_t>> buckets;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    Open& current = open[parameters[i].dtype];
+    const int64_t num_bytes = parameters[i].num_bytes();
+    if (current.num_bytes + num_bytes > cap_bytes && !current.members.empty()) {
+      buckets.push_back(std::exchange(current, {}).members);
+    }
+    current.members.push_back(i);
+    current.num_bytes += num_bytes;
+  }
+  for (auto& [dtype, rest] : open) buckets.push_back(std::move(rest.members));
+  return buckets;
+}
+
 ZeroCore::ZeroCore(std::string optimizer, std::vector<NamedTensor> named, const ProcessGroup& group,
                    ZeroOptions options, const Settings& settings)
     : optimizer_(std::move(optimizer)),
@@ -86,30 +107,19 @@ void ZeroCore::adopt(std::span<const at::Tensor> parameters) {
   add_buckets(fresh);
 }
 
-// In the order of the parameters, so that those of the first layers are gathered first.
 void ZeroCore::add_buckets(const std::vector<NamedTensor>& parameters) {
-  std::map<at::ScalarType, std::vector<NamedTensor>> open;
-  std::map<at::ScalarType, int64_t> bytes;
-  const auto close = [&](at::ScalarType dtype) {
-    std::vector<NamedTensor>& bucket = open[dtype];
-    if (bucket.empty()) return;
+  for (const std::vector<size_t>& members :
+       zero_buckets(sizes_of(parameters), options_.bucket_cap_bytes)) {
+    std::vector<NamedTensor> bucket;
+    for (const size_t index : members) bucket.push_back(parameters[index]);
     buckets_.push_back(std::make_shared<FlatParameters>(
-        std::exchange(bucket, {}), group_,
+        std::move(bucket), group_,
         FlatParametersOptions{
             .keep_full = true,
             .name = format("in buffer {} of ZeroRedundancyOptimizer", buckets_.size()),
             .remedy = "call wait() of the optimizer before"}));
-    bytes[dtype] = 0;
     register_leaves(buckets_.back());
-  };
-  for (const NamedTensor& parameter : parameters) {
-    const at::ScalarType dtype = parameter.tensor.scalar_type();
-    const auto size = static_cast<int64_t>(parameter.tensor.nbytes());
-    if (bytes[dtype] + size > options_.bucket_cap_bytes) close(dtype);
-    open[dtype].push_back(parameter);
-    bytes[dtype] += size;
   }
-  for (const auto& item : open) close(item.first);
 }
 
 void ZeroCore::register_leaves(const std::shared_ptr<FlatParameters>& flat) {

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -20,6 +21,7 @@
 #include <vector>
 
 #include "cadre/core/base/export.h"
+#include "cadre/parallel/shard/flat_layout.h"
 #include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/parallel/zero/optimizer_state.h"
@@ -152,5 +154,11 @@ class CADRE_EXPORT ZeroCore {
   bool is_reduction_checked_ = false;
   bool samples_are_equal_ = true;  // sampled elements of this step's gradients, on all ranks
 };
+
+// Indices of the parameters of each flat buffer of stage 1: of one dtype, in the order of the
+// parameters, so that those of the first layers are gathered first. A buffer is closed before it
+// exceeds the cap.
+std::vector<std::vector<size_t>> zero_buckets(std::span<const ParameterSize> parameters,
+                                              int64_t cap_bytes);
 
 }  // namespace cadre::parallel

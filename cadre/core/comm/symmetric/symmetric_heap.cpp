@@ -254,6 +254,10 @@ void HeapBuffer::wait_signal(Rank from, uint32_t slot, Deadline deadline) {
 
 }  // namespace
 
+size_t SymmetricHeap::held_bytes(size_t num_bytes, int world_size) {
+  return signal_bytes(world_size) + round_to_page(std::max<size_t>(num_bytes, 1));
+}
+
 Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate(const OpContext& op,
                                                                  size_t num_bytes,
                                                                  const Await& await) {
@@ -265,7 +269,7 @@ Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate(const OpContext
         await(parts_.backend->submit(op, {&barrier, 1}), std::make_shared<PlaceExchange>()));
   }
   BufferParts made{.system = parts_.system, .rank = parts_.rank, .num_bytes = num_bytes};
-  made.pages.resize((signal_bytes(parts_.world_size) + round_to_page(num_bytes)) / kPageBytes);
+  made.pages.resize(held_bytes(num_bytes, parts_.world_size) / kPageBytes);
   made.pieces.resize(static_cast<size_t>(parts_.world_size));
   made.pieces[static_cast<size_t>(parts_.rank.value)] = made.pages.data()->bytes;
   made.waits = parts_.waits;
@@ -277,8 +281,7 @@ Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate(const OpContext
 Result<std::shared_ptr<SymmetricBuffer>> SymmetricHeap::allocate_shared(const OpContext& op,
                                                                         size_t num_bytes,
                                                                         const Await& await) {
-  const size_t piece_bytes =
-      signal_bytes(parts_.world_size) + round_to_page(std::max<size_t>(num_bytes, 1));
+  const size_t piece_bytes = held_bytes(num_bytes, parts_.world_size);
   auto piece = parts_.memory->allocate({.num_bytes = piece_bytes, .holders = parts_.slots});
   if (!piece.ok()) return piece.error();
   const auto exchanged = std::make_shared<PlaceExchange>(

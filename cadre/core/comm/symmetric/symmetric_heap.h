@@ -9,11 +9,13 @@
 // them. The ranks exchange only the places.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <vector>
 
 #include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
 #include "cadre/core/base/types.h"
 #include "cadre/core/collective/backend.h"
 #include "cadre/core/comm/messages/signal_waits.h"
@@ -42,6 +44,9 @@ class SymmetricHeap {
   using Await = std::function<Status(const Completion&, std::shared_ptr<const void> memory)>;
 
   explicit SymmetricHeap(Parts parts) : parts_(std::move(parts)) {}
+
+  // Returns the bytes of a rank's piece of a buffer: signals and data, in whole pages.
+  CADRE_EXPORT static size_t held_bytes(size_t num_bytes, int world_size);
 
   // Collective: all ranks call it with the same size, which they compare when they enter the
   // operation. If no memory is shared, the buffer has the same interface over private memory.

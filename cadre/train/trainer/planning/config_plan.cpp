@@ -57,7 +57,7 @@ Reshard reshard_named(const std::string& name) {
 }
 
 // The states of the optimizers in train/trainer/strategy/optimizer.cpp.
-OptimizerSizes optimizer_sizes(const OptimizerConfig& config) {
+PlanOptions::Optimizer optimizer_sizes(const OptimizerConfig& config) {
   const int decay = config.weight_decay > 0 ? 1 : 0;  // a copy of the gradient
   const int momentum = config.momentum > 0 ? 1 : 0;
   if (config.kind == "sgd") return {.states = momentum};
@@ -112,7 +112,7 @@ MemoryPlan plan_of_stages(const ModelSizes& part, const Config& config,
   Config alone = config;
   alone.parallel.strategy = "single";
   MemoryPlan plan = plan_memory(part, plan_options(alone, Processes{}));
-  for (const PlannedParameter& parameter : part.parameters) {
+  for (const ParameterSize& parameter : part.parameters) {
     OperationTraffic& reduced = plan.traffic.all_reduce;
     const int64_t payload = parameter.numel() * static_cast<int64_t>(sizeof(float));
     if (processes.count == 1) break;

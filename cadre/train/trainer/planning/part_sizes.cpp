@@ -97,7 +97,7 @@ class StagesOfRank {
 
 int64_t bytes_of(const ModelSizes& part, const std::function<bool(std::string_view)>& counts) {
   int64_t sum = 0;
-  for (const PlannedParameter& parameter : part.parameters) {
+  for (const ParameterSize& parameter : part.parameters) {
     if (counts(parameter.name)) sum += parameter.numel() * kValueBytes;
   }
   return sum;
@@ -159,7 +159,7 @@ ModelSizes part_sizes(const ModelSizes& whole, const Config& config, const Degre
   part.parameters.clear();
   if (degrees.pipeline > 1) part.units.resize(1);
   const StagesOfRank stages(config, degrees, pipeline_rank);
-  for (PlannedParameter parameter : whole.parameters) {
+  for (ParameterSize parameter : whole.parameters) {
     if (!stages.has(parameter.name)) continue;
     if (const auto dim = divided_dim(parameter.name)) {
       parameter.sizes[*dim] = divided_up(parameter.sizes[*dim], degrees.tensor);

@@ -150,7 +150,7 @@ TEST_P(PartSizes, AreThoseOfARun) {
     const ModelSizes part = part_sizes(whole, config, degrees, stage);
     const Measured& first = of_ranks[static_cast<size_t>(stage * per_stage)];
     std::map<std::string, int64_t> planned;
-    for (const PlannedParameter& parameter : part.parameters) {
+    for (const ParameterSize& parameter : part.parameters) {
       planned[parameter.name] = parameter.numel();
     }
     EXPECT_EQ(first.parameters, planned);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <nlohmann/json.hpp>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,12 @@
 namespace cadre::train {
 namespace {
 
+struct HeldColumn {
+  const char* key;  // in plans_json()
+  const char* title;
+  int64_t HeldBytes::*bytes;
+  std::string_view meaning = {};  // empty: the title says it
+};
 constexpr std::array<HeldColumn, 7> kHeldColumns{
     HeldColumn{"parameters", "parameters", &HeldBytes::parameters},
     HeldColumn{"gradients", "gradients", &HeldBytes::gradients},
@@ -30,6 +37,16 @@ constexpr std::array<OperationColumn, 3> kOperations{
     OperationColumn{"all_reduce", &StepTraffic::all_reduce},
     OperationColumn{"reduce_scatter", &StepTraffic::reduce_scatter},
     OperationColumn{"all_gather", &StepTraffic::all_gather}};
+
+struct DivisionColumn {
+  const char* name;
+  int64_t DivisionTraffic::*bytes;
+};
+constexpr std::array<DivisionColumn, 4> kDivision{
+    DivisionColumn{"tensor", &DivisionTraffic::tensor},
+    DivisionColumn{"context", &DivisionTraffic::context},
+    DivisionColumn{"pipeline", &DivisionTraffic::pipeline},
+    DivisionColumn{"expert", &DivisionTraffic::expert}};
 
 constexpr const char* kHeldIs =
     "The memory of a process at its peak, after the model is constructed, without activations, "
@@ -124,7 +141,7 @@ std::string parts_table(const MemoryPlan& plan) {
 
 int64_t num_elements(const ModelSizes& model) {
   int64_t count = 0;
-  for (const PlannedParameter& parameter : model.parameters) count += parameter.numel();
+  for (const ParameterSize& parameter : model.parameters) count += parameter.numel();
   return count;
 }
 
@@ -144,6 +161,10 @@ nlohmann::json json_of(const NamedPlan& named) {
   nlohmann::json held = nlohmann::json::object();
   for (const HeldColumn& column : kHeldColumns) held[column.key] = plan.held.*column.bytes;
   held["total"] = plan.held.total();
+  nlohmann::json division = nlohmann::json::object();
+  for (const DivisionColumn& column : kDivision) {
+    division[column.name] = named.division.*column.bytes;
+  }
   nlohmann::json parts = nlohmann::json::array();
   for (const PlannedPart& part : plan.parts) {
     parts.push_back({{"name", part.name},
@@ -160,19 +181,11 @@ nlohmann::json json_of(const NamedPlan& named) {
           {"shared_bytes", plan.shared_bytes},
           {"host_bytes", plan.host_bytes},
           {"traffic", json_of(plan.traffic)},
-          {"division_bytes",
-           {{"tensor", named.division.tensor},
-            {"context", named.division.context},
-            {"pipeline", named.division.pipeline},
-            {"expert", named.division.expert}}},
+          {"division_bytes", std::move(division)},
           {"parts", std::move(parts)}};
 }
 
 }  // namespace
-
-std::span<const HeldColumn> held_columns() {
-  return kHeldColumns;
-}
 
 std::string start_table(const NamedPlan& named) {
   const MemoryPlan& plan = named.plan;
@@ -195,13 +208,11 @@ std::string start_table(const NamedPlan& named) {
       moved[0].push_back(cadre::format("{} x {}", traffic.num_calls, column.name));
       moved[1].push_back(megabytes(traffic.received_bytes));
     }
-    for (const auto& [axis, bytes] : {std::pair{"tensor", named.division.tensor},
-                                      {"context", named.division.context},
-                                      {"pipeline", named.division.pipeline},
-                                      {"expert", named.division.expert}}) {
-      if (bytes == 0) continue;
-      moved[0].emplace_back(axis);
-      moved[1].push_back(megabytes(bytes));
+    for (const DivisionColumn& column : kDivision) {
+      const int64_t num_bytes = named.division.*column.bytes;
+      if (num_bytes == 0) continue;
+      moved[0].emplace_back(column.name);
+      moved[1].push_back(megabytes(num_bytes));
     }
     moved[0].emplace_back("sum");
     moved[1].push_back(megabytes(received_bytes(named)));

@@ -1,11 +1,10 @@
 // Prints plans as text and as JSON.
 //
-// Threads: pure functions. Blocking: never. Errors: none.
+// Threads: pure functions. Errors: none.
 #pragma once
 
 #include <span>
 #include <string>
-#include <string_view>
 
 #include "cadre/parallel/plan/memory_plan.h"
 #include "cadre/train/trainer/config/config.h"
@@ -23,14 +22,5 @@ std::string comparison_table(const Config& config, const ModelSizes& model,
 // An object: {"model": ..., "strategies": [{"name": ..., "held_bytes": {...}, ...}, ...]}.
 std::string plans_json(const Config& config, const ModelSizes& model,
                        std::span<const NamedPlan> plans);
-
-// The keys of "held_bytes" in plans_json(), and of the columns of the tables.
-struct HeldColumn {
-  std::string_view key;    // "optimizer_state"
-  std::string_view title;  // "optimizer state"
-  int64_t HeldBytes::*bytes;
-  std::string_view meaning = {};  // empty: the title says it
-};
-std::span<const HeldColumn> held_columns();
 
 }  // namespace cadre::train

@@ -8,17 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "cadre/core/base/format.h"
 #include "cadre/core/collective/op.h"
-#include "cadre/parallel/ddp/distributed_data_parallel.h"
-#include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/core/comm/symmetric/symmetric_heap.h"
+#include "cadre/parallel/fsdp/shard_unit.h"
 #include "cadre/parallel/fsdp/wrap_policy.h"
 #include "cadre/parallel/plan/memory_plan.h"
-#include "cadre/parallel/shard/sharded_optimizer.h"
-#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
-#include "cadre/tensor/group/operands/dtype.h"
-#include "cadre/tensor/optim/optimizers.h"
+#include "cadre/parallel/shard/step_agreement.h"
 #include "cadre/testing/torch/measured_memory.h"
+#include "cadre/testing/torch/plan_wrappers.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
@@ -57,19 +54,6 @@ struct Stack : torch::nn::Module {
   torch::Tensor last;
 };
 
-ModelSizes sizes_of_stack(const Stack& net, const PlanOptions& options) {
-  ModelSizes model;
-  for (int i = 0; i < kNumLayers; ++i) model.units.push_back({.name = format("layer{}", i)});
-  for (const auto& item : net.named_parameters()) {
-    const bool is_root = !has_units(options.strategy) || item.key() == "last";
-    model.parameters.push_back(
-        {.name = item.key(),
-         .sizes = item.value().sizes().vec(),
-         .unit = is_root ? 0 : 1 + static_cast<size_t>(item.key()[5] - '0')});
-  }
-  return model;
-}
-
 size_t num_in_record(const ProcessGroup& group) {
   return group.communicator().flight_record().entries.size();
 }
@@ -93,110 +77,68 @@ void add_recorded(StepTraffic& traffic, const ProcessGroup& group, size_t first)
   }
 }
 
+// What this rank holds of the shared memory that the groups have allocated.
+int64_t allocated_bytes(const std::vector<ProcessGroup>& groups) {
+  size_t held = 0;
+  for (const ProcessGroup& group : groups) {
+    for (const FlightEntry& entry : group.communicator().flight_record().entries) {
+      const auto op = OpDescriptor::from_fingerprint(entry.fingerprint);
+      if (op.kind != OpKind::kAllocate) continue;
+      held += SymmetricHeap::held_bytes(op.count, group.world_size());
+    }
+  }
+  return static_cast<int64_t>(held);
+}
+
 void expect_calls(const OperationTraffic& recorded, const OperationTraffic& planned,
                   const char* what) {
   EXPECT_EQ(recorded.num_calls, planned.num_calls) << what;
   EXPECT_EQ(recorded.payload_bytes, planned.payload_bytes) << what;
 }
 
-struct Trial {
-  const PlanOptions& options;
-  const MemoryPlan& plan;
-  int64_t bytes_before = 0;  // the model was made
-};
-
-// `groups`: in which the operations are.
+// Trains and compares. bytes_before: of the rank, when the model was made.
 template <typename Model, typename Optimizer>
-void expect_plan(Model& model, Optimizer& optimizer, const Trial& trial,
-                 const std::vector<ProcessGroup>& groups) {
+void expect_plan(Model& model, Optimizer& optimizer, const std::vector<ProcessGroup>& groups,
+                 const MemoryPlan& plan, int64_t bytes_before) {
+  const PlanOptions& options = plan.options;
   CountedMemory& memory = CountedMemory::install();
-  const int rank = trial.options.rank;
   const torch::Tensor x = torch::randn({2, kInner});
+  // The versions of mapped shards are a page of each rank, which a plan leaves out.
+  const size_t num_pages = plan.is_mapped ? 1 : 0;
+  EXPECT_EQ(allocated_bytes(groups),
+            plan.shared_bytes + num_pages * SymmetricHeap::held_bytes(1, options.num_ranks));
   StepTraffic traffic;  // traffic of the last step
-  memory.reset_peak(rank);
+  memory.reset_peak(options.rank);
   for (int step = 0; step < kNumSteps; ++step) {
     std::vector<size_t> first;
     for (const ProcessGroup& group : groups) first.push_back(num_in_record(group));
-    optimizer.zero_grad();
-    for (int64_t part = 1; part < trial.options.accumulate; ++part) {
-      const auto guard = model.no_sync();
-      model(x).pow(2).mean().backward();
-    }
-    model(x).pow(2).mean().backward();
+    testing::accumulate_gradients(model, optimizer, x, options.accumulate);
     optimizer.step();
     if (step + 1 < kNumSteps) continue;
     for (size_t i = 0; i < groups.size(); ++i) add_recorded(traffic, groups[i], first[i]);
   }
-  const int64_t peak = memory.peak_bytes(rank) - trial.bytes_before;
-  const int64_t expected = trial.plan.held.total() - trial.plan.shared_bytes;
-  EXPECT_LE(peak, expected + kFewBytes) << "rank " << rank;
-  EXPECT_GE(peak, expected - kFewBytes) << "rank " << rank;
-  if (trial.options.num_ranks == 1)
-    return;  // a group of one moves nothing, whatever it is asked for
-  expect_calls(traffic.all_reduce, trial.plan.traffic.all_reduce, "all_reduce");
-  expect_calls(traffic.all_gather, trial.plan.traffic.all_gather, "all_gather");
-  expect_calls(traffic.reduce_scatter, trial.plan.traffic.reduce_scatter, "reduce_scatter");
-}
-
-FullyShardedDataParallelOptions sharding_of(const PlanOptions& options) {
-  FullyShardedDataParallelOptions sharding{
-      .form = options.is_mapped ? ShardForm::kMapped : ShardForm::kGathered,
-      .reshard = options.reshard,
-      .reshard_root = options.reshard_root,
-      .num_prefetched = options.num_prefetched};
-  if (options.parameter_dtype) {
-    sharding.precision.parameters = to_scalar_type(*options.parameter_dtype);
+  const int64_t peak = memory.peak_bytes(options.rank) - bytes_before;
+  const int64_t expected = plan.held.total() - plan.shared_bytes;
+  EXPECT_LE(peak, expected + kFewBytes) << "rank " << options.rank;
+  EXPECT_GE(peak, expected - kFewBytes) << "rank " << options.rank;
+  if constexpr (requires { model.peak_full_bytes(); }) {
+    EXPECT_EQ(model.peak_full_bytes(), plan.held.full_units);
   }
-  if (options.reduce_dtype) sharding.precision.reduce = to_scalar_type(*options.reduce_dtype);
-  sharding.wrap_policy = wrap_by_size(1);
-  return sharding;
-}
-
-void try_units(const std::shared_ptr<Stack>& net, const ProcessGroup& world, const Trial& trial) {
-  const PlanOptions& options = trial.options;
-  const torch::optim::AdamWOptions adamw(1e-3);
-  if (options.strategy == PlanStrategy::kHsdp) {
-    const DeviceMesh mesh(world, {{"replicate", options.num_replicas},
-                                  {"shard", options.num_ranks / options.num_replicas}});
-    FullyShardedDataParallel model{net, mesh, sharding_of(options)};
-    AdamW optimizer{model.parameters(), adamw};
-    expect_plan(
-        model, optimizer, trial,
-        {mesh.joint_group({"replicate", "shard"}), mesh.group("replicate"), mesh.group("shard")});
-    return;
-  }
-  FullyShardedDataParallel model{net, world, sharding_of(options)};
-  ShardedOptimizer<AdamW> optimizer{model, adamw};
+  if (options.num_ranks == 1) return;  // a group of one moves nothing, whatever it is asked for
   // A plan is one of the trainer, whose optimizer does not compare options before each step, as a
-  // ShardedOptimizer does: the bounds of two digests and a refusal.
-  MemoryPlan plan = trial.plan;
-  add_call(plan.traffic.all_reduce, /*num_bytes=*/40);
-  const Trial compared = {.options = options, .plan = plan, .bytes_before = trial.bytes_before};
-  expect_plan(model, optimizer, compared, {world});
-  EXPECT_EQ(model.peak_full_bytes(), trial.plan.held.full_units);
-}
-
-void try_whole(const std::shared_ptr<Stack>& net, const ProcessGroup& world, const Trial& trial) {
-  const PlanOptions& options = trial.options;
-  const torch::optim::AdamWOptions adamw(1e-3);
-  const auto placement = options.strategy == PlanStrategy::kZero2 ? GradientPlacement::kSharded
-                                                                  : GradientPlacement::kReplicated;
-  DistributedDataParallel model{
-      net, world, {.bucket_caps = options.bucket_caps, .gradients = placement}};
-  if (options.strategy == PlanStrategy::kDdp) {
-    AdamW optimizer{net->parameters(), adamw};
-    expect_plan(model, optimizer, trial, {world});
-    return;
-  }
-  ZeroRedundancyOptimizer<AdamW> optimizer{
-      model, adamw, {.bucket_cap_bytes = options.zero_bucket_cap_bytes, .wait_in_step = true}};
-  expect_plan(model, optimizer, trial, {world});
+  // ShardedOptimizer does.
+  StepTraffic planned = plan.traffic;
+  if (has_units(options.strategy)) add_call(planned.all_reduce, optim_state::kStepMessageBytes);
+  expect_calls(traffic.all_reduce, planned.all_reduce, "all_reduce");
+  expect_calls(traffic.all_gather, planned.all_gather, "all_gather");
+  expect_calls(traffic.reduce_scatter, planned.reduce_scatter, "reduce_scatter");
 }
 
 struct PlanCase {
   const char* name;
   int num_ranks;
   PlanOptions options;
+  std::vector<std::string> frozen = {};  // beginnings of the names of parameters
 };
 
 class PlanOfWrapper : public ::testing::TestWithParam<PlanCase> {};
@@ -213,13 +155,17 @@ TEST_P(PlanOfWrapper, IsWhatEachRankAllocatesAndMoves) {
     options.zero_bucket_cap_bytes = 900'000;
     const int64_t before = memory.bytes(world.rank());
     const auto net = std::make_shared<Stack>();
-    const MemoryPlan plan = plan_memory(sizes_of_stack(*net, options), options);
-    const Trial trial{.options = options, .plan = plan, .bytes_before = before};
-    if (has_units(options.strategy)) {
-      try_units(net, world, trial);
-    } else {
-      try_whole(net, world, trial);
+    for (const auto& parameter : net->named_parameters()) {
+      for (const std::string& name : GetParam().frozen) {
+        if (parameter.key().starts_with(name)) parameter.value().requires_grad_(false);
+      }
     }
+    const MemoryPlan plan = plan_memory(model_sizes_of(net, wrap_by_size(1)), options);
+    testing::with_planned_wrappers(
+        net, world, options,
+        [&](auto& model, auto& optimizer, const std::vector<ProcessGroup>& groups) {
+          expect_plan(model, optimizer, groups, plan, before);
+        });
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
@@ -251,13 +197,14 @@ INSTANTIATE_TEST_SUITE_P(
                  {.strategy = kPlanFsdp,
                   .parameter_dtype = DType::kBfloat16,
                   .reduce_dtype = DType::kFloat32}},
+        // No output of the first layer requires a gradient, and those of the fourth do.
+        PlanCase{"fsdp_frozen", 2, {.strategy = kPlanFsdp}, {"last", "layer0", "layer3"}},
         PlanCase{"fsdp_mapped", 3, {.strategy = kPlanFsdp, .is_mapped = true}},
         PlanCase{"hsdp", 4, {.strategy = PlanStrategy::kHsdp, .num_replicas = 2}}),
     [](const auto& test) { return std::string(test.param.name); });
 
 TEST(PlanOptions, HaveTheDefaultsOfTheClasses) {
   EXPECT_EQ(PlanOptions{}.zero_bucket_cap_bytes, ZeroOptions{}.bucket_cap_bytes);
-  EXPECT_EQ(PlanOptions{}.alignment, FlatParametersOptions{}.alignment);
   EXPECT_EQ(PlanOptions{}.reshard, FullyShardedDataParallelOptions{}.reshard);
   EXPECT_EQ(PlanOptions{}.reshard_root, FullyShardedDataParallelOptions{}.reshard_root);
   EXPECT_EQ(PlanOptions{}.num_prefetched, FullyShardedDataParallelOptions{}.num_prefetched);

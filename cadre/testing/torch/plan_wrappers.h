@@ -1,0 +1,85 @@
+// The wrappers and the optimizer that a memory plan describes, and one step of them.
+//
+// Threads: one for each rank. Blocking: collective, as the wrappers. Lifetime: the wrappers live as
+// long as the call of with_planned_wrappers(). Errors: those of the wrappers.
+#pragma once
+
+#include <torch/optim/adamw.h>
+
+#include <memory>
+#include <vector>
+
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/parallel/fsdp/wrap_policy.h"
+#include "cadre/parallel/plan/memory_plan.h"
+#include "cadre/parallel/shard/sharded_optimizer.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+#include "cadre/tensor/group/operands/dtype.h"
+#include "cadre/tensor/optim/optimizers.h"
+
+namespace cadre::testing {
+
+inline FullyShardedDataParallelOptions sharding_of(const PlanOptions& options) {
+  FullyShardedDataParallelOptions sharding{
+      .form = options.is_mapped ? ShardForm::kMapped : ShardForm::kGathered,
+      .reshard = options.reshard,
+      .reshard_root = options.reshard_root,
+      .num_prefetched = options.num_prefetched};
+  if (options.parameter_dtype) {
+    sharding.precision.parameters = to_scalar_type(*options.parameter_dtype);
+  }
+  if (options.reduce_dtype) sharding.precision.reduce = to_scalar_type(*options.reduce_dtype);
+  sharding.wrap_policy = wrap_by_size(1);
+  return sharding;
+}
+
+// Calls use(model, optimizer, groups) with AdamW over the wrapped module; all operations are in the
+// groups, the first of which has all ranks.
+template <typename Module, typename Use>
+void with_planned_wrappers(const Module& net, const ProcessGroup& world, const PlanOptions& options,
+                           const Use& use) {
+  const torch::optim::AdamWOptions adamw(1e-3);
+  const std::vector<ProcessGroup> all = {world};
+  if (options.strategy == PlanStrategy::kFsdp) {
+    FullyShardedDataParallel model{net, world, sharding_of(options)};
+    ShardedOptimizer<AdamW> optimizer{model, adamw};
+    return use(model, optimizer, all);
+  }
+  if (options.strategy == PlanStrategy::kHsdp) {
+    const DeviceMesh mesh(world, {{"replicate", options.num_replicas},
+                                  {"shard", options.num_ranks / options.num_replicas}});
+    FullyShardedDataParallel model{net, mesh, sharding_of(options)};
+    ShardedOptimizer<AdamW> optimizer{model, adamw};
+    return use(model, optimizer,
+               std::vector<ProcessGroup>{mesh.joint_group({"replicate", "shard"}),
+                                         mesh.group("replicate"), mesh.group("shard")});
+  }
+  DistributedDataParallel model{
+      net,
+      world,
+      {.bucket_caps = options.bucket_caps,
+       .gradients = options.strategy == PlanStrategy::kZero2 ? GradientPlacement::kSharded
+                                                             : GradientPlacement::kReplicated}};
+  if (options.strategy == PlanStrategy::kZero1 || options.strategy == PlanStrategy::kZero2) {
+    ZeroRedundancyOptimizer<AdamW> optimizer{
+        model, adamw, {.bucket_cap_bytes = options.zero_bucket_cap_bytes, .wait_in_step = true}};
+    return use(model, optimizer, all);
+  }
+  AdamW optimizer{net->parameters(), adamw};
+  use(model, optimizer, all);
+}
+
+// The backwards before a step of the optimizer; the last one reduces.
+template <typename Model, typename Optimizer>
+void accumulate_gradients(Model& model, Optimizer& optimizer, const at::Tensor& x,
+                          int64_t num_backwards) {
+  optimizer.zero_grad();
+  for (int64_t part = 1; part < num_backwards; ++part) {
+    const auto guard = model.no_sync();
+    (model(x) - 1).pow(2).mean().backward();
+  }
+  (model(x) - 1).pow(2).mean().backward();
+}
+
+}  // namespace cadre::testing
