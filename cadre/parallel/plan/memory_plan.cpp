@@ -171,7 +171,7 @@ class Planner {
     OperationTraffic& all_reduce = plan_.traffic.all_reduce;
     all_reduce += all_reduced(kSampleMessageBytes, num_ranks());
     if (options().strategy == PlanStrategy::kZero1 || options().strategy == PlanStrategy::kZero2) {
-      all_reduce += all_reduced(optim_state::kStepMessageBytes, num_ranks());
+      all_reduce += all_reduced(shard::kStepMessageBytes, num_ranks());
     }
     // The start of an update, see ShardFence.
     if (plan_.is_mapped) all_reduce += all_reduced(sizeof(int64_t), num_shards());
