@@ -198,7 +198,8 @@ TEST(ShardedMisuse, AListOfShardsIsClipped) {
       "clip_grad_norm_, rank {rank}: parameter 0 of 4 in the list is this rank's shard of "
       "\"layer0.linear.weight\", of unit \"layer0\" of FullyShardedDataParallel, so the list has "
       "other gradients on each rank, and the ranks would come to different results. Call "
-      "clip_grad_norm_(model, max_norm) with the wrapper or, after parallelize_module(), "
+      "clip_grad_norm_(model, max_norm) with the wrapper or the pipeline or, after "
+      "parallelize_module(), "
       "clip_grad_norm_(records, max_norm) with the records that it returned: both add up the "
       "shards "
       "of all ranks",

@@ -82,6 +82,9 @@ class CADRE_EXPORT Communicator {
   Rank global_rank(Rank group_rank) const;
   // The reverse; nullopt for a rank of the world that is not in this group. c10d's get_group_rank.
   std::optional<Rank> group_rank(Rank global_rank) const;
+  // The host of each rank, by rank of this group. Hosts are numbered in the order of their lowest
+  // ranks in this group; a host is a running kernel in one network namespace.
+  std::vector<int> hosts() const;
   // Issued so far on this rank; equal on all ranks between operations.
   uint64_t num_collectives() const;
 

@@ -14,10 +14,17 @@
 
 namespace cadre {
 
+// What a program says itself about its place in the job; what it leaves out comes from the
+// environment, see core/rendezvous/job_environment.h.
+struct JobPlace;
+
 // Where `options` leave them open, the log is standard error and the flight record's file lies in
 // the folder that the environment names, as GROUP-roundROUND-rankRANK.flight; the folder is
 // created.
 CADRE_EXPORT std::unique_ptr<Communicator> connect_from_environment(
     os::System& system, const CommunicatorOptions& options, Deadline deadline);
+CADRE_EXPORT std::unique_ptr<Communicator> connect_from_environment(
+    os::System& system, const JobPlace& place, const CommunicatorOptions& options,
+    Deadline deadline);
 
 }  // namespace cadre

@@ -306,7 +306,7 @@ TEST(FsdpBehind, AStepWithoutTheBatchIsSeenByUnitsThatWereKeptWhole) {
       sgd.step();
       plain_sgd.step();
       sgd.zero_grad();
-      const reduction::NoSync guard = model.no_sync();
+      const NoSync guard = model.no_sync();
       model(stack_rows(1)).sum().backward();
     }
     for (torch::optim::SGD* optimizer : {&sgd, &plain_sgd}) {

@@ -30,7 +30,7 @@ int64_t bytes_of(const std::vector<NamedTensor>& parameters, at::ScalarType dtyp
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (!parameters[i].tensor.requires_grad()) continue;
     is_trained = true;
-    const int64_t numel = layout.range(i, shard.rank().value).size();
+    const int64_t numel = layout.range(i, shard.rank()).size();
     num_bytes += num_states * FileMemory::in_pages(numel * size);
   }
   return is_trained ? num_bytes + shard_bytes : num_bytes;

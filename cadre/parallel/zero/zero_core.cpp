@@ -150,7 +150,7 @@ at::Tensor ZeroCore::gradient_of(const FlatParameters& flat, size_t parameter) c
   const NamedTensor& named = flat.parameters()[parameter];
   const at::Tensor& gradient = named.tensor.grad();
   if (!gradient.defined()) return {};
-  const FlatRange range = flat.layout().range(parameter, group_.rank().value);
+  const FlatRange range = flat.layout().range(parameter, group_.rank());
   return gradient.detach().contiguous().view(-1).narrow(0, range.begin, range.size());
 }
 
@@ -245,7 +245,7 @@ std::vector<at::Tensor> ZeroCore::gather_states(size_t bucket,
   const at::Tensor shard = at::zeros({layout.shard_numel()}, first->options());
   for (size_t i = 0; i < parts.size(); ++i) {
     if (!parts[i].defined()) continue;
-    shard.narrow(0, layout.offset_in_shard(i, group_.rank().value), parts[i].numel())
+    shard.narrow(0, layout.offset_in_shard(i, group_.rank()), parts[i].numel())
         .copy_(parts[i].reshape({-1}));
   }
   const at::Tensor all = at::empty({layout.numel()}, first->options());

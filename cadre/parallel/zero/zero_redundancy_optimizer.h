@@ -28,6 +28,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <c10/util/Type.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
@@ -79,16 +80,19 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   // Stage 1, of parameters whose gradients are whole and the same on all ranks when step() is
   // called: as DistributedDataParallel leaves them. Rank 0's values are copied to all.
   template <OptimizerOptionsType Options>
-  ZeroRedundancyOptimizer(const Named& parameters, const ProcessGroup& group,
-                          const Options& defaults, const ZeroOptions& options = {})
-      : ZeroRedundancyOptimizer(parameters, group, one_group(parameters.values()), defaults,
+  // ranks: a ProcessGroup, or a mesh of one axis.
+  ZeroRedundancyOptimizer(const Named& parameters, const Ranks& ranks, const Options& defaults,
+                          const ZeroOptions& options = {})
+      : ZeroRedundancyOptimizer(parameters, ranks, one_group(parameters.values()), defaults,
                                 options) {}
   // groups: of tensors that are among `parameters`; those in no group are not stepped.
   template <OptimizerOptionsType Options>
-  ZeroRedundancyOptimizer(const Named& parameters, const ProcessGroup& group, const Groups& groups,
+  ZeroRedundancyOptimizer(const Named& parameters, const Ranks& ranks, const Groups& groups,
                           const Options& defaults, const ZeroOptions& options = {})
-      : ZeroRedundancyOptimizer(make_core(parameters, group, options, {groups, &defaults}), groups,
-                                defaults, options) {}
+      : ZeroRedundancyOptimizer(
+            make_core(parameters, ranks.group_of_one_axis("ZeroRedundancyOptimizer", "dp"), options,
+                      {groups, &defaults}),
+            groups, defaults, options) {}
 
   // For a wrapped model, in the stage that its options choose. Without groups it takes each
   // parameter once, also one registered under two names.
@@ -415,7 +419,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     for (const auto& [field, tensors] : parts) {
       const std::vector<at::Tensor> whole = core_->gather_states(bucket, tensors);
       for (size_t i = 0; i < count; ++i) {
-        if (whole[i].defined()) all[i].tensors[field] = whole[i];
+        if (whole[i].defined()) all[i].tensors.push_back({field, whole[i]});
       }
     }
     std::erase_if(all, [](const FullParameterState& state) { return state.name.empty(); });
@@ -425,7 +429,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   std::pair<at::Tensor, std::unique_ptr<State>> own_part(const FullParameterState& given) const {
     const auto [flat, index] = core_->find(given.name);
     auto state = std::make_unique<State>();
-    const FlatRange range = flat->layout().range(index, core_->group().rank().value);
+    const FlatRange range = flat->layout().range(index, core_->group().rank());
     const at::Tensor& leaf = flat->values(index);
     std::vector<std::string> fields;
     optim_state::visit_state_tensors(
@@ -436,7 +440,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     optim_state::visit_state_tensors(*state, [&](const char* field, at::Tensor& tensor) {
       const auto found = given.tensors.find(field);
       if (found == given.tensors.end()) return;
-      const at::Tensor& whole = found->second;
+      const at::Tensor& whole = found->tensor;
       tensor =
           whole.reshape({-1}).narrow(0, range.begin, range.size()).to(leaf.scalar_type()).clone();
     });

@@ -62,26 +62,26 @@ void in_place(const World& w) {
 
 void flat(const World& w) {
   const Tensor all = at::empty({w.size, 2});
-  w.group.all_gather_into_tensor(all, of(w.own));
-  w.group.all_gather_into_tensor_async(all, of(w.own)).wait();
-  require(all.sum().item<double>() == 2 * w.sum, "all_gather_into_tensor");
+  w.group.all_gather(all, of(w.own));
+  w.group.all_gather_async(all, of(w.own)).wait();
+  require(all.sum().item<double>() == 2 * w.sum, "all_gather");
   const Tensor part = at::empty({2});
-  w.group.reduce_scatter_tensor(part, all);
-  w.group.reduce_scatter_tensor_async(part, all).wait();
-  require(at::equal(part, of(w.own * w.size)), "reduce_scatter_tensor");
-  w.group.all_gather_into_tensor_coalesced({all}, {of(w.own)});
-  w.group.all_gather_into_tensor_coalesced_async({all}, {of(w.own)}).wait();
-  w.group.reduce_scatter_tensor_coalesced({part}, {all});
-  w.group.reduce_scatter_tensor_coalesced_async({part}, {all}).wait();
+  w.group.reduce_scatter(part, all);
+  w.group.reduce_scatter_async(part, all).wait();
+  require(at::equal(part, of(w.own * w.size)), "reduce_scatter");
+  w.group.all_gather_coalesced({all}, {of(w.own)});
+  w.group.all_gather_coalesced_async({all}, {of(w.own)}).wait();
+  w.group.reduce_scatter_coalesced({part}, {all});
+  w.group.reduce_scatter_coalesced_async({part}, {all}).wait();
   w.group.gather(w.rank == 0 ? all : Tensor(), part, {.root = 0});
   w.group.gather_async(w.rank == 0 ? all : Tensor(), part, {.root = 0}).wait();
   w.group.scatter(part, w.rank == 0 ? all : Tensor(), {.root = 0});
   w.group.scatter_async(part, w.rank == 0 ? all : Tensor(), {.root = 0}).wait();
   require(at::equal(part, of(w.own * w.size)), "gather and scatter");
   const Tensor exchanged = at::empty({w.size});
-  w.group.all_to_all_single(exchanged, at::full({w.size}, w.own));
-  w.group.all_to_all_single_async(exchanged, at::full({w.size}, w.own)).wait();
-  require(exchanged.sum().item<double>() == w.sum, "all_to_all_single");
+  w.group.all_to_all(exchanged, at::full({w.size}, w.own));
+  w.group.all_to_all_async(exchanged, at::full({w.size}, w.own)).wait();
+  require(exchanged.sum().item<double>() == w.sum, "all_to_all");
 }
 
 void lists(const World& w) {
@@ -155,7 +155,7 @@ void memory(const World& w) {
   symmetric.local().fill_(w.own);
   if (symmetric.shares_memory()) {
     symmetric.signal(w.right, 0);
-    symmetric.wait_signal(w.left, 0, kTimeout);
+    symmetric.wait_signal(w.left, 0, {.timeout = kTimeout});
     require(at::equal(symmetric.peer(w.left), of(w.left + 1.0, 3)), "SymmetricTensor");
   }
   const auto file = cadre::FileMemory::open("/tmp");
@@ -171,9 +171,9 @@ void through_autograd(const World& w) {
   namespace functional = cadre::functional;
   const Tensor x = at::full({w.size}, w.own).requires_grad_();
   Tensor y = functional::all_reduce(x, w.group, {.timeout = kTimeout});
-  y = functional::all_gather_tensor(y, w.group);
-  y = functional::reduce_scatter_tensor(y, w.group, {.op = ReduceOp::kAvg});
-  y = functional::all_to_all_single(y, w.group);
+  y = functional::all_gather(y, w.group);
+  y = functional::reduce_scatter(y, w.group, {.op = ReduceOp::kAvg});
+  y = functional::all_to_all(y, w.group);
   y = functional::broadcast(y, w.group, {.root = 0});
   y = functional::copy_to_group(y, w.group);
   y = functional::reduce_from_group(y, w.group);
@@ -184,7 +184,7 @@ void through_autograd(const World& w) {
 }
 
 void subgroups(const World& w) {
-  const auto same = w.group.split({.color = 0, .key = w.rank}, kTimeout);
+  const auto same = w.group.split({.color = 0, .key = w.rank, .timeout = kTimeout});
   const auto first = w.group.new_group({0});
   require(first.has_value() == (w.rank == 0), "new_group");
   const ProcessGroup alone =

@@ -31,7 +31,7 @@ struct CollectiveOptions {
   // the group, which then ends in another thread soon after (Communicator::~Communicator).
   std::shared_ptr<const void> keep_alive;
   // The call that the program made, where the operation is only a part of it or has another name:
-  // "split", "all_gather_into_tensor_async". Errors of the operation name it. Static text.
+  // "split", "all_gather_async". Errors of the operation name it. Static text.
   std::string_view call = {};
 };
 
