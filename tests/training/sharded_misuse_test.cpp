@@ -266,7 +266,7 @@ TEST(ShardedMisuse, TheStateOfADividedOptimizer) {
         Replicated model{std::make_shared<Layers>(), group};
         ZeroRedundancyOptimizer<SGD> optimizer{model, torch::optim::SGDOptions(0.1)};
         const auto parts = parts_of(optimizer.parameter_shards(), *model.module());
-        return told([&] { optimizer_state(optimizer, parts.parameters); });
+        return told([&] { state_dict(optimizer, parts.parameters); });
       });
 }
 

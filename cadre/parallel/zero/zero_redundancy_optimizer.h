@@ -47,11 +47,12 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/parallel/zero/optimizer_state.h"
 #include "cadre/parallel/zero/options.h"
 #include "cadre/parallel/zero/zero_core.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/tensor/hooks/named_tensors.h"
+#include "cadre/tensor/mesh/ranks.h"
+#include "cadre/tensor/optim/parameter_state.h"
 #include "cadre/tensor/optim/saved_part.h"
 #include "cadre/tensor/optim/state_loading.h"
 #include "cadre/tensor/optim/state_tensors.h"
@@ -169,12 +170,12 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
 
   // The whole state of every parameter that has one, on all ranks or on `only_on`, where others get
   // an empty list. Learning rates and other options are not part of it. Collective.
-  std::vector<FullParameterState> state_dict(std::optional<int> only_on = {}) const {
-    std::vector<FullParameterState> states;
-    const bool is_kept = !only_on || core().group().rank().value == *only_on;
+  std::vector<ParameterState> state_dict(std::optional<int> only_on = {}) const {
+    std::vector<ParameterState> states;
+    const bool is_kept = !only_on || core().group().rank() == *only_on;
     check_states_alike();
     for (size_t k = 0; k < core_->buckets().size(); ++k) {
-      for (FullParameterState& state : gathered_states(k)) {
+      for (ParameterState& state : gathered_states(k)) {
         if (is_kept) states.push_back(std::move(state));
       }
     }
@@ -182,10 +183,10 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   }
   // The reverse, on any number of ranks, all of which have the same list: replaces the whole state;
   // a parameter that is not in the list has none, as in a new optimizer. Checks everything first.
-  void load_state_dict(std::span<const FullParameterState> states) {
+  void load_state_dict(std::span<const ParameterState> states) {
     std::vector<std::pair<at::Tensor, std::unique_ptr<State>>> loaded;
     core().check_on_all([&] {
-      for (const FullParameterState& state : states) loaded.push_back(own_part(state));
+      for (const ParameterState& state : states) loaded.push_back(own_part(state));
     });
     local_->state().clear();
     for (auto& [leaf, state] : loaded) {
@@ -401,16 +402,18 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     core_->check_alike(marks, "the state");
   }
 
-  std::vector<FullParameterState> gathered_states(size_t bucket) const {
+  std::vector<ParameterState> gathered_states(size_t bucket) const {
     const FlatParameters& flat = *core_->buckets()[bucket];
     const size_t count = flat.parameters().size();
     std::map<std::string, std::vector<at::Tensor>> parts;
-    std::vector<FullParameterState> all(count);
+    std::vector<ParameterState> all(count);
     for (size_t i = 0; i < count; ++i) {
       const State* const state = state_of(flat.values(i));
       if (state == nullptr) continue;
-      all[i].name = flat.parameters()[i].name;
-      if constexpr (requires { state->step(); }) all[i].step = state->step();
+      all[i].parameter = flat.parameters()[i].name;
+      if constexpr (requires { state->step(); }) {
+        all[i].scalars.push_back({"step", at::scalar_tensor(state->step(), at::kLong)});
+      }
       optim_state::visit_state_tensors(*state, [&](const char* field, const at::Tensor& tensor) {
         parts[field].resize(count);
         parts[field][i] = tensor;
@@ -422,12 +425,12 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
         if (whole[i].defined()) all[i].tensors.push_back({field, whole[i]});
       }
     }
-    std::erase_if(all, [](const FullParameterState& state) { return state.name.empty(); });
+    std::erase_if(all, [](const ParameterState& state) { return state.parameter.empty(); });
     return all;
   }
 
-  std::pair<at::Tensor, std::unique_ptr<State>> own_part(const FullParameterState& given) const {
-    const auto [flat, index] = core_->find(given.name);
+  std::pair<at::Tensor, std::unique_ptr<State>> own_part(const ParameterState& given) const {
+    const auto [flat, index] = core_->find(given.parameter);
     auto state = std::make_unique<State>();
     const FlatRange range = flat->layout().range(index, core_->group().rank());
     const at::Tensor& leaf = flat->values(index);
@@ -438,15 +441,18 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
                                .fields = std::move(fields),
                                .options = options_of(leaf)});
     optim_state::visit_state_tensors(*state, [&](const char* field, at::Tensor& tensor) {
-      const auto found = given.tensors.find(field);
+      const auto found = std::ranges::find(given.tensors, field, &NamedTensor::name);
       if (found == given.tensors.end()) return;
       const at::Tensor& whole = found->tensor;
       tensor =
           whole.reshape({-1}).narrow(0, range.begin, range.size()).to(leaf.scalar_type()).clone();
     });
     if constexpr (requires { state->step(); }) {
-      if (!given.step) core_->refuse("the state of \"" + given.name + "\" has no step");
-      state->step(*given.step);
+      const auto step = std::ranges::find(given.scalars, "step", &NamedTensor::name);
+      if (step == given.scalars.end()) {
+        core_->refuse("the state of \"" + given.parameter + "\" has no step");
+      }
+      state->step(step->tensor.template item<int64_t>());
     }
     return {leaf, std::move(state)};
   }

@@ -5,6 +5,7 @@
 // most for `timeout`. Lifetime: keeps the group. Errors: as a value, also those of the group.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,6 +16,10 @@
 #include "cadre/tensor/group/process_group.h"
 
 namespace cadre {
+
+struct SaveOptions;
+class SnapshotFolder;
+struct SnapshotParts;
 
 class RankAgreement {
  public:
@@ -38,5 +43,10 @@ class RankAgreement {
   std::optional<ProcessGroup> group_;
   Duration timeout_{};
 };
+
+// The implementation of sharded_save.h, for ranks that have a RankAgreement already. An error in
+// place of the parts is thrown on all ranks.
+void save_sharded(SnapshotFolder& folder, int64_t step, const Result<SnapshotParts>& parts,
+                  const RankAgreement& ranks, const SaveOptions& options);
 
 }  // namespace cadre

@@ -24,8 +24,6 @@
 
 namespace cadre {
 
-class RankAgreement;
-
 struct SaveOptions {
   // Written to the manifest for information: "fsdp", "{replicate: 2, shard: 4}".
   std::string strategy = {};
@@ -46,9 +44,5 @@ CADRE_EXPORT void save_sharded(SnapshotFolder& folder, int64_t step, const Snaps
 // can hold, with "snapshot" in place of the step: to be called before the parts have cost anything.
 CADRE_EXPORT void check_savable(const SnapshotParts& parts, const ProcessGroup& group,
                                 const SaveOptions& options = {});
-// The implementation of both overloads, for a RankAgreement that exists already. An error in place
-// of the parts is thrown on all ranks.
-void save_sharded(SnapshotFolder& folder, int64_t step, const Result<SnapshotParts>& parts,
-                  const RankAgreement& ranks, const SaveOptions& options);
 
 }  // namespace cadre

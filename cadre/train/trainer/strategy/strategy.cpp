@@ -31,8 +31,8 @@ void set_guard(std::optional<NoSync>& guard, bool on, Wrapper& wrapper) {
 }
 
 // No model registers a tensor twice.
-NamedTensors parameters_of(const Model& model) {
-  NamedTensors parameters;
+std::vector<NamedTensor> parameters_of(const Model& model) {
+  std::vector<NamedTensor> parameters;
   for (const auto& item : model.named_parameters()) {
     parameters.emplace_back(item.key(), item.value());
   }
