@@ -4,8 +4,10 @@
 #include <cadre/core/base/error.h>
 #include <cadre/tensor/group/backward/differentiable.h>
 #include <cadre/tensor/group/file_memory.h>
+#include <cadre/tensor/group/main_rank.h>
 #include <cadre/tensor/group/mapped_parts.h>
 #include <cadre/tensor/group/process_group.h>
+#include <cadre/tensor/group/rank_log.h>
 #include <cadre/tensor/group/symmetric_tensor.h>
 
 #include <chrono>
@@ -183,6 +185,28 @@ void through_autograd(const World& w) {
   require(x.grad().defined(), "a gradient through every function");
 }
 
+void one_rank_for_all(const World& w) {
+  const cadre::MainRankOptions options{.of_each_node = true, .timeout = kTimeout};
+  int num_runs = 0;
+  cadre::on_main_rank(w.group, [&] { ++num_runs; });
+  cadre::run_main_rank_first(
+      w.group, [&] { ++num_runs; }, options);
+  num_runs += cadre::main_rank_first(w.group, [] { return 1; });
+  require(num_runs == (cadre::is_main_rank(w.group) ? 3 : 2), "main rank");
+  require(w.group.local_rank() == w.rank && w.group.local_world_size() == w.size, "local rank");
+  require(w.group.node_rank() == 0 && w.group.num_nodes() == 1, "one host");
+  require(!w.group.host().empty(), "host");
+  const cadre::RankLog log(w.group, {.component = "program"});
+  require(log.is_writing() == (w.rank == 0), "is_writing");
+  log.debug("below the level of the log");
+  log.info("below the level of the log");
+  if (w.size == 0) {
+    log.warning("never");
+    log.error("never");
+    log.write(cadre::LogLevel::kError, "never");
+  }
+}
+
 void subgroups(const World& w) {
   const auto same = w.group.split({.color = 0, .key = w.rank, .timeout = kTimeout});
   const auto first = w.group.new_group({0});
@@ -212,6 +236,7 @@ int main() try {
   messages(world);
   memory(world);
   through_autograd(world);
+  one_rank_for_all(world);
   subgroups(world);
   std::printf("every call on %d ranks\n", world.size);
   group.close();
