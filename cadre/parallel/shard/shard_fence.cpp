@@ -264,7 +264,7 @@ void ShardFence::check_versions() {
 
 // An owner that is lost with an odd version will not complete its shards.
 Error ShardFence::with_half_written(const Error& error) {
-  std::vector<Rank> lost = versions_->lost_ranks();
+  std::vector<int> lost = versions_->lost_ranks();
   if (error.code() == ErrorCode::kPeerLost && error.details().culprit) {
     lost.push_back(*error.details().culprit);
   }
