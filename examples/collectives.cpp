@@ -44,7 +44,7 @@ int main() try {
 
   // From an input to an output tensor; the output is the first argument.
   auto all = torch::empty({size, 2}, torch::kInt64);
-  world.all_gather_into_tensor(all, mine);
+  world.all_gather(all, mine);
   show(rank, "all_gather", all);
 
   auto gathered = rank == 0 ? torch::empty({size, 2}, torch::kInt64) : nothing;
@@ -56,11 +56,11 @@ int main() try {
   show(rank, "scatter", part);
 
   auto reduced = torch::empty({2}, torch::kInt64);
-  world.reduce_scatter_tensor(reduced, rows);  // row i of the sum goes to rank i
+  world.reduce_scatter(reduced, rows);  // row i of the sum goes to rank i
   show(rank, "reduce_scatter", reduced);
 
   auto exchanged = torch::empty({size, 2}, torch::kInt64);
-  world.all_to_all_single(exchanged, rows);  // row i of rank j becomes row j of rank i
+  world.all_to_all(exchanged, rows);  // row i of rank j becomes row j of rank i
   show(rank, "all_to_all", exchanged);
 
   // Uneven parts: every rank sends i + 1 elements to rank i.
@@ -69,8 +69,7 @@ int main() try {
   const std::vector<int64_t> receives(static_cast<size_t>(size), rank + 1);
   const auto input = torch::arange(size * (size + 1) / 2) + 100 * rank;
   auto output = torch::empty({size * (rank + 1)}, torch::kInt64);
-  world.all_to_all_single(output, input,
-                          {.output_split_sizes = receives, .input_split_sizes = sends});
+  world.all_to_all(output, input, {.output_split_sizes = receives, .input_split_sizes = sends});
   show(rank, "all_to_all uneven", output);
 
   // Each has an asynchronous form: `_async` returns a Work, which keeps the tensors alive.

@@ -44,7 +44,7 @@ int main(int argc, char** argv) try {
   torch::optim::SGD optimizer{model.parameters(), torch::optim::SGDOptions(0.01).momentum(0.9)};
   // 64 samples of all ranks together in each step; every rank gets its share of them.
   auto loader =
-      cadre::make_data_loader(cadre::Mnist{argv[1]}, {.batch_size = 64, .group = world, .seed = 0});
+      cadre::make_data_loader(cadre::Mnist{argv[1]}, {.batch_size = 64, .ranks = world, .seed = 0});
   for (int epoch = 0; epoch < num_epochs; ++epoch) {
     for (const auto& [images, labels] : loader.epoch(epoch)) {  // this rank's share of each batch
       optimizer.zero_grad();
@@ -59,7 +59,7 @@ int main(int argc, char** argv) try {
   model.eval();
   torch::NoGradGuard no_grad;
   auto tests = cadre::make_data_loader(cadre::Mnist{argv[1], cadre::kMnistTest},
-                                       {.batch_size = 64, .group = world, .shuffle = false});
+                                       {.batch_size = 64, .ranks = world, .shuffle = false});
   auto sums = torch::zeros({2}, torch::kInt64);  // correct, all
   for (const auto& [images, labels] : tests.epoch(0)) {
     if (images.size(0) == 0) continue;

@@ -15,21 +15,18 @@ constexpr int64_t kVocabulary = 17, kContext = 16, kWidth = 32;
 
 struct BlockImpl : nn::Module {
   BlockImpl() {
-    norm_1 = register_module("norm_1", nn::LayerNorm(nn::LayerNormOptions({kWidth})));
-    qkv = register_module("qkv", nn::Linear(kWidth, 3 * kWidth));
-    project = register_module("project", nn::Linear(kWidth, kWidth));
-    norm_2 = register_module("norm_2", nn::LayerNorm(nn::LayerNormOptions({kWidth})));
-    up = register_module("up", nn::Linear(kWidth, 4 * kWidth));
-    down = register_module("down", nn::Linear(4 * kWidth, kWidth));
+    const nn::LayerNormOptions norm({kWidth});
+    const cadre::SelfAttentionOptions heads{.embed_dim = kWidth, .num_heads = 4};
+    attention = register_module("attention",
+                                nn::Sequential(nn::LayerNorm(norm), cadre::SelfAttention(heads)));
+    mlp = register_module("mlp", nn::Sequential(nn::LayerNorm(norm), nn::Linear(kWidth, 4 * kWidth),
+                                                nn::GELU(), nn::Linear(4 * kWidth, kWidth)));
   }
   Tensor forward(const Tensor& x) {
-    const auto parts = qkv(norm_1(x)).chunk(3, -1);
-    const Tensor h = x + project(torch::scaled_dot_product_attention(parts[0], parts[1], parts[2],
-                                                                     {}, 0.0, /*is_causal=*/true));
-    return h + down(torch::gelu(up(norm_2(h))));
+    const Tensor h = x + attention->forward(x);
+    return h + mlp->forward(h);
   }
-  nn::LayerNorm norm_1{nullptr}, norm_2{nullptr};
-  nn::Linear qkv{nullptr}, project{nullptr}, up{nullptr}, down{nullptr};
+  nn::Sequential attention, mlp;
 };
 using Block = nn::ModuleHolder<cadre::ShardUnit<cadre::ActivationCheckpoint<BlockImpl>>>;
 
@@ -37,28 +34,30 @@ struct Gpt : nn::Module {
   Gpt() {
     tokens = register_module("tokens", nn::Embedding(kVocabulary, kWidth));
     positions = register_module("positions", nn::Embedding(kContext, kWidth));
-    for (int i = 0; i < 6; ++i) {
-      blocks.push_back(register_module("block" + std::to_string(i), Block()));
-    }
+    for (int i = 0; i < 6; ++i) blocks->push_back(Block());
+    register_module("blocks", blocks);
   }
   Tensor forward(const Tensor& x) {
-    Tensor h = tokens(x) + positions(torch::arange(x.size(1)));
-    for (auto& block : blocks) h = block(h);
+    const Tensor h = blocks->forward(tokens(x) + positions(torch::arange(x.size(1))));
     return torch::matmul(h, tokens->weight.t());
   }
   nn::Embedding tokens{nullptr}, positions{nullptr};
-  std::vector<Block> blocks;
+  nn::Sequential blocks;
 };
+
+int64_t num_elements(const std::vector<Tensor>& tensors) {
+  int64_t sum = 0;
+  for (const Tensor& tensor : tensors) sum += tensor.numel();
+  return sum;
+}
 
 int main(int argc, char** argv) {
   auto world = cadre::init_process_group();
   torch::manual_seed(0);
   auto gpt = cadre::defer_init([] { return std::make_shared<Gpt>(); });  // no memory yet
-  int64_t num_elements = 0;
-  for (const Tensor& parameter : gpt->parameters()) num_elements += parameter.numel();
+  const int64_t total = num_elements(gpt->parameters());
 
-  for (auto& block : gpt->blocks) cadre::fully_shard(block);
-  cadre::FullyShardedDataParallelOptions options;
+  cadre::FullyShardedDataParallelOptions options{.wrap_policy = cadre::wrap_by_type<BlockImpl>()};
   if (argc > 1) {
     options.offload = cadre::FileOffload{.folder = argv[1]};
   } else {
@@ -67,29 +66,23 @@ int main(int argc, char** argv) {
   }
   cadre::FullyShardedDataParallel model{gpt, world, options};
   cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, torch::optim::AdamWOptions(3e-3)};
-  int64_t num_owned = 0;
-  for (const Tensor& values : model.parameters()) num_owned += values.numel();
 
   double first = 0, last = 0;
   for (int step = 0; step < 40; ++step) {
-    // Sequences that count in steps of one to four; this rank trains on every world_size-th of
-    // them.
-    const Tensor all = (torch::arange(12).unsqueeze(1) * 5 + step +
-                        torch::arange(kContext + 1) * (torch::arange(12) % 4 + 1).unsqueeze(1)) %
-                       kVocabulary;
-    const Tensor mine = all.slice(0, world.rank(), 12, world.world_size());
+    // Sequences that count in steps of one to four; this rank has every world_size-th of twelve.
+    const Tensor rows = torch::arange(world.rank(), 12, world.world_size()).unsqueeze(1);
+    const Tensor all =
+        (rows * 5 + step + torch::arange(kContext + 1) * (rows % 4 + 1)) % kVocabulary;
     optimizer.zero_grad();
-    const Tensor logits = model(mine.slice(1, 0, kContext));
-    const Tensor loss = nn::functional::cross_entropy(logits.reshape({-1, kVocabulary}),
-                                                      mine.slice(1, 1).reshape({-1}));
+    const Tensor logits = model(all.slice(1, 0, kContext)).flatten(0, 1);
+    const Tensor loss = nn::functional::cross_entropy(logits, all.slice(1, 1).flatten());
     loss.backward();
     optimizer.step();
     last = model.mean_over_ranks(loss);
     if (step == 0) first = last;
   }
   std::cout << "rank " << world.rank() << ": loss " << first << " to " << last << ", owns "
-            << num_owned << " of " << num_elements << " elements, gathers at most "
+            << num_elements(model.parameters()) << " of " << total << " elements, gathers at most "
             << model.peak_full_bytes() << " bytes" << std::endl;
   world.close();
-  return 0;
 }

@@ -71,7 +71,7 @@ int main() try {
                              {"*.up", kColwise},
                              {"*.down", kRowwise}});
   cadre::Pipeline pipeline({{part, {.stage = stage, .num_stages = pp}}}, mesh["pp"],
-                           {.num_microbatches = 2, .replicas = mesh.group("dp")});
+                           {.num_microbatches = 2, .replicas = mesh["dp"]});
   if (pp > 1) pipeline.tie_parameters({{0, "tokens.weight"}, {1, "tokens.weight"}});
   torch::optim::AdamW optimizer(pipeline.parameters(), torch::optim::AdamWOptions(1e-2));
   const auto loss_function = [&](const Tensor& logits, const Tensor& targets) {

@@ -42,6 +42,56 @@ def declared_in_cadre(text):
     return found
 
 
+# What stands in a declaration: `class Name final : Base`, and which access its members have first.
+CLASS = re.compile(r"\b(class|struct)\s+(?:CADRE_EXPORT\s+|\[\[nodiscard\]\]\s+)*[\w:<> ,]+$")
+ACCESS = re.compile(r"\b(public|protected|private)\s*:(?!:)")
+FORBIDDEN = {
+    "a Deadline: time is `Duration timeout` in options": re.compile(r"\bDeadline\b"),
+    "a Rank: ranks are int": re.compile(r"\bRank\b"),
+    "a Result: public calls throw": re.compile(r"\bResult<|\bStatus\b"),
+    "a second name for a verb": re.compile(r"\w_(?:single|into_tensor)(?:_async)?\b"),
+    "an internal namespace": re.compile(r"\b(?:wrap|reduction|parallel|shard|layers|optim_state|fsdp|os|wire)::"),
+}
+# Signatures with an internal namespace that are there for other folders of Cadre.
+ACCEPTED = {
+    "cadre/parallel/ddp/distributed_data_parallel.h": ["refuse_module()"],
+    "cadre/parallel/ep/mixture_of_experts.h": ["divide("],
+    "cadre/parallel/fsdp/shard_unit.h": ["wrap::ForwardPointer<M>", "parallel::ShardedUnits"],
+    "cadre/parallel/shard/flat_parameters.h": ["FlatParameters(", "group() const", "pool =",
+                                               "reshard_group ="],
+    "cadre/tensor/hooks/activations/activation_checkpoint.h": ["wrap::ForwardPointer<M>"],
+    "cadre/tensor/hooks/activations/activation_offload.h": ["wrap::ForwardPointer<M>"],
+    "cadre/tensor/hooks/sample_weight.h": ["agree_on_weight(", "equal_weight("],
+    "cadre/tensor/group/file_memory.h": ["FileMemory("],
+    "cadre/train/checkpoint/snapshot_folder.h": ["SnapshotFolder(", "files() const"],
+}
+
+
+def public_signatures(text):
+    """The declarations that a program can name, without bodies: those in namespaces and public members."""
+    found, blocks, statement = [], [], ""
+    for token in re.split(r"([{};])", IGNORED.sub(" ", text)):
+        for access in ACCESS.findall(token):
+            if blocks:
+                blocks[-1] = access
+        if token not in ("{", "}", ";"):
+            statement = ACCESS.sub(" ", token)
+            continue
+        declaration = " ".join(statement.split())
+        statement = ""
+        if token == "}":
+            blocks.pop()
+            continue
+        is_visible = all(block in ("namespace", "public") for block in blocks)
+        if is_visible and declaration and not NAMESPACE.search(declaration):
+            found.append(re.split(r"\)(?: const)?(?: noexcept)? : ", declaration)[0])
+        if token == "{":
+            opened = CLASS.search(re.split(r" : (?!:)", declaration)[0])
+            blocks.append("namespace" if NAMESPACE.search(declaration)
+                          else {"class": "private", "struct": "public"}[opened.group(1)] if opened else "body")
+    return found
+
+
 def reachable(header, found=None):
     """The header and what it includes, directly or not."""
     found = set() if found is None else found
@@ -100,6 +150,44 @@ class InstalledHeaders(unittest.TestCase):
         self.assertGreater(len(internal), 30)
         declaring = {header for header in internal if declared_in_cadre((ROOT / header).read_text())}
         self.assertEqual(declaring, set())
+
+    def test_public_signatures_follow_the_naming_rules(self):
+        """docs/decisions/0025: of the public headers above the torch line."""
+        broken, unused = [], {(header, part) for header, parts in ACCEPTED.items() for part in parts}
+        for header, entry in self.entries.items():
+            if entry != ("torch", "public"):
+                continue
+            for signature in public_signatures((ROOT / header).read_text()):
+                for what, pattern in FORBIDDEN.items():
+                    if not pattern.search(signature):
+                        continue
+                    part = next((part for part in ACCEPTED.get(header, [])
+                                 if what == "an internal namespace" and part in signature), None)
+                    if part is None:
+                        broken.append(f"{header}: {what}: {signature}")
+                    unused.discard((header, part))
+        self.assertEqual(broken, [])
+        self.assertEqual(unused, set(), "accepted, but not there")
+
+    def test_public_signatures_are_found_without_bodies_and_private_members(self):
+        text = """namespace cadre {
+        class Group : public base::Own<int> {
+         public:
+          explicit Group(int rank) : rank_(rank) { use(wrap::all_gather_single()); }
+          void close(Duration timeout = kTimeout) const;
+         private:
+          Deadline deadline() const;
+          struct Slot { wrap::Located place; };
+        };
+        struct Options { std::optional<Duration> timeout = {}; Rank root = 0; };
+        template <typename M> void wait(Deadline deadline) { if (true) { Result<int> inner; } }
+        namespace wrap { class Located; }
+        }"""
+        self.assertEqual(public_signatures(text),
+                         ["class Group : public base::Own<int>", "explicit Group(int rank",
+                          "void close(Duration timeout = kTimeout) const",
+                          "struct Options", "std::optional<Duration> timeout =", "Rank root = 0",
+                          "template <typename M> void wait(Deadline deadline)", "class Located"])
 
     def test_declarations_directly_in_cadre_are_found(self):
         text = """#define MACRO { \\

@@ -165,7 +165,7 @@ void print(const char* name, const Tensor& by_rank, int column) {
 void report(const cadre::ProcessGroup& world, const Peak& peak, const cadre::MemoryPlan& plan) {
   const Tensor own = torch::tensor({peak.pss, peak.shared, peak.counted}, torch::kLong);
   const Tensor all = torch::zeros({world.world_size() * 3}, torch::kLong);
-  world.all_gather_into_tensor(all, own);
+  world.all_gather(all, own);
   if (world.rank() != 0) return;
   const cadre::HeldBytes& held = plan.held;
   std::cout << "{\"plan\": " << held.total() << ", \"plan_shared\": " << plan.shared_bytes

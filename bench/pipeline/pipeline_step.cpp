@@ -123,7 +123,7 @@ struct Settings {
 Tensor gathered(const cadre::ProcessGroup& world, const std::vector<int64_t>& values) {
   const Tensor all =
       torch::empty({world.world_size(), static_cast<int64_t>(values.size())}, torch::kLong);
-  world.all_gather_into_tensor(all, torch::tensor(values));
+  world.all_gather(all, torch::tensor(values));
   return all;
 }
 

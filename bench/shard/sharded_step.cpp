@@ -64,7 +64,7 @@ struct Settings {
   std::string way;
   std::string model = "mlp";
   cadre::ShardForm form = cadre::ShardForm::kGathered;
-  cadre::TransportChoice transport = cadre::TransportChoice::kAuto;
+  std::string backend = {};  // as InitOptions::backend
   int steps = 20;
   int layers = 6;
   int width = 1024;
@@ -199,7 +199,7 @@ bool parse(std::vector<std::string> arguments, Settings& settings) {
       settings.model = next;
       ++i;
     } else if (arguments[i] == "--tcp") {
-      settings.transport = cadre::TransportChoice::kTcp;
+      settings.backend = "net";
     } else if (num_given < numbers.size()) {
       *numbers[num_given] = std::atoi(arguments[i].c_str());
       if (*numbers[num_given++] <= 0) return false;
@@ -221,7 +221,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   at::set_num_threads(1);
-  const auto world = cadre::init_process_group({.transport = settings.transport});
+  const auto world = cadre::init_process_group({.backend = settings.backend});
   const Times times =
       settings.model == "gpt" ? run<Gpt>(world, settings) : run<Mlp>(world, settings);
   if (world.rank() == 0) {

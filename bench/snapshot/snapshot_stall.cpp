@@ -157,7 +157,7 @@ class Bench {
 
   cadre::SnapshotParts parts() {
     cadre::SnapshotParts parts = cadre::parts_of(model_.parameter_shards(), *net_);
-    parts.optimizer = cadre::shared_optimizer_state(optimizer_, parts.parameters);
+    parts.optimizer = cadre::state_dict(optimizer_, parts.parameters, {.is_shared = true});
     return parts;
   }
 
@@ -231,7 +231,7 @@ class Bench {
     const cadre::SnapshotParts into = cadre::parts_of(model_.parameter_shards(), *net_);
     const cadre::LoadedSnapshot loaded =
         cadre::load_sharded(folder_.path_of(number), into, world_, {.with_digests = with_digests});
-    cadre::set_optimizer_state(optimizer_, into.parameters, loaded.optimizer);
+    cadre::load_state_dict(optimizer_, into.parameters, loaded.optimizer);
     return ms_since(start);
   }
 

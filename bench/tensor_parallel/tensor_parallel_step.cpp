@@ -179,11 +179,11 @@ class Pair {
       world_.all_reduce_async(sums_[1]).wait();
       return;
     }
-    world_.all_gather_into_tensor(sums_[0], shards_[0]);
-    world_.reduce_scatter_tensor(shards_[1], sums_[1]);
-    world_.all_gather_into_tensor(sums_[0], shards_[0]);
-    const auto gather = world_.all_gather_into_tensor_async(sums_[0], shards_[0]);
-    const auto reduction = world_.reduce_scatter_tensor_async(shards_[1], sums_[1]);
+    world_.all_gather(sums_[0], shards_[0]);
+    world_.reduce_scatter(shards_[1], sums_[1]);
+    world_.all_gather(sums_[0], shards_[0]);
+    const auto gather = world_.all_gather_async(sums_[0], shards_[0]);
+    const auto reduction = world_.reduce_scatter_async(shards_[1], sums_[1]);
     gather.wait();
     reduction.wait();
   }
@@ -196,7 +196,7 @@ class Pair {
     const Tensor hidden = torch::linear(input, column_->weight);
     const Tensor output = torch::linear(hidden, row_->weight);
     if (is_sequence_parallel_) {
-      world_.reduce_scatter_tensor(torch::empty_like(input_), output);
+      world_.reduce_scatter(torch::empty_like(input_), output);
     } else {
       world_.all_reduce(output);
     }
@@ -211,10 +211,9 @@ class Pair {
       return;
     }
     const Tensor again = torch::empty_like(input);
-    const auto gather = world_.all_gather_into_tensor_async(again, input_.detach());
+    const auto gather = world_.all_gather_async(again, input_.detach());
     const Tensor of_input = torch::empty_like(input_);
-    const auto reduction =
-        world_.reduce_scatter_tensor_async(of_input, of_hidden.mm(column_->weight));
+    const auto reduction = world_.reduce_scatter_async(of_input, of_hidden.mm(column_->weight));
     gather.wait();
     of_hidden.t().mm(again);
     reduction.wait();
@@ -223,7 +222,7 @@ class Pair {
  private:
   Tensor gathered(const Tensor& shard) const {
     const Tensor whole = torch::empty_like(whole_);
-    world_.all_gather_into_tensor(whole, shard.detach());
+    world_.all_gather(whole, shard.detach());
     return whole;
   }
 

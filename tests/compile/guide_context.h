@@ -157,6 +157,12 @@ extern int value;
 void fill(const Tensor& buffer);
 }  // namespace groups_and_messages
 
+namespace main_rank {
+using any_page::world;
+std::string read_or_convert(const std::string& folder);
+extern const double loss;
+}  // namespace main_rank
+
 namespace memory {
 using namespace fsdp;
 }  // namespace memory
@@ -208,6 +214,10 @@ struct Net : torch::nn::ModuleHolder<NetImpl> {
 };
 Tensor rows_of(int64_t step);
 }  // namespace verify
+
+namespace without_a_launcher {
+extern const int rank;
+}  // namespace without_a_launcher
 
 namespace zero {
 using namespace any_page;

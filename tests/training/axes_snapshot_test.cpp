@@ -39,7 +39,7 @@ struct Contents {
 
 std::vector<NamedTensor> whole_states(AxesRank& rank) {
   const SnapshotParts parts = rank.parts();
-  const auto states = optimizer_state(rank.optimizer(), parts.parameters);
+  const auto states = state_dict(rank.optimizer(), parts.parameters);
   std::vector<NamedTensor> whole;
   for (const ParameterShard& record : rank.records()) {
     const auto found = std::ranges::find(states, record.name, &ParameterState::parameter);
@@ -87,7 +87,7 @@ Contents train_and_save(const Layout& layout, const std::string& folder,
     AxesRank rank(layout, kAdamw, world, *whole);
     for (int step = 0; step < kSavedAfter; ++step) make_step(rank, batches[step]);
     SnapshotParts parts = rank.parts();
-    parts.optimizer = optimizer_state(rank.optimizer(), parts.parameters);
+    parts.optimizer = state_dict(rank.optimizer(), parts.parameters);
     SnapshotFolder snapshots(folder);
     save_sharded(snapshots, kSavedAfter, parts, world);
     const Contents contents = contents_of(rank);
@@ -105,7 +105,7 @@ void load_and_step(const Layout& layout, const std::string& path, const Contents
     AxesRank rank(layout, kAdamw, world, *whole);
     const SnapshotParts parts = rank.parts();
     const LoadedSnapshot loaded = load_sharded(path, parts, world);
-    set_optimizer_state(rank.optimizer(), parts.parameters, loaded.optimizer);
+    load_state_dict(rank.optimizer(), parts.parameters, loaded.optimizer);
     require_equal(contents_of(rank), saved, layout.name);
     rank.start_after(kSavedAfter);
     make_step(rank, batch);

@@ -46,7 +46,7 @@ Trained run_recipe(const ProcessGroup& world, int64_t num_samples) {
   torch::nn::init::constant_(net->bias, 0.0);
   DistributedDataParallel model{net, world};
   torch::optim::SGD optimizer{model->parameters(), 0.1};
-  DataLoader loader = make_data_loader(Line(num_samples), {.batch_size = 10, .group = world});
+  DataLoader loader = make_data_loader(Line(num_samples), {.batch_size = 10, .ranks = world});
   Trained trained;
   for (int epoch = 0; epoch < 3; ++epoch) {
     for (const auto& [x, y] : loader.epoch(epoch)) {

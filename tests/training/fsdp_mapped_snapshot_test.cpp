@@ -67,14 +67,14 @@ struct SnapshotRank {
   void save(const std::string& run, int64_t step) {
     SnapshotFolder folder(run);
     SnapshotParts parts = parts_of(model.parameter_shards(), *net);
-    parts.optimizer = optimizer_state(optimizer, parts.parameters);
+    parts.optimizer = state_dict(optimizer, parts.parameters);
     save_sharded(folder, step, parts, group, {.strategy = "fsdp"});
   }
 
   void load(const std::string& path) {
     const SnapshotParts parts = parts_of(model.parameter_shards(), *net);
     const LoadedSnapshot loaded = load_sharded(path, parts, group);
-    set_optimizer_state(optimizer, parts.parameters, loaded.optimizer);
+    load_state_dict(optimizer, parts.parameters, loaded.optimizer);
   }
 
   ProcessGroup group;

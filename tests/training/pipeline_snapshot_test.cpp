@@ -111,14 +111,14 @@ class TiedRank {
 
   SnapshotParts parts() const {
     SnapshotParts parts = parts_of(pipeline_->parameter_shards());
-    parts.optimizer = optimizer_state(*optimizer_, parts.parameters);
+    parts.optimizer = state_dict(*optimizer_, parts.parameters);
     return parts;
   }
 
   void load(const std::string& path, const ProcessGroup& world) {
     const SnapshotParts parts = parts_of(pipeline_->parameter_shards());
     const LoadedSnapshot loaded = load_sharded(path, parts, world);
-    set_optimizer_state(*optimizer_, parts.parameters, loaded.optimizer);
+    load_state_dict(*optimizer_, parts.parameters, loaded.optimizer);
     pipeline_->check_tied_parameters();
   }
 

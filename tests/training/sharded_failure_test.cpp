@@ -151,7 +151,7 @@ class ShardedRank {
     if (!latest) return 0;
     SnapshotParts loading = parts();
     const LoadedSnapshot loaded = load_sharded(*latest, loading, group_);
-    set_optimizer_state(*local_, loading.parameters, loaded.optimizer);
+    load_state_dict(*local_, loading.parameters, loaded.optimizer);
     after_load_(*latest);
     return static_cast<int>(loaded.step);
   }
@@ -206,7 +206,7 @@ class ShardedRank {
 
   SnapshotParts parts() {
     SnapshotParts parts = parts_of(shards_(), *net);
-    parts.optimizer = optimizer_state(*local_, parts.parameters);
+    parts.optimizer = state_dict(*local_, parts.parameters);
     return parts;
   }
 

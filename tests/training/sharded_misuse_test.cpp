@@ -198,7 +198,8 @@ TEST(ShardedMisuse, AListOfShardsIsClipped) {
       "clip_grad_norm_, rank {rank}: parameter 0 of 4 in the list is this rank's shard of "
       "\"layer0.linear.weight\", of unit \"layer0\" of FullyShardedDataParallel, so the list has "
       "other gradients on each rank, and the ranks would come to different results. Call "
-      "clip_grad_norm_(model, max_norm) with the wrapper or, after parallelize_module(), "
+      "clip_grad_norm_(model, max_norm) with the wrapper or the pipeline or, after "
+      "parallelize_module(), "
       "clip_grad_norm_(records, max_norm) with the records that it returned: both add up the "
       "shards "
       "of all ranks",
@@ -265,7 +266,7 @@ TEST(ShardedMisuse, TheStateOfADividedOptimizer) {
         Replicated model{std::make_shared<Layers>(), group};
         ZeroRedundancyOptimizer<SGD> optimizer{model, torch::optim::SGDOptions(0.1)};
         const auto parts = parts_of(optimizer.parameter_shards(), *model.module());
-        return told([&] { optimizer_state(optimizer, parts.parameters); });
+        return told([&] { state_dict(optimizer, parts.parameters); });
       });
 }
 

@@ -103,7 +103,7 @@ std::vector<std::string> trainer_golden_texts(const TrainerCase& test, int rank)
   const std::vector<std::pair<std::string, std::string>> operations = {
       {"all_reduce #N", "all_reduce"},
       {"cadre train (all_gather #N)", "all_gather"},
-      {"all_gather_into_tensor (all_gather #N)", "all_gather"}};
+      {"all_gather #N", "all_gather"}};
   for (const auto& [call, operation] : operations) {
     const std::string cause =
         format("\n  {} is gone: its connection ended, {}{}", victim, seen, rebuild);

@@ -150,7 +150,7 @@ TEST(ZeroUnderDdp, AStepWhileGradientsWaitIsRefusedOnAllRanks) {
       zero.step();
       zero.zero_grad();
       if (group.rank() >= 2 - num_waiting) {
-        const reduction::NoSync guard = model.no_sync();
+        const NoSync guard = model.no_sync();
         copy.backward(4, 1);
       }
       output = failure_of([&] { zero.step(); });
@@ -172,7 +172,7 @@ TEST(ZeroUnderDdp, ValuesThatChangeWhileGradientsWaitAreRefusedOnAllRanks) {
     ZeroRedundancyOptimizer<AdamW> zero(model, torch::optim::AdamWOptions(0.01).weight_decay(0.1));
     const Copy copy{.model = model, .net = *net, .rank = group.rank(), .world_size = 2};
     {
-      const reduction::NoSync guard = model.no_sync();
+      const NoSync guard = model.no_sync();
       copy.backward(4, 0);
     }
     write_shards(model, 0.5);
@@ -181,7 +181,7 @@ TEST(ZeroUnderDdp, ValuesThatChangeWhileGradientsWaitAreRefusedOnAllRanks) {
     copy.backward(4, 2);
     zero.step();
     {
-      const reduction::NoSync guard = model.no_sync();
+      const NoSync guard = model.no_sync();
       zero.zero_grad();
       copy.backward(4, 3);
     }

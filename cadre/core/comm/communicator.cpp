@@ -1,6 +1,7 @@
 #include "cadre/core/comm/communicator.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -164,6 +165,16 @@ const CommunicatorOptions& Communicator::options() const {
 }
 std::vector<Rank> Communicator::global_ranks() const {
   return {impl_->members.ranks.begin(), impl_->members.ranks.end()};
+}
+std::vector<int> Communicator::hosts() const {
+  const Layout& layout = impl_->checked().fabric->layout();
+  std::map<int, int> number_of_host;
+  std::vector<int> hosts;
+  for (const int rank : impl_->members.ranks) {
+    const auto next = static_cast<int>(number_of_host.size());
+    hosts.push_back(number_of_host.try_emplace(layout.host_of(rank), next).first->second);
+  }
+  return hosts;
 }
 Rank Communicator::global_rank(Rank group_rank) const {
   if (group_rank < 0 || group_rank >= world_size()) {

@@ -83,6 +83,9 @@ class CADRE_EXPORT Communicator {
   // Returns the rank in this group of a rank of the world; nullopt if it is no member. Same as
   // c10d's get_group_rank.
   std::optional<Rank> group_rank(Rank global_rank) const;
+  // Returns the host of each rank, by rank of this group. Hosts are numbered in the order of their
+  // lowest ranks in this group. A host is a running kernel in one network namespace.
+  std::vector<int> hosts() const;
   // Returns how many collectives this rank has issued; equal on all ranks between operations.
   uint64_t num_collectives() const;
 

@@ -24,7 +24,13 @@ std::string flight_record_path(const JobEnvironment& environment, std::string_vi
 std::unique_ptr<Communicator> connect_from_environment(os::System& system,
                                                        const CommunicatorOptions& options,
                                                        Deadline deadline) {
-  const JobEnvironment environment = read_job_environment().value_or_throw();
+  return connect_from_environment(system, JobPlace{}, options, deadline);
+}
+
+std::unique_ptr<Communicator> connect_from_environment(os::System& system, const JobPlace& place,
+                                                       const CommunicatorOptions& options,
+                                                       Deadline deadline) {
+  const JobEnvironment environment = read_job_environment(place).value_or_throw();
   CommunicatorOptions completed = options;
   if (!completed.log) {
     completed.log = std::make_shared<os::StderrLog>(environment.log_level, environment.rank);

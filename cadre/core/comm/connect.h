@@ -14,9 +14,16 @@
 
 namespace cadre {
 
+// What a program says itself about its place in the job. Fields that it leaves out come from the
+// environment, see core/rendezvous/job_environment.h.
+struct JobPlace;
+
 // If `options` do not set them, the log is standard error, and the flight record is the file
 // GROUP-roundROUND-rankRANK.flight in the folder that the environment names. The folder is created.
 CADRE_EXPORT std::unique_ptr<Communicator> connect_from_environment(
     os::System& system, const CommunicatorOptions& options, Deadline deadline);
+CADRE_EXPORT std::unique_ptr<Communicator> connect_from_environment(
+    os::System& system, const JobPlace& place, const CommunicatorOptions& options,
+    Deadline deadline);
 
 }  // namespace cadre

@@ -1,5 +1,6 @@
 #include "cadre/core/rendezvous/environment_rendezvous.h"
 
+#include "cadre/core/rendezvous/file_rendezvous.h"
 #include "cadre/core/rendezvous/tcp_rendezvous.h"
 
 namespace cadre {
@@ -8,16 +9,25 @@ Result<Membership> EnvironmentRendezvous::join(Deadline deadline) {
   // A restarted job finds the keys of its earlier attempts in the launcher's store, and every
   // rejoin() takes one more round; attempts are so far apart that the two never meet.
   constexpr uint64_t kRoundsPerAttempt = 1'000'000;
-  TcpRendezvous rendezvous(
-      system_,
-      {.address = {os::Address::Kind::kTcp, environment_.master_addr, environment_.master_port},
-       .rank = environment_.rank,
-       .world_size = environment_.world_size,
-       .job_token = environment_.job_token,
-       .protocol = environment_.store_protocol,
-       .may_host_store = !environment_.uses_agent_store,
-       .round = static_cast<uint64_t>(environment_.restart_count) * kRoundsPerAttempt,
-       .log = log_});
+  const uint64_t round = static_cast<uint64_t>(environment_.restart_count) * kRoundsPerAttempt;
+  if (!environment_.store_file.empty()) {
+    FileRendezvous rendezvous(system_, {.path = environment_.store_file,
+                                        .rank = environment_.rank,
+                                        .world_size = environment_.world_size,
+                                        .job_token = environment_.job_token,
+                                        .round = round,
+                                        .log = log_});
+    return rendezvous.join(deadline);
+  }
+  TcpRendezvous rendezvous(system_, {.address = {os::Address::Kind::kTcp, environment_.master_addr,
+                                                 environment_.master_port},
+                                     .rank = environment_.rank,
+                                     .world_size = environment_.world_size,
+                                     .job_token = environment_.job_token,
+                                     .protocol = environment_.store_protocol,
+                                     .may_host_store = !environment_.uses_agent_store,
+                                     .round = round,
+                                     .log = log_});
   return rendezvous.join(deadline);
 }
 

@@ -1,4 +1,4 @@
-// Joins the job that the launcher described in the environment: "env://".
+// Joins the job that the launcher described in the environment, or the program as JobPlace.
 //
 // Without a launcher: a world of one with no store. Threads, blocking, lifetime and errors:
 // rendezvous.h. Source: torch/distributed/rendezvous.py, "env://".

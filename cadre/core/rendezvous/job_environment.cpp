@@ -8,6 +8,8 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/host/secret_variable.h"
+#include "cadre/core/rendezvous/file_rendezvous.h"
+#include "cadre/core/rendezvous/tcp_rendezvous.h"
 
 namespace cadre {
 namespace {
@@ -116,11 +118,12 @@ void parse_store(Parser& parser, const PlaceVariables& names, JobEnvironment& en
   environment.master_addr = parser.text("MASTER_ADDR").value_or("");
   const auto port = parser.number("MASTER_PORT", 1, std::numeric_limits<uint16_t>::max());
   environment.master_port = static_cast<uint16_t>(port.value_or(0));
-  if (environment.world_size > 1 && environment.master_addr.empty()) {
+  const bool needs_address = environment.world_size > 1 && environment.store_file.empty();
+  if (needs_address && environment.master_addr.empty()) {
     parser.fail(
         no_address(parser, "MASTER_ADDR", "name rank 0's host", names, environment.world_size));
   }
-  if (environment.world_size > 1 && !port) {
+  if (needs_address && !port) {
     parser.fail(no_address(parser, "MASTER_PORT", "choose a free port of rank 0's host", names,
                            environment.world_size));
   }
@@ -133,6 +136,42 @@ void parse_store(Parser& parser, const PlaceVariables& names, JobEnvironment& en
   } else if (protocol != "native") {
     parser.fail(format("CADRE_STORE_PROTOCOL is \"{}\", expected native or c10d", protocol));
   }
+}
+
+bool is_from_variables(const JobPlace& place) {
+  return place.init_method.empty() || place.init_method == "env://";
+}
+
+Status check_given_place(const JobPlace& place) {
+  if (place.rank && place.world_size) return check_place(*place.rank, *place.world_size);
+  if (!place.rank && !place.world_size) return {};
+  return Error(
+      ErrorCode::kInvalidArgument,
+      format("the program gives the {} {} without the {}; give both, or neither and set "
+             "RANK and WORLD_SIZE",
+             place.rank ? "rank" : "world size", *(place.rank ? place.rank : place.world_size),
+             place.rank ? "world size" : "rank"));
+}
+
+// What the program says, else the variable. A variable of a launcher that contradicts it is not
+// set.
+std::optional<std::string> look_up_in_place(std::string_view name, const JobPlace& place,
+                                            const os::Address& address,
+                                            const VariableLookup& variables) {
+  if (place.rank) {
+    if (name == kTorchrun.rank) return format("{}", *place.rank);
+    if (name == kTorchrun.world_size) return format("{}", *place.world_size);
+    if (name == kTorchrun.local_rank || name == kTorchrun.local_world_size) return std::nullopt;
+  }
+  if (!is_from_variables(place)) {
+    if (name == "TORCHELASTIC_USE_AGENT_STORE") return std::nullopt;
+    const bool has_address = !address.host.empty();
+    if (name == "MASTER_ADDR") return has_address ? std::optional(address.host) : std::nullopt;
+    if (name == "MASTER_PORT") {
+      return has_address ? std::optional(format("{}", address.port)) : std::nullopt;
+    }
+  }
+  return variables(name);
 }
 
 // In the order of LogLevel.
@@ -157,10 +196,24 @@ Result<LogLevel> parse_log_level(std::string_view text) {
                       text));
 }
 
-Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up,
-                                             const os::Secret& job_token) {
-  Parser parser(look_up);
+Result<JobEnvironment> parse_job_environment(const VariableLookup& variables,
+                                             const os::Secret& job_token, const JobPlace& place) {
+  CADRE_RETURN_IF_ERROR(check_given_place(place));
   JobEnvironment environment;
+  os::Address address;
+  if (place.init_method.starts_with("file:")) {
+    auto path = parse_file_url(place.init_method);
+    if (!path.ok()) return path.error();
+    environment.store_file = std::move(path).value();
+  } else if (!is_from_variables(place)) {
+    auto parsed = parse_tcp_url(place.init_method);
+    if (!parsed.ok()) return parsed.error();
+    address = std::move(parsed).value();
+  }
+  const VariableLookup look_up = [&](std::string_view name) {
+    return look_up_in_place(name, place, address, variables);
+  };
+  Parser parser(look_up);
   const Result<LogLevel> log_level = parse_log_level(parser.text("CADRE_LOG").value_or(""));
   if (!log_level.ok()) return log_level.error();
   environment.log_level = *log_level;
@@ -168,7 +221,13 @@ Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up,
   const bool has_rank = parser.text("RANK").has_value();
   const bool has_world_size = parser.text("WORLD_SIZE").has_value();
   const PlaceVariables* other = has_rank || has_world_size ? nullptr : other_starter(parser);
-  if (!has_rank && !has_world_size && other == nullptr) return environment;
+  if (!has_rank && !has_world_size && other == nullptr) {
+    if (is_from_variables(place)) return environment;
+    return Error(ErrorCode::kInvalidArgument,
+                 format("the program meets at {}, but gives no rank and no world size; give both, "
+                        "or set RANK and WORLD_SIZE",
+                        place.init_method));
+  }
   if (has_rank != has_world_size) {
     const std::string_view absent = has_rank ? "WORLD_SIZE" : "RANK";
     return Error(ErrorCode::kInvalidArgument,
@@ -187,13 +246,13 @@ Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up,
   return environment;
 }
 
-Result<JobEnvironment> read_job_environment() {
+Result<JobEnvironment> read_job_environment(const JobPlace& place) {
   const auto look_up = [](std::string_view name) -> std::optional<std::string> {
     const char* value = std::getenv(std::string(name).c_str());
     return value ? std::optional<std::string>(value) : std::nullopt;
   };
-  return parse_job_environment(look_up,
-                               os::take_secret_variable("CADRE_JOB_TOKEN").value_or(os::Secret()));
+  return parse_job_environment(
+      look_up, os::take_secret_variable("CADRE_JOB_TOKEN").value_or(os::Secret()), place);
 }
 
 }  // namespace cadre

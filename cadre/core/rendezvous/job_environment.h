@@ -38,6 +38,17 @@
 
 namespace cadre {
 
+// What a program says itself about its place in the job; it takes the place of the variables.
+// Source: the arguments of torch.distributed.init_process_group.
+struct JobPlace {
+  // Both, or neither.
+  std::optional<int> rank = {};
+  std::optional<int> world_size = {};
+  // "tcp://HOST:PORT": rank 0 hosts the store there. "file:///PATH": the store is this file.
+  // "env://" or empty: MASTER_ADDR and MASTER_PORT.
+  std::string init_method = {};
+};
+
 struct JobEnvironment {
   bool is_launched = false;  // false: nobody launched us, and all else has its default
   Rank rank = 0;
@@ -46,6 +57,7 @@ struct JobEnvironment {
   std::optional<int> local_world_size;
   std::string master_addr;
   uint16_t master_port = 0;
+  std::string store_file;  // takes the place of the address; empty: none
   int restart_count = 0;
   std::string run_id;
   bool uses_agent_store = false;
@@ -60,12 +72,13 @@ using VariableLookup = std::function<std::optional<std::string>(std::string_view
 
 // `job_token` is the value of CADRE_JOB_TOKEN, which is not looked up; empty: none.
 CADRE_EXPORT Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up,
-                                                          const os::Secret& job_token);
+                                                          const os::Secret& job_token,
+                                                          const JobPlace& place = {});
 
 // Reads this process's environment. To be called in main, before other threads change the
 // environment. Takes CADRE_JOB_TOKEN out of it: processes that this one starts do not inherit the
 // token; later calls still find it (os/host/secret_variable.h).
-CADRE_EXPORT Result<JobEnvironment> read_job_environment();
+CADRE_EXPORT Result<JobEnvironment> read_job_environment(const JobPlace& place = {});
 
 // What CADRE_LOG says; an empty text counts as not set.
 CADRE_EXPORT Result<LogLevel> parse_log_level(std::string_view text);

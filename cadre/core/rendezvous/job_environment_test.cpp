@@ -12,12 +12,12 @@ namespace {
 
 using Variables = std::map<std::string, std::string, std::less<>>;
 
-Result<JobEnvironment> parse(const Variables& variables) {
+Result<JobEnvironment> parse(const Variables& variables, const JobPlace& place = {}) {
   const auto look_up = [&](std::string_view name) -> std::optional<std::string> {
     const auto found = variables.find(name);
     return found == variables.end() ? std::nullopt : std::optional(found->second);
   };
-  return parse_job_environment(look_up, look_up("CADRE_JOB_TOKEN").value_or(""));
+  return parse_job_environment(look_up, look_up("CADRE_JOB_TOKEN").value_or(""), place);
 }
 
 Variables launched() {
@@ -203,6 +203,56 @@ TEST(JobEnvironment, AnEmptyVariableIsSaidToBeEmpty) {
   variables["MASTER_PORT"] = "";
   EXPECT_NE(message(variables).find("MASTER_PORT is empty, but WORLD_SIZE is 4"),
             std::string::npos);
+}
+
+TEST(JobEnvironment, WhatTheProgramSaysTakesThePlaceOfVariables) {
+  Variables variables = launched();
+  variables["TORCHELASTIC_USE_AGENT_STORE"] = "True";
+  auto environment = parse(variables, {.rank = 6, .world_size = 8});
+  ASSERT_TRUE(environment.ok()) << environment.error().message();
+  EXPECT_EQ(environment->rank, 6);
+  EXPECT_EQ(environment->world_size, 8);
+  EXPECT_EQ(environment->local_rank, std::nullopt) << "that of another place";
+  EXPECT_EQ(environment->master_port, 29500);
+  EXPECT_TRUE(environment->uses_agent_store);
+
+  environment = parse(variables, {.init_method = "tcp://10.0.0.7:4000"});
+  ASSERT_TRUE(environment.ok()) << environment.error().message();
+  EXPECT_EQ(environment->rank, 1);
+  EXPECT_EQ(environment->master_addr, "10.0.0.7");
+  EXPECT_EQ(environment->master_port, 4000);
+  EXPECT_FALSE(environment->uses_agent_store) << "rank 0 hosts the store";
+
+  environment = parse({}, {.rank = 1, .world_size = 2, .init_method = "file:///shared/job"});
+  ASSERT_TRUE(environment.ok()) << environment.error().message();
+  EXPECT_TRUE(environment->is_launched);
+  EXPECT_EQ(environment->rank, 1);
+  EXPECT_EQ(environment->store_file, "/shared/job");
+
+  // As in PyTorch's tutorials: the address by variables, the rank by arguments.
+  environment = parse({{"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "29500"}},
+                      {.rank = 0, .world_size = 2, .init_method = "env://"});
+  ASSERT_TRUE(environment.ok()) << environment.error().message();
+  EXPECT_EQ(environment->master_addr, "localhost");
+}
+
+TEST(JobEnvironment, NamesWhatIsWrongInWhatTheProgramSays) {
+  const auto message = [](const Variables& variables, const JobPlace& place) {
+    const auto environment = parse(variables, place);
+    return environment.ok() ? "no error" : environment.error().message();
+  };
+  EXPECT_EQ(message(launched(), {.rank = 2}),
+            "the program gives the rank 2 without the world size; give both, or neither and set "
+            "RANK and WORLD_SIZE");
+  EXPECT_EQ(message({}, {.rank = 2, .world_size = 2}),
+            "rank 2 is not in a world of 2; ranks go from 0 to the size less one");
+  EXPECT_EQ(message({}, {.init_method = "tcp://10.0.0.7:4000"}),
+            "the program meets at tcp://10.0.0.7:4000, but gives no rank and no world size; give "
+            "both, or set RANK and WORLD_SIZE");
+  EXPECT_EQ(message(launched(), {.init_method = "10.0.0.7:4000"}),
+            "rendezvous \"10.0.0.7:4000\" is not of the form tcp://HOST:PORT");
+  EXPECT_EQ(message(launched(), {.init_method = "file://job"}),
+            "rendezvous \"file://job\" is not of the form file:///ABSOLUTE/PATH");
 }
 
 // The token that a launcher gave, read by this process alone.

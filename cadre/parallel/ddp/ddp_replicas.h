@@ -14,6 +14,7 @@
 #include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/mesh/ranks.h"
 
 namespace torch::nn {
 class Module;
@@ -31,7 +32,7 @@ struct DdpReplicas {
 };
 
 CADRE_EXPORT DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
-                                           const ProcessGroup& group,
+                                           const Ranks& ranks,
                                            const DistributedDataParallelOptions& options);
 
 }  // namespace cadre::parallel

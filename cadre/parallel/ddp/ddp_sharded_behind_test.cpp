@@ -66,7 +66,7 @@ TEST(DdpShardedBehind, ClearingSomeAccumulatedGradientsClearsThese) {
   for (const bool set_to_none : {true, false}) {
     const Program program = [set_to_none](const Copy& copy, const auto& compare) {
       {
-        const reduction::NoSync guard = copy.model.no_sync();
+        const NoSync guard = copy.model.no_sync();
         copy.backward(4, 0);
       }
       const auto clear = [set_to_none](Tensor tensor) {
@@ -95,7 +95,7 @@ TEST(DdpShardedBehind, ZeroGradOfTheModuleClearsWhatWasReducedAndWhatWasNot) {
   const Program program = [](const Copy& copy, const auto& compare) {
     copy.backward(4, 0);
     {
-      const reduction::NoSync guard = copy.model.no_sync();
+      const NoSync guard = copy.model.no_sync();
       copy.backward(4, 1);
     }
     copy.net.zero_grad();
@@ -110,7 +110,7 @@ TEST(DdpShardedBehind, ScaledPlaceholdersAreRefusedOnAllRanks) {
     Wrapped model{std::make_shared<Zoo>(), group, options_of(GradientPlacement::kSharded)};
     const Copy copy{.model = model, .net = *model.module(), .rank = group.rank(), .world_size = 2};
     {
-      const reduction::NoSync guard = model.no_sync();
+      const NoSync guard = model.no_sync();
       copy.backward(4, 0);
     }
     if (group.rank() == 1) {

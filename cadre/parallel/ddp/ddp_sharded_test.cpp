@@ -94,7 +94,7 @@ TEST(DdpSharded, AccumulationWithoutReduction) {
     for (int step = 0; step < 3; ++step) {
       copy.zero_grad(step != 1);
       {
-        const reduction::NoSync guard = copy.model.no_sync();
+        const NoSync guard = copy.model.no_sync();
         copy.backward(4, 3 * step, {true, copy.rank == 0});
         copy.backward(4, 3 * step + 1, {false, false});
       }
@@ -115,7 +115,7 @@ TEST(DdpSharded, ClearedGradientsTakeTheLocalOnesWithThem) {
       copy.backward(4, 0);
       for (const int64_t count : {4, 2}) {
         {
-          const reduction::NoSync guard = copy.model.no_sync();
+          const NoSync guard = copy.model.no_sync();
           copy.backward(count, 1);
           if (count == 4) copy.zero_grad(set_to_none);
           copy.backward(count, 2);
@@ -126,7 +126,7 @@ TEST(DdpSharded, ClearedGradientsTakeTheLocalOnesWithThem) {
         copy.zero_grad(set_to_none);
         const Tensor loss = copy.model(copy.rows(4, 4), std::pair(true, true)).mean();
         {
-          const reduction::NoSync guard = copy.model.no_sync();
+          const NoSync guard = copy.model.no_sync();
           copy.backward(count, 5);
         }
         copy.zero_grad(set_to_none);  // between a forward and its backward
@@ -246,7 +246,7 @@ TEST(DdpSharded, AnExceptionOnOneRankEndsTheStepOnAll) {
 TEST(DdpSharded, ALocalBackwardThatFailsLeavesNothingBehind) {
   const Program program = [](const Copy& copy, const auto& compare) {
     {
-      const reduction::NoSync guard = copy.model.no_sync();
+      const NoSync guard = copy.model.no_sync();
       EXPECT_THAT(failure_of_backward(copy, 0), HasSubstr("planted"));
     }
     copy.zero_grad();

@@ -33,6 +33,7 @@
 #include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/mesh/ranks.h"
 
 namespace cadre {
 
@@ -43,7 +44,7 @@ inline constexpr bool kIsModulePointer = false;
 template <typename Given>
 struct RefusedModule {
   static_assert(kIsModulePointer<Given>,
-                "cadre::DistributedDataParallel(module, group): pass a std::shared_ptr to a module "
+                "cadre::DistributedDataParallel(module, ranks): pass a std::shared_ptr to a module "
                 "(std::make_shared<Net>()) or a module holder (TORCH_MODULE, "
                 "torch::nn::Sequential), then the group");
 };
@@ -56,22 +57,23 @@ template <typename Given>
 
 // M: see DataParallelModule.
 template <typename M>
-class DistributedDataParallel : public reduction::DataParallelModule<M> {
+class DistributedDataParallel : public DataParallelModule<M> {
  public:
-  DistributedDataParallel(std::shared_ptr<M> module, const ProcessGroup& group,
+  // ranks: a ProcessGroup, or a mesh of one axis.
+  DistributedDataParallel(std::shared_ptr<M> module, const Ranks& ranks,
                           const DistributedDataParallelOptions& options = {})
-      : DistributedDataParallel(module, parallel::make_ddp_replicas(module, group, options)) {}
+      : DistributedDataParallel(module, parallel::make_ddp_replicas(module, ranks, options)) {}
 
   // A module holder: Net of TORCH_MODULE(Net), torch::nn::Sequential, torch::nn::Linear.
-  template <reduction::ModuleHolder Holder>
+  template <ModuleHolder Holder>
     requires std::is_same_v<typename Holder::ContainedType, M>
-  DistributedDataParallel(const Holder& module, const ProcessGroup& group,
+  DistributedDataParallel(const Holder& module, const Ranks& ranks,
                           const DistributedDataParallelOptions& options = {})
-      : DistributedDataParallel(module.is_empty() ? nullptr : module.ptr(), group, options) {}
+      : DistributedDataParallel(module.is_empty() ? nullptr : module.ptr(), ranks, options) {}
 
   template <typename Given, typename Group>
     requires(!std::is_convertible_v<Given, std::shared_ptr<M>> &&
-             !reduction::ModuleHolder<std::remove_cvref_t<Given>>)
+             !ModuleHolder<std::remove_cvref_t<Given>>)
   DistributedDataParallel(Given&&, const Group&, const DistributedDataParallelOptions& = {})
       : DistributedDataParallel(nullptr, refuse_module<std::remove_cvref_t<Given>>()) {}
 
@@ -109,8 +111,7 @@ class DistributedDataParallel : public reduction::DataParallelModule<M> {
 
  private:
   DistributedDataParallel(std::shared_ptr<M> module, parallel::DdpReplicas replicas)
-      : reduction::DataParallelModule<M>(std::move(module), replicas.core),
-        replicas_(std::move(replicas)) {}
+      : DataParallelModule<M>(std::move(module), replicas.core), replicas_(std::move(replicas)) {}
 
   parallel::DdpReplicas replicas_;
 };
@@ -129,10 +130,10 @@ class DistributedDataParallel<RefusedArgument<Given>> {
   RefusedModule<Given> refused_;
 };
 
-template <reduction::ModuleHolder Holder, typename Group>
+template <ModuleHolder Holder, typename Group>
 DistributedDataParallel(const Holder&, const Group&)
     -> DistributedDataParallel<typename Holder::ContainedType>;
-template <reduction::ModuleHolder Holder, typename Group>
+template <ModuleHolder Holder, typename Group>
 DistributedDataParallel(const Holder&, const Group&, const DistributedDataParallelOptions&)
     -> DistributedDataParallel<typename Holder::ContainedType>;
 template <typename M, typename Group>

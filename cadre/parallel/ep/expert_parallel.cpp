@@ -140,9 +140,10 @@ bool is_replicated_along(const MeshAxis& axis, const ParameterShard& shard) {
 
 }  // namespace
 
-ExpertParallel::ExpertParallel(torch::nn::Module& module, const DeviceMesh& mesh,
+ExpertParallel::ExpertParallel(torch::nn::Module& module, const Ranks& ranks,
                                const ExpertParallelOptions& options)
-    : mesh_(mesh) {
+    : mesh_(ranks.mesh_with_axis(options.expert_axis)) {
+  const DeviceMesh& mesh = mesh_;
   const std::string& axis = options.expert_axis;
   std::vector<NamedLayer> experts;
   DividedParameters divided;

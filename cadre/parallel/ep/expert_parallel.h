@@ -34,6 +34,7 @@
 #include "cadre/core/base/export.h"
 #include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/tensor/mesh/ranks.h"
 
 namespace torch::nn {
 class Module;
@@ -53,7 +54,8 @@ struct SumGradientsOptions {
 
 class CADRE_EXPORT ExpertParallel {
  public:
-  ExpertParallel(torch::nn::Module& module, const DeviceMesh& mesh,
+  // ranks: a mesh; or a ProcessGroup, which is one with the axis of the experts alone.
+  ExpertParallel(torch::nn::Module& module, const Ranks& ranks,
                  const ExpertParallelOptions& options = {});
 
   // A record for each parameter, in the order of named_parameters(), each tensor once: `values` and

@@ -29,7 +29,7 @@ class ChoiceCounts {
     if (groups == nullptr) return;
     const at::Tensor all =
         at::empty({groups->tokens.world_size(), num_selected_, num_experts}, at::kLong);
-    groups->tokens.all_gather_into_tensor(all, counts_);
+    groups->tokens.all_gather(all, counts_);
     counts_ = all;
   }
 
@@ -187,7 +187,7 @@ DispatchPlan plan_dispatch(const at::Tensor& experts, const DispatchOptions& opt
 at::Tensor send_to_experts(const at::Tensor& rows, const DispatchPlan& plan,
                            const ExpertGroups* groups) {
   if (!exchanges(groups)) return rows;
-  return functional::all_to_all_single(
+  return functional::all_to_all(
              rows, groups->experts,
              {.output_split_sizes = plan.received, .input_split_sizes = plan.sent})
       .index_select(0, plan.by_expert);
@@ -196,7 +196,7 @@ at::Tensor send_to_experts(const at::Tensor& rows, const DispatchPlan& plan,
 at::Tensor return_to_tokens(const at::Tensor& rows, const DispatchPlan& plan,
                             const ExpertGroups* groups) {
   if (!exchanges(groups)) return rows;
-  return functional::all_to_all_single(
+  return functional::all_to_all(
       rows.index_select(0, plan.by_rank), groups->experts,
       {.output_split_sizes = plan.sent, .input_split_sizes = plan.received});
 }

@@ -392,7 +392,7 @@ TEST(FsdpUpdate, IsSeenByUnitsThatAreFull) {
       options.weighting = GradientWeighting::kEqual;
       FullyShardedDataParallel model{std::make_shared<Tower>(2), group, options};
       {
-        const reduction::NoSync no_sync = model.no_sync();
+        const NoSync no_sync = model.no_sync();
         model(data_of(0)).mean().backward();
       }
       const torch::NoGradGuard no_grad;

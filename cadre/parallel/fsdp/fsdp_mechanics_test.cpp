@@ -154,7 +154,7 @@ TEST(FsdpStale, ValuesThatTheProgramWritesAreThoseThatAreSummoned) {
     FullyShardedDataParallel model{module, group, options};
     const auto plain = std::make_shared<Tower>(2);
     {
-      const reduction::NoSync no_sync = model.no_sync();
+      const NoSync no_sync = model.no_sync();
       model(data_of(9)).sum().backward();
     }
     const torch::NoGradGuard no_grad;
@@ -178,7 +178,7 @@ TEST(FsdpStale, ValuesWrittenBetweenBackwardsWithoutReductionAreUsed) {
       FullyShardedDataParallel model{std::make_shared<Tower>(2), group, options};
       const auto plain = std::make_shared<Tower>(2);
       for (int i = 0; i < 3; ++i) {
-        const reduction::NoSync no_sync = model.no_sync();
+        const NoSync no_sync = model.no_sync();
         model(rows_of(group, i)).pow(2).mean().backward();
         const torch::NoGradGuard no_grad;
         for (const Tensor& values : model.parameters()) values.mul_(0.5);
@@ -207,7 +207,7 @@ TEST(FsdpStale, ABackwardWithoutReductionBeforeTheStepKeepsNothing) {
         model(rows_of(group, i)).pow(2).mean().backward();
         plain->forward(data_of(i)).pow(2).mean().backward();
         {
-          const reduction::NoSync no_sync = model.no_sync();
+          const NoSync no_sync = model.no_sync();
           model(rows_of(group, i)).pow(2).mean().backward();
         }
         sgd.step();

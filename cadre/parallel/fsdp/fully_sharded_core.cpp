@@ -83,20 +83,13 @@ void bind_units(const torch::nn::Module& module, const UnitAssignment& assignmen
 
 }  // namespace
 
-ShardGroups ShardGroups::of(const ProcessGroup& world) {
-  return {.mesh = DeviceMesh(world, {{"shard", world.world_size()}}),
-          .shard_axis = "shard",
-          .all = world,
-          .shard = std::nullopt,
-          .replicate = std::nullopt};
-}
-
-ShardGroups ShardGroups::of(const DeviceMesh& mesh) {
+ShardGroups ShardGroups::of(const Ranks& ranks) {
+  const DeviceMesh mesh = ranks.mesh_with_axis("shard");
   const std::vector<MeshAxis>& axes = mesh.axes();
   if (axes.size() == 1) {
     return {.mesh = mesh,
             .shard_axis = axes[0].name,
-            .all = mesh.group(axes[0].name),
+            .all = ranks.group(),
             .shard = std::nullopt,
             .replicate = std::nullopt};
   }
@@ -108,7 +101,7 @@ ShardGroups ShardGroups::of(const DeviceMesh& mesh) {
   }
   return {.mesh = mesh,
           .shard_axis = axes[1].name,
-          .all = mesh.joint_group(),
+          .all = ranks.group(),
           .shard = mesh.group(axes[1].name),
           .replicate = mesh.group(axes[0].name)};
 }

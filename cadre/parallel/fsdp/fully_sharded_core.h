@@ -22,6 +22,7 @@
 #include "cadre/tensor/group/file_memory.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/tensor/mesh/ranks.h"
 
 namespace torch::nn {
 class Module;
@@ -46,11 +47,8 @@ class WrittenParameters;
 // The ranks of a wrapper: along the last axis of the mesh each owns a shard of the parameters;
 // along the axis before it, if there is one, ranks hold the same (HSDP).
 struct CADRE_EXPORT ShardGroups {
-  // One axis "shard" of all ranks.
-  static ShardGroups of(const ProcessGroup& world);
-  // One axis, or two: replicate, then shard.
-  static ShardGroups of(const DeviceMesh& mesh);
-  static ShardGroups of(const ShardGroups& groups) { return groups; }
+  // A group, as one axis "shard"; or a mesh of one axis, or of two: replicate, then shard.
+  static ShardGroups of(const Ranks& ranks);
 
   DeviceMesh mesh;
   std::string shard_axis;

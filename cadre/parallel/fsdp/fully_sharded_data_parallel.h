@@ -39,7 +39,7 @@
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/tensor/hooks/map_tensors.h"
 #include "cadre/tensor/hooks/output_tensors.h"
-#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/tensor/mesh/ranks.h"
 
 namespace cadre {
 
@@ -47,10 +47,6 @@ namespace cadre {
 // forward and no backward is allowed. Made and destroyed on all ranks.
 class [[nodiscard]] FullParameters {
  public:
-  explicit FullParameters(std::shared_ptr<parallel::FullyShardedCore> core)
-      : core_(std::move(core)) {
-    parallel::checked(core_, "FullParameters").summon();
-  }
   ~FullParameters() {
     if (core_) core_->dismiss();
   }
@@ -62,25 +58,38 @@ class [[nodiscard]] FullParameters {
   void write_back() { parallel::checked(core_, "FullParameters").write_back(); }
 
  private:
+  template <typename M>
+  friend class FullyShardedDataParallel;
+  explicit FullParameters(std::shared_ptr<parallel::FullyShardedCore> core)
+      : core_(std::move(core)) {
+    parallel::checked(core_, "FullParameters").summon();
+  }
+
   std::shared_ptr<parallel::FullyShardedCore> core_;
 };
 
 // M: a torch::nn::Module with a forward() of any arguments, see DataParallelModule.
 template <typename M>
-class FullyShardedDataParallel : public reduction::DataParallelModule<M> {
+class FullyShardedDataParallel : public DataParallelModule<M> {
  public:
   using Options = FullyShardedDataParallelOptions;
 
   // ranks: a ProcessGroup; or a DeviceMesh of one axis, or of two: ranks along the first hold the
   // same, ranks along the second own shards.
-  template <typename Ranks>
   FullyShardedDataParallel(const std::shared_ptr<M>& module, const Ranks& ranks,
                            const Options& options = {})
       : FullyShardedDataParallel(module, std::make_shared<parallel::FullyShardedCore>(
                                              module, parallel::ShardGroups::of(ranks), options)) {}
+  // For tests, whose groups may have engines of their own: ShardGroups of fully_sharded_core.h.
+  template <typename Groups>
+    requires requires(const Groups& groups) { groups.shard_axis; }
+  FullyShardedDataParallel(const std::shared_ptr<M>& module, const Groups& groups,
+                           const Options& options = {})
+      : FullyShardedDataParallel(
+            module, std::make_shared<parallel::FullyShardedCore>(module, groups, options)) {}
 
   // A module holder: Net of TORCH_MODULE(Net), torch::nn::Sequential.
-  template <reduction::ModuleHolder Holder, typename Ranks>
+  template <ModuleHolder Holder>
     requires std::is_same_v<typename Holder::ContainedType, M>
   FullyShardedDataParallel(const Holder& module, const Ranks& ranks, const Options& options = {})
       : FullyShardedDataParallel(module.is_empty() ? nullptr : module.ptr(), ranks, options) {}
@@ -179,8 +188,7 @@ class FullyShardedDataParallel : public reduction::DataParallelModule<M> {
 
   FullyShardedDataParallel(const std::shared_ptr<M>& module,
                            std::shared_ptr<parallel::FullyShardedCore> core)
-      : reduction::DataParallelModule<M>(module, core->data_parallel()),
-        sharded_(std::move(core)) {}
+      : DataParallelModule<M>(module, core->data_parallel()), sharded_(std::move(core)) {}
 
   parallel::FullyShardedCore& sharded() const {
     return parallel::checked(sharded_, "FullyShardedDataParallel");
@@ -189,16 +197,16 @@ class FullyShardedDataParallel : public reduction::DataParallelModule<M> {
   std::shared_ptr<parallel::FullyShardedCore> sharded_;  // shared with guards of whole parameters
 };
 
-template <reduction::ModuleHolder Holder, typename Ranks>
-FullyShardedDataParallel(const Holder&, const Ranks&)
+template <ModuleHolder Holder, typename Given>
+FullyShardedDataParallel(const Holder&, const Given&)
     -> FullyShardedDataParallel<typename Holder::ContainedType>;
-template <reduction::ModuleHolder Holder, typename Ranks>
-FullyShardedDataParallel(const Holder&, const Ranks&, const FullyShardedDataParallelOptions&)
+template <ModuleHolder Holder, typename Given>
+FullyShardedDataParallel(const Holder&, const Given&, const FullyShardedDataParallelOptions&)
     -> FullyShardedDataParallel<typename Holder::ContainedType>;
-template <typename M, typename Ranks>
-FullyShardedDataParallel(const std::shared_ptr<M>&, const Ranks&) -> FullyShardedDataParallel<M>;
-template <typename M, typename Ranks>
-FullyShardedDataParallel(const std::shared_ptr<M>&, const Ranks&,
+template <typename M, typename Given>
+FullyShardedDataParallel(const std::shared_ptr<M>&, const Given&) -> FullyShardedDataParallel<M>;
+template <typename M, typename Given>
+FullyShardedDataParallel(const std::shared_ptr<M>&, const Given&,
                          const FullyShardedDataParallelOptions&) -> FullyShardedDataParallel<M>;
 
 }  // namespace cadre

@@ -32,7 +32,7 @@ int64_t bytes_of(std::span<const ParameterSize> parameters, const wrap::LocatedG
   for (size_t i = 0; i < parameters.size(); ++i) {
     if (!parameters[i].is_trained) continue;
     is_trained = true;
-    const int64_t numel = memory.layout().range(i, shard.rank().value).size();
+    const int64_t numel = memory.layout().range(i, shard.rank()).size();
     num_bytes +=
         num_states *
         FileMemory::in_pages(shard::FlatBuffer{.numel = numel, .dtype = buffer.dtype}.num_bytes());

@@ -31,7 +31,7 @@ std::optional<wrap::LocatedGroup> ReshardGroups::group_of(const ReshardChoice& c
   const auto known = groups_.find(choice.group_size);
   if (known != groups_.end()) return known->second;
   const ProcessGroup& whole = shard_.process_group();
-  const ProcessGroup part = *whole.split({.color = shard_.rank().value / choice.group_size});
+  const ProcessGroup part = *whole.split({.color = shard_.rank() / choice.group_size});
   whole.communicator().fail_together(part.communicator());
   return groups_.emplace(choice.group_size, part).first->second;
 }

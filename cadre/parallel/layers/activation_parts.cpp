@@ -39,11 +39,11 @@ at::Tensor parts_in_place(const at::Tensor& parts) {
 }
 
 at::Tensor gather_sequence(const at::Tensor& input, const ProcessGroup& group) {
-  return parts_in_place(functional::all_gather_tensor(input.unsqueeze(0), group));
+  return parts_in_place(functional::all_gather(input.unsqueeze(0), group));
 }
 
 at::Tensor reduce_scatter_sequence(const at::Tensor& input, const ProcessGroup& group) {
-  return functional::reduce_scatter_tensor(parts_first(input, group), group).squeeze(0);
+  return functional::reduce_scatter(parts_first(input, group), group).squeeze(0);
 }
 
 at::Tensor scatter_features(const at::Tensor& input, const ProcessGroup& group) {

@@ -47,8 +47,9 @@ std::string_view to_string(SequenceOrder order) {
   return order == SequenceOrder::kContiguous ? "kContiguous" : "kZigzag";
 }
 
-ContextParallel::ContextParallel(const ProcessGroup& group, const ContextParallelOptions& options)
-    : group_(group), options_(options) {
+ContextParallel::ContextParallel(const Ranks& ranks, const ContextParallelOptions& options)
+    : group_(ranks.group_of_one_axis("ContextParallel", "cp")), options_(options) {
+  const ProcessGroup& group = group_;
   check_equal_on_all_ranks(
       group, "ContextParallel",
       [&]() -> std::vector<AgreedField> {
@@ -66,7 +67,7 @@ ContextParallel::ContextParallel(const ProcessGroup& group, const ContextParalle
   }
 }
 
-std::vector<TokenRun> ContextParallel::runs(Rank rank) const {
+std::vector<TokenRun> ContextParallel::runs(int rank) const {
   const int num_ranks = group_.world_size();
   const int index = rank;
   std::vector<TokenRun> runs;
@@ -83,7 +84,7 @@ std::vector<TokenRun> ContextParallel::runs(Rank rank) const {
   return runs;
 }
 
-int64_t ContextParallel::num_tokens_of(Rank rank) const {
+int64_t ContextParallel::num_tokens_of(int rank) const {
   int64_t num_tokens = 0;
   for (const TokenRun& run : runs(rank)) num_tokens += run.size;
   return num_tokens;
@@ -112,7 +113,7 @@ at::Tensor ContextParallel::unshard(const at::Tensor& shard, int64_t dim) const 
   at::Tensor rows = shard.movedim(dim, 0);
   std::vector<int64_t> padding(static_cast<size_t>(2 * rows.dim()), 0);
   padding.back() = longest - rows.size(0);
-  rows = functional::all_gather_tensor(at::constant_pad_nd(rows, padding), group_);
+  rows = functional::all_gather(at::constant_pad_nd(rows, padding), group_);
   std::vector<at::Tensor> parts;
   for (int rank = 0; rank < group_.world_size(); ++rank) {
     parts.push_back(rows.narrow(0, rank * longest, num_tokens_of(rank)));

@@ -1,7 +1,7 @@
 // A sequence that is divided among the ranks of a group: which tokens each rank has, and what a
 // model needs for it besides attention.
 //
-//   cadre::ContextParallel context(mesh.group("cp"), {.num_tokens = 8192});
+//   cadre::ContextParallel context(mesh["cp"], {.num_tokens = 8192});
 //   const at::Tensor mine = context.shard(tokens, 1);        // (B, T) to (B, tokens of this rank)
 //   ... = embedding(mine) + positions(context.positions());
 //   ... = context_parallel_attention(query, key, value, context, {.is_causal = true});
@@ -33,6 +33,7 @@
 
 #include "cadre/core/base/export.h"
 #include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/mesh/ranks.h"
 
 namespace cadre {
 
@@ -67,15 +68,16 @@ struct TokenRun {
 
 class CADRE_EXPORT ContextParallel {
  public:
-  ContextParallel(const ProcessGroup& group, const ContextParallelOptions& options);
+  // ranks: a ProcessGroup, or a mesh of one axis.
+  ContextParallel(const Ranks& ranks, const ContextParallelOptions& options);
 
   const ProcessGroup& group() const { return group_; }
   const ContextParallelOptions& options() const { return options_; }
 
   // The tokens of a rank in the order in which it holds them, ascending; no empty run.
-  std::vector<TokenRun> runs(Rank rank) const;
+  std::vector<TokenRun> runs(int rank) const;
   // The number of tokens of a rank, and of this one.
-  int64_t num_tokens_of(Rank rank) const;
+  int64_t num_tokens_of(int rank) const;
   int64_t num_own_tokens() const { return num_tokens_of(group_.rank()); }
   // (num_own_tokens) int64 on the CPU: where this rank's tokens are in the sequence.
   at::Tensor positions() const;

@@ -173,14 +173,14 @@ class ColumnNode final : public ParallelLinearNode {
       std::vector<int64_t> sizes = shard.sizes().vec();
       sizes.insert(sizes.begin(), group().world_size());
       parts = at::empty(sizes, shard.options());
-      gather = group().all_gather_into_tensor_async(parts, shard.contiguous());
+      gather = group().all_gather_async(parts, shard.contiguous());
     }
     std::optional<Work> reduction;
     if (is_wanted(kInput)) {
       const at::Tensor whole =
           rows.mm(saved[kWeight]).view(with_features(gradient, saved[kWeight].size(1)));
       results[kInput] = at::empty(shard.sizes(), shard.options());
-      reduction = group().reduce_scatter_tensor_async(results[kInput], parts_first(whole, group()));
+      reduction = group().reduce_scatter_async(results[kInput], parts_first(whole, group()));
     }
     if (gather) gather->wait();
     add_parameters(rows, gather ? parts_in_place(parts) : at::Tensor(), saved[kBias], results);

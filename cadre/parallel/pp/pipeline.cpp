@@ -16,6 +16,7 @@
 #include "cadre/parallel/pp/tied_parameters.h"
 #include "cadre/tensor/group/caught_error.h"
 #include "cadre/tensor/group/messages/private_messages.h"
+#include "cadre/tensor/hooks/shard_mark.h"
 
 namespace cadre {
 namespace {
@@ -53,16 +54,15 @@ std::unique_ptr<parallel::ShardedStages> shard_stages(const std::vector<Pipeline
 constexpr size_t kNumStepWords = 7;
 
 std::string_view call_of(int64_t is_training) {
-  return is_training == 1 ? "step()" : "eval()";
+  return is_training == 1 ? "step()" : "forward()";
 }
 
 }  // namespace
 
 class Pipeline::Core {
  public:
-  // mesh: the axis of the pipeline, if it is known.
   Core(const std::vector<PipelineStage>& stages, parallel::AgreedSchedule agreed,
-       const std::optional<DeviceMesh>& mesh, const PipelineOptions& options)
+       const Ranks& ranks, const PipelineOptions& options)
       : ranks_(std::move(agreed.ranks)),
         options_(options),
         schedule_(std::move(agreed.schedule)),
@@ -70,8 +70,8 @@ class Pipeline::Core {
         holds_last_(schedule_.rank_of_stage.back() == ranks_.group.rank()) {
     std::vector<PipelineStage> by_number = stages;
     std::ranges::sort(by_number, {}, &PipelineStage::stage);
-    const DeviceMesh own_mesh =
-        mesh ? *mesh : DeviceMesh(ranks_.group, {{"pp", ranks_.group.world_size()}});
+    const DeviceMesh own_mesh = ranks.mesh_with_axis("pp");
+    if (options_.shards) shards_ = options_.shards->mesh_with_axis("shard");
     check_before_changes(by_number, own_mesh);
     const PrivateMessages messages(ranks_.group, "cadre::Pipeline");
     const PrivateMessages of_ties(ranks_.group, "cadre::Pipeline::tie_parameters");
@@ -79,13 +79,14 @@ class Pipeline::Core {
       ranks_.group.communicator().fail_together(ranks_.replicas->communicator());
     }
     parallel::equalize_replicas(by_number, ranks_);
-    if (options_.shards) shard(by_number, own_mesh);
+    if (shards_) shard(by_number, own_mesh);
     executor_.emplace(
         messages, schedule_, by_number,
         parallel::PipelineExecutor::Options{.replicas = sharded_ ? std::nullopt : ranks_.replicas,
                                             .sharded = sharded_.get(),
                                             .max_unsharded_stages = options.max_unsharded_stages,
                                             .before_microbatch = options.before_microbatch});
+    mark_stages(by_number);
     ties_.emplace(ranks_, of_ties,
                   parallel::TiedParameters::Stages{.rank_of_stage = schedule_.rank_of_stage,
                                                    .own = by_number,
@@ -134,6 +135,20 @@ class Pipeline::Core {
   }
 
  private:
+  // A norm of the parameters of these stages is not that of the model, if other ranks have more.
+  void mark_stages(const std::vector<PipelineStage>& stages) const {
+    const int num_ranks = ranks_.group.world_size();
+    if (num_ranks == 1) return;
+    for (const PipelineStage& stage : stages) {
+      for (const NamedTensor& parameter : stage.parameters()) {
+        wrap::mark_as_of_stage(parameter.tensor, {.parameter = parameter.name,
+                                                  .stage = stage.stage(),
+                                                  .rank = ranks_.group.rank(),
+                                                  .num_ranks = num_ranks});
+      }
+    }
+  }
+
   // What all ranks know of a step.
   struct Agreed {
     int64_t rows = 0;
@@ -148,8 +163,7 @@ class Pipeline::Core {
   // stages are as they were given.
   void check_before_changes(const std::vector<PipelineStage>& stages, const DeviceMesh& mesh) {
     const auto refusal = parallel::refusal_of([&] {
-      records_.emplace(ranks_.group, mesh, stages,
-                       parallel::StageRecords::Form{.shards = options_.shards});
+      records_.emplace(ranks_.group, mesh, stages, parallel::StageRecords::Form{.shards = shards_});
       parallel::StageMessages::check_num_messages(
           {schedule_.rank_of_stage, schedule_.num_microbatches});
     });
@@ -161,10 +175,9 @@ class Pipeline::Core {
   // the other ranks get it from the aborted group.
   void shard(const std::vector<PipelineStage>& stages, const DeviceMesh& mesh) {
     try {
-      sharded_ = shard_stages(stages, *options_.shards, schedule_.ranks[ranks_.group.rank()]);
-      records_.emplace(
-          ranks_.group, mesh, stages,
-          parallel::StageRecords::Form{.shards = options_.shards, .sharded = sharded_.get()});
+      sharded_ = shard_stages(stages, *shards_, schedule_.ranks[ranks_.group.rank()]);
+      records_.emplace(ranks_.group, mesh, stages,
+                       parallel::StageRecords::Form{.shards = shards_, .sharded = sharded_.get()});
     } catch (...) {
       ranks_.group.abort(format("sharding the stages of a pipeline: {}", caught_error().message()));
       throw;
@@ -381,6 +394,7 @@ class Pipeline::Core {
   PipelineSchedule schedule_;
   bool holds_first_;
   bool holds_last_;
+  std::optional<DeviceMesh> shards_;                  // mesh of the ranks that own shards
   std::unique_ptr<parallel::ShardedStages> sharded_;  // null where ranks have whole stages
   std::optional<parallel::PipelineExecutor> executor_;
   std::optional<parallel::StageRecords> records_;
@@ -389,32 +403,12 @@ class Pipeline::Core {
   std::optional<uint64_t> known_signatures_[2];
 };
 
-namespace {
-
-const ProcessGroup& only_group(const DeviceMesh& mesh) {
-  if (mesh.axes().size() != 1) {
-    throw pipeline_refusal(
-        format("the mesh {} has {} axes; a pipeline lies along one: mesh[\"pp\"]", mesh.to_string(),
-               mesh.axes().size()));
-  }
-  return mesh.group(mesh.axes()[0].name);
+Pipeline::Pipeline(const std::vector<PipelineStage>& stages, const Ranks& ranks,
+                   const PipelineOptions& options) {
+  auto agreed = parallel::agree_on_schedule(ranks.group_of_one_axis(parallel::kPipelineCall, "pp"),
+                                            stages, options);
+  core_ = std::make_unique<Core>(stages, std::move(agreed), ranks, options);
 }
-
-}  // namespace
-
-Pipeline::Pipeline(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
-                   const std::optional<DeviceMesh>& mesh, const PipelineOptions& options) {
-  auto agreed = parallel::agree_on_schedule(group, stages, options);
-  core_ = std::make_unique<Core>(stages, std::move(agreed), mesh, options);
-}
-
-Pipeline::Pipeline(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
-                   const PipelineOptions& options)
-    : Pipeline(stages, group, std::nullopt, options) {}
-
-Pipeline::Pipeline(const std::vector<PipelineStage>& stages, const DeviceMesh& mesh,
-                   const PipelineOptions& options)
-    : Pipeline(stages, only_group(mesh), mesh, options) {}
 
 Pipeline::~Pipeline() = default;
 Pipeline::Pipeline(Pipeline&&) noexcept = default;
@@ -430,12 +424,12 @@ PipelineResult Pipeline::step(const PipelineBatch& batch, const PipelineBatch& t
   return core().run(true, batch, target, loss, options);
 }
 
-PipelineResult Pipeline::eval(const PipelineBatch& batch, const PipelineBatch& target,
-                              const PipelineLoss& loss, const PipelineStepOptions& options) {
+PipelineResult Pipeline::forward(const PipelineBatch& batch, const PipelineBatch& target,
+                                 const PipelineLoss& loss, const PipelineStepOptions& options) {
   return core().run(false, batch, target, loss, options);
 }
 
-void Pipeline::tie_parameters(const std::vector<parallel::StageParameter>& parameters) {
+void Pipeline::tie_parameters(const std::vector<StageParameter>& parameters) {
   core().ties().tie(parameters);
 }
 

@@ -42,8 +42,7 @@
 #include "cadre/parallel/pp/pipeline_loss.h"
 #include "cadre/parallel/pp/pipeline_stage.h"
 #include "cadre/parallel/shard/parameter_shard.h"
-#include "cadre/tensor/group/process_group.h"
-#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/tensor/mesh/ranks.h"
 
 namespace cadre {
 
@@ -64,13 +63,13 @@ struct PipelineOptions {
   // computes the gradients of the mean over all batches. They get the weights of its rank 0. A
   // tensor that two stages of a rank have is in the same stages of all replicas, and the same
   // parameters require grad.
-  std::optional<ProcessGroup> replicas = {};
+  std::optional<Ranks> replicas = {};
   // As replicas, but the ranks own shards: of the stages' parameters, of their gradients, and so of
   // the optimizer's state, which is made from parameters() of the pipeline. A stage is gathered
   // while the schedule computes with it, and its gradients are reduced once in a step. One axis,
   // mesh["dp_shard"]; or two, of which the ranks along the first hold the same.
-  std::optional<DeviceMesh> shards = {};
-  // With `shards`: of how many stages a rank has whole parameters at a time, in eval(), too; one
+  std::optional<Ranks> shards = {};
+  // With `shards`: of how many stages a rank has whole parameters at a time, in forward(), too; one
   // more where the schedule computes on two at once.
   int max_unsharded_stages = 2;
   // Called before each forward and each backward of a microbatch: for what depends on the rows, as
@@ -119,12 +118,10 @@ struct PipelineResult {
 
 class CADRE_EXPORT Pipeline {
  public:
-  // stages: those of this rank. Checks on all ranks that every stage is held once, and by the rank
-  // that the schedule says, and that all ranks have one schedule.
-  Pipeline(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
-           const PipelineOptions& options = {});
-  // mesh: one axis.
-  Pipeline(const std::vector<PipelineStage>& stages, const DeviceMesh& mesh,
+  // stages: those of this rank. ranks: a ProcessGroup, or a mesh of one axis. Checks on all ranks
+  // that every stage is held once, and by the rank that the schedule says, and that all ranks have
+  // one schedule.
+  Pipeline(const std::vector<PipelineStage>& stages, const Ranks& ranks,
            const PipelineOptions& options = {});
   ~Pipeline();
   Pipeline(Pipeline&&) noexcept;
@@ -136,20 +133,22 @@ class CADRE_EXPORT Pipeline {
   PipelineResult step(const PipelineBatch& batch, const PipelineBatch& target,
                       const PipelineLoss& loss, const PipelineStepOptions& options = {});
   // Forwards only, without gradients; the loss function may be left out.
-  PipelineResult eval(const PipelineBatch& batch, const PipelineBatch& target = {},
-                      const PipelineLoss& loss = {},
-                      const PipelineStepOptions& options = {.return_outputs = true});
+  PipelineResult forward(const PipelineBatch& batch, const PipelineBatch& target = {},
+                         const PipelineLoss& loss = {},
+                         const PipelineStepOptions& options = {.return_outputs = true});
 
   // These parameters are one: they get the values of the first of them now, and in every step the
   // sum of their gradients. Same arguments on all ranks, in one call for each parameter of the
   // model, before the first step of an optimizer. They have the same sizes, dtype and division,
   // and all of them require grad or none.
-  void tie_parameters(const std::vector<parallel::StageParameter>& parameters);
+  void tie_parameters(const std::vector<StageParameter>& parameters);
   // Throws kInvalidArgument on all ranks if tied parameters differ, as after an optimizer's step
   // with different options on two ranks.
   void check_tied_parameters() const;
 
-  // The parameters that this rank holds, or its shards of them, each once: for optimizers.
+  // The parameters that this rank holds, or its shards of them, each once: for optimizers. Of more
+  // than one rank clip_grad_norm_() and GradScaler::unscale_() refuse this list, whose norm is not
+  // that of the model, and take the pipeline.
   std::vector<at::Tensor> parameters() const;
   // Shards of all stages, the same list on all ranks, with an empty range where this rank holds
   // none: clip_grad_norm_(pipeline, 1.0) is the norm of the whole model, and a snapshot of all
@@ -164,9 +163,7 @@ class CADRE_EXPORT Pipeline {
 
  private:
   class Core;
-  Core& core() const;  // throws where it has been moved from
-  Pipeline(const std::vector<PipelineStage>& stages, const ProcessGroup& group,
-           const std::optional<DeviceMesh>& mesh, const PipelineOptions& options);
+  Core& core() const;           // throws where it has been moved from
   std::unique_ptr<Core> core_;  // the executor, which is not installed
 };
 

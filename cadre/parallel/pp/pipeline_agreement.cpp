@@ -36,7 +36,8 @@ AgreedField field_of(const PipelineSchedule& schedule) {
 
 // The ranks that hold the same stages, each with a batch of its own.
 std::optional<ProcessGroup> replicas_of(const PipelineOptions& options) {
-  return options.shards ? options.shards->joint_group() : options.replicas;
+  if (options.shards) return options.shards->group();
+  return options.replicas ? std::optional(options.replicas->group()) : std::nullopt;
 }
 
 // What the ranks of a pipeline have alike, beside the schedule.
@@ -51,8 +52,8 @@ std::vector<AgreedField> fields_of(const PipelineOptions& options) {
   };
   return {
       {"dynamic_shapes", options.dynamic_shapes ? "on" : "off"},
-      {"replicas", count_of(options.replicas.has_value(),
-                            options.replicas ? options.replicas->world_size() : 0)},
+      {"replicas",
+       count_of(options.replicas.has_value(), options.replicas ? options.replicas->size() : 0)},
       {"shards", count_of(options.shards.has_value(), options.shards ? options.shards->size() : 0)},
       field_of_memory(options)};
 }
@@ -79,7 +80,7 @@ std::vector<std::vector<int64_t>> exchange_words(
   own_words[0] = refusal ? 1 : 0;
   std::ranges::copy(words, own_words + 1);
   const at::Tensor all = at::empty({group.world_size() * count}, at::kLong);
-  group.all_gather_into_tensor(all, own);
+  group.all_gather(all, own);
   const auto* const gathered = all.const_data_ptr<int64_t>();
   std::vector<std::vector<int64_t>> result;
   bool is_refused = false;

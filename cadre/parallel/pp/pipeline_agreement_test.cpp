@@ -236,7 +236,7 @@ TEST(PipelineAgreement, ReplicasTrainTheSameParameters) {
     changed.requires_grad_(!is_frozen);
     EXPECT_THAT(failure_of([&] { step_once(pipeline); }),
                 HasSubstr("other parameters require grad in replica 0 than in replica 1"));
-    EXPECT_EQ(failure_of([&] { pipeline.eval(tokens_of(4, 0)); }), "");
+    EXPECT_EQ(failure_of([&] { pipeline.forward(tokens_of(4, 0)); }), "");
     changed.requires_grad_(true);
     EXPECT_EQ(failure_of([&] { step_once(pipeline); }), "");
   });
@@ -258,11 +258,11 @@ TEST(PipelineAgreement, ReplicasHaveATensorInTheSameStages) {
 }
 
 TEST(PipelineAgreement, ReplicasMakeTheSameCall) {
-  expect_refused("replica 0 calls step() and replica 1 eval(); all replicas call the same",
+  expect_refused("replica 0 calls step() and replica 1 forward(); all replicas call the same",
                  [](const DeviceMesh& mesh) {
                    Pipeline pipeline(stages_on(mesh), mesh["pp"], {.replicas = mesh.group("dp")});
                    if (mesh.coordinate("dp") == 0) return step_once(pipeline);
-                   pipeline.eval(tokens_of(4, 0));
+                   pipeline.forward(tokens_of(4, 0));
                  });
 }
 

@@ -217,7 +217,7 @@ void train_rank(const RankTask& task, Trained& trained) {
     optimizer->step();
   }
   if (task.mistake == Mistake::kNone) pipeline.check_tied_parameters();
-  const auto result = pipeline.eval(part_of(tokens_of(given.rows * num_replicas, 50)));
+  const auto result = pipeline.forward(part_of(tokens_of(given.rows * num_replicas, 50)));
   if (!result.outputs.empty() && replica == 0) trained.logits = result.outputs[0];
   if (replica != 0) return;
   for (const auto& net : nets) trained.parameters[net->stage] = copies(*net);
@@ -348,7 +348,7 @@ TEST(PipelineShapes, MayChangeFromStepToStep) {
           pipeline.step(tokens, targets_of(tokens), cross_entropy, {.broadcast_losses = true});
       EXPECT_NEAR(trained.loss.item<double>(), expected.item<double>(), 1e-12);
       const auto evaluated =
-          pipeline.eval(tokens, targets_of(tokens), cross_entropy, {.broadcast_losses = true});
+          pipeline.forward(tokens, targets_of(tokens), cross_entropy, {.broadcast_losses = true});
       EXPECT_NEAR(evaluated.loss.item<double>(), expected.item<double>(), 1e-12);
     }
   });

@@ -161,10 +161,10 @@ TEST(PipelineMisuse, StepsAreCheckedBeforeTheyRun) {
       if (group.rank() == 0) {
         pipeline.step(tokens, targets_of(tokens), cross_entropy);
       } else {
-        pipeline.eval(tokens);
+        pipeline.forward(tokens);
       }
     });
-    EXPECT_THAT(mixed, HasSubstr("rank 0 calls step() and rank 1 eval()"));
+    EXPECT_THAT(mixed, HasSubstr("rank 0 calls step() and rank 1 forward()"));
     EXPECT_THAT(failure_of([&] {
                   pipeline.tie_parameters({{0, "table"}, {1, "tail"}});
                 }),
@@ -186,7 +186,7 @@ TEST(PipelineMisuse, AMeshHasOneAxis) {
         const DeviceMesh mesh(group, {{"dp", 1}, {"pp", 2}});
         Pipeline({stage_of(group.rank(), 2)}, mesh);
       },
-      "a pipeline lies along one");
+      "has 2 axes; pass one of them: mesh[\"pp\"]");
 }
 
 TEST(PipelineMisuse, TiedParametersThatDriftApartAreFound) {
@@ -343,7 +343,7 @@ TEST(PipelineFailure, AnOutputOfAnotherShapeIsRefusedUnlessShapesAreDynamic) {
                         group, {.num_microbatches = 2, .dynamic_shapes = is_dynamic});
       const Tensor tokens = tokens_of(4, 0);
       failures[group.rank()] = failure_of_step([&] {
-        for (int step = 0; step < 2; ++step) pipeline.eval(tokens);
+        for (int step = 0; step < 2; ++step) pipeline.forward(tokens);
       });
     });
     for (const StepFailure& failure : failures) {
@@ -360,7 +360,7 @@ TEST(PipelineMisuse, AMovedFromPipelineSaysSo) {
     const Tensor tokens = tokens_of(2, 0);
     const std::vector<std::function<void()>> calls = {
         [&] { pipeline.step(tokens, tokens, cross_entropy); },
-        [&] { pipeline.eval(tokens); },
+        [&] { pipeline.forward(tokens); },
         [&] {
           pipeline.tie_parameters({{0, "table"}, {0, "head"}});
         },

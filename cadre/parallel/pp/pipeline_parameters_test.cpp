@@ -10,7 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "cadre/core/base/format.h"
 #include "cadre/parallel/pp/pipeline.h"
+#include "cadre/parallel/shard/grad_scaler.h"
+#include "cadre/tensor/hooks/gradient_norm.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/torch/pp_model.h"
 #include "cadre/testing/torch/process_group_ranks.h"
@@ -73,6 +76,27 @@ std::string failure_of_step(Pipeline& pipeline, const Tensor& rows) {
   });
 }
 
+// Each rank would get the norm of its own stages.
+TEST(PipelineParameters, ANormOfThemAloneIsRefused) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    const Pipeline pipeline(
+        {{std::make_shared<Table>(nullptr), {.stage = group.rank(), .num_stages = 2}}}, group);
+    const std::vector<Tensor> own = pipeline.parameters();
+    EXPECT_THAT(failure_of([&] { clip_grad_norm_(own, 1.0); }),
+                ::testing::AllOf(
+                    HasSubstr(format("clip_grad_norm_, rank {0}: parameter 0 of 1 in the list is "
+                                     "\"weight\" of stage {0} of a pipeline of 2 ranks",
+                                     group.rank())),
+                    HasSubstr("with the wrapper or the pipeline")));
+    GradScaler scaler;
+    EXPECT_THAT(failure_of([&] { scaler.unscale_(std::span<const Tensor>(own)); }),
+                HasSubstr("GradScaler::unscale_, rank"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  const Pipeline alone({{std::make_shared<Table>(nullptr), {}}}, init_process_group());
+  EXPECT_EQ(clip_grad_norm_(alone.parameters(), 1.0), 0.0);
+}
+
 TEST(PipelineParameters, AReplacedOneIsRefused) {
   for (const Form form : {Form::kAlone, Form::kReplicas, Form::kShards}) {
     run_on_two([&](const DeviceMesh& mesh) {
@@ -124,8 +148,8 @@ TEST(PipelineParameters, AForwardThatWritesToAShardedStageIsRefused) {
       const auto table = std::make_shared<Table>(shrink);
       Pipeline pipeline({{table, {}}}, mesh["pp"], options_for(Form::kShards, mesh));
       const Tensor rows = torch::arange(4);
-      const std::string failure =
-          is_training ? failure_of_step(pipeline, rows) : failure_of([&] { pipeline.eval(rows); });
+      const std::string failure = is_training ? failure_of_step(pipeline, rows)
+                                              : failure_of([&] { pipeline.forward(rows); });
       EXPECT_THAT(failure,
                   HasSubstr("forward() has written to \"weight\" of stage 0, whose values are in "
                             "shards"));

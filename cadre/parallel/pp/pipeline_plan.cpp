@@ -60,11 +60,12 @@ std::optional<Error> check_shards(const std::vector<PipelineStage>& stages,
         "both replicas and shards are given; shards is the mesh of all ranks that hold the same "
         "stages: one axis, or two, of which the ranks along the first hold the same");
   }
-  if (options.shards->axes().size() > 2) {
+  const std::optional<DeviceMesh>& mesh = options.shards->mesh();
+  if (mesh && mesh->axes().size() > 2) {
     return pipeline_refusal(
         format("shards is the mesh {}; it has one axis, whose ranks own shards, or two, of "
                "which the ranks along the first hold the same",
-               options.shards->to_string()));
+               mesh->to_string()));
   }
   std::map<const void*, int> stage_of;
   for (const PipelineStage& stage : stages) {

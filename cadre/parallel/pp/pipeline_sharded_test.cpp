@@ -129,10 +129,10 @@ TEST(ShardedStages, AreGatheredAndReducedOnceInAStep) {
       EXPECT_EQ(communicator.num_collectives() - before, 4);
     }
     const uint64_t before = communicator.num_collectives();
-    pipeline.eval(tokens);
+    pipeline.forward(tokens);
     EXPECT_EQ(communicator.num_collectives() - before, 2);
     EXPECT_THAT(testing::failure_of([&] { net->bias[0].sum(); }),
-                ::testing::HasSubstr("they are whole during step() and eval() of the pipeline"));
+                ::testing::HasSubstr("they are whole during step() and forward() of the pipeline"));
     EXPECT_THAT(testing::failure_of([&] { net->bias[0].grad().sum(); }),
                 ::testing::HasSubstr("Make the optimizer from the pipeline"));
     int64_t num_owned = 0;
@@ -188,13 +188,13 @@ TEST(ShardedStages, NoMoreStagesAreWholeThanAllowed) {
             if (net->stage == computing.stage) continue;
             ++num_checked;
             EXPECT_THAT(testing::failure_of([&] { net->bias[0].sum(); }),
-                        ::testing::HasSubstr("they are whole during step() and eval()"));
+                        ::testing::HasSubstr("they are whole during step() and forward()"));
           }
         });
     nets = rank.nets;
     rank.step(0);
     EXPECT_EQ(num_checked, 4);
-    rank.pipeline->eval(testing::tokens_of(2, 0));
+    rank.pipeline->forward(testing::tokens_of(2, 0));
     EXPECT_EQ(num_checked, 8);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -206,7 +206,7 @@ TEST(ShardedStages, AnEvaluationGathersEachStageOnceWhereAllFit) {
     const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
     const InterleavedRank rank(mesh, {.shards = mesh["dp"]}, nullptr);
     const uint64_t before = mesh.group("dp").communicator().num_collectives();
-    rank.pipeline->eval(testing::tokens_of(2, 0));
+    rank.pipeline->forward(testing::tokens_of(2, 0));
     EXPECT_EQ(mesh.group("dp").communicator().num_collectives() - before, 3);  // and the agreement
   });
   EXPECT_TRUE(result.ok()) << result.failures();

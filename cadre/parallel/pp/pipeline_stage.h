@@ -45,8 +45,6 @@ struct PipelineStageOptions {
   bool recompute = false;
 };
 
-namespace parallel {
-
 // A parameter by its stage and its name in the stage's module.
 struct StageParameter {
   int stage;
@@ -55,10 +53,8 @@ struct StageParameter {
   friend bool operator==(const StageParameter&, const StageParameter&) = default;
 };
 
-}  // namespace parallel
-
 // What a stage is about to compute on: rows [first_row, first_row + num_rows) of the batch that
-// step() or eval() was given.
+// step() or forward() was given.
 struct PipelineMicrobatch {
   int stage;
   int index;

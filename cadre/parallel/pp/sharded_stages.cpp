@@ -72,7 +72,7 @@ void ShardedStages::add_stage(const PipelineStage& stage,
         parameters, shard_,
         FlatParametersOptions{
             .name = format("of stage {} of {}", stage.stage(), kShardedPipeline),
-            .remedy = "they are whole during step() and eval() of the pipeline; an optimizer is "
+            .remedy = "they are whole during step() and forward() of the pipeline; an optimizer is "
                       "made from the pipeline (pipeline.parameters())",
             .pool = pool});
     added.flats.push_back(flat);
@@ -196,7 +196,7 @@ void ShardedStages::finish_step() {
       at::Tensor& whole = place.flat->parameters()[place.place].tensor.mutable_grad();
       gradients_->settle_unused(place.index, {.used_by_some = whole.defined()});
       if (!whole.defined()) continue;
-      const FlatRange range = place.flat->layout().range(place.place, shard_.rank().value);
+      const FlatRange range = place.flat->layout().range(place.place, shard_.rank());
       const at::Tensor own = whole.reshape({-1}).narrow(0, range.begin, range.size());
       at::Tensor leaf = place.flat->values(place.place);
       leaf.mutable_grad().add_(own);

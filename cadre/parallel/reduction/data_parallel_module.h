@@ -19,15 +19,15 @@
 #include "cadre/parallel/reduction/data_parallel_core.h"
 #include "cadre/tensor/hooks/output_tensors.h"
 
-namespace cadre::reduction {
+namespace cadre {
+
+template <typename M>
+class DataParallelModule;
 
 // While it lives, backward() adds to this rank's gradients and reduces nothing; the next backward()
 // without it reduces the sum.
 class [[nodiscard]] NoSync {
  public:
-  explicit NoSync(std::shared_ptr<DataParallelCore> core) : core_(std::move(core)) {
-    core_->enter_no_sync();
-  }
   ~NoSync() {
     if (core_) core_->leave_no_sync();
   }
@@ -35,7 +35,13 @@ class [[nodiscard]] NoSync {
   NoSync& operator=(NoSync&&) = delete;
 
  private:
-  std::shared_ptr<DataParallelCore> core_;  // shared: the guard may outlive the wrapper
+  template <typename M>
+  friend class DataParallelModule;
+  explicit NoSync(std::shared_ptr<reduction::DataParallelCore> core) : core_(std::move(core)) {
+    core_->enter_no_sync();
+  }
+
+  std::shared_ptr<reduction::DataParallelCore> core_;  // shared: the guard may outlive the wrapper
 };
 
 // The M of a Holder. A holder is what TORCH_MODULE(Net) makes; torch::nn::Sequential is one.
@@ -76,7 +82,7 @@ class DataParallelModule {
   // wrapping only.
   M* operator->() const { return module().get(); }
   const std::shared_ptr<M>& module() const {
-    if (module_ == nullptr) refuse_moved_from();
+    if (module_ == nullptr) reduction::refuse_moved_from();
     return module_;
   }
 
@@ -118,7 +124,7 @@ class DataParallelModule {
 
  protected:
   DataParallelModule() = default;  // for a wrapper that was refused
-  DataParallelModule(std::shared_ptr<M> module, std::shared_ptr<DataParallelCore> core)
+  DataParallelModule(std::shared_ptr<M> module, std::shared_ptr<reduction::DataParallelCore> core)
       : module_(std::move(module)), core_(std::move(core)) {}
   ~DataParallelModule() = default;
   DataParallelModule(const DataParallelModule&) = default;
@@ -126,14 +132,14 @@ class DataParallelModule {
   DataParallelModule(DataParallelModule&&) noexcept = default;
   DataParallelModule& operator=(DataParallelModule&&) noexcept = default;
 
-  DataParallelCore& core() const {
-    if (core_ == nullptr) refuse_moved_from();
+  reduction::DataParallelCore& core() const {
+    if (core_ == nullptr) reduction::refuse_moved_from();
     return *core_;
   }
 
  private:
   std::shared_ptr<M> module_;
-  std::shared_ptr<DataParallelCore> core_;  // shared with NoSync guards
+  std::shared_ptr<reduction::DataParallelCore> core_;  // shared with NoSync guards
 };
 
-}  // namespace cadre::reduction
+}  // namespace cadre

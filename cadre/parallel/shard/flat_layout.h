@@ -99,9 +99,10 @@ class CADRE_EXPORT FlatLayout {
   int64_t shard_numel_;
 };
 
-namespace shard {
+// The alignment of tensors in a flat buffer, in elements: 64 bytes of the smallest dtype.
+inline constexpr int64_t kFlatAlignment = 32;
 
-inline constexpr int64_t kFlatAlignment = 32;  // 64 bytes of the smallest floating-point dtype
+namespace shard {
 
 struct FlatBuffer {
   int64_t numel = 0;

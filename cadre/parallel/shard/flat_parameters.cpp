@@ -68,7 +68,7 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters, wrap::Locate
   make_memory();
   take_over_parameters();
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    const int rank = group_.rank().value;
+    const int rank = group_.rank();
     const int64_t size = layout().range(i, rank).size();
     // With a version counter of its own, as a leaf has.
     values_.push_back(shard_.narrow(0, layout().offset_in_shard(i, rank), size).variable_data());
@@ -125,7 +125,7 @@ void FlatParameters::check_parameters() const {
 }
 
 at::Tensor FlatParameters::own_part_of(const at::Tensor& whole) const {
-  return whole.narrow(0, group_.rank().value * layout().shard_numel(), layout().shard_numel());
+  return whole.narrow(0, group_.rank() * layout().shard_numel(), layout().shard_numel());
 }
 
 void FlatParameters::map_memory() {
@@ -156,7 +156,7 @@ void FlatParameters::make_memory() {
 }
 
 void FlatParameters::take_over_parameters() {
-  const int rank = group_.rank().value;
+  const int rank = group_.rank();
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i].tensor;
     const wrap::ShardMark* const mark = wrap::shard_mark_of(parameter);
@@ -196,7 +196,7 @@ void FlatParameters::check_in_place() const {
 }
 
 void FlatParameters::check_shards_in_place() const {
-  const int rank = group_.rank().value;
+  const int rank = group_.rank();
   for (size_t i = 0; i < values_.size(); ++i) {
     const at::Tensor& values = values_[i];
     if (values.requires_grad() != is_trained_[i]) {
@@ -421,7 +421,7 @@ void FlatParameters::reshard_onto_group() {
   const int64_t numel = layout().numel() / options_.reshard_group->world_size();
   part_ = options_.pool->take(numel, compute_dtype());
   const at::NoGradGuard no_grad;
-  part_.copy_(buffer_.narrow(0, options_.reshard_group->rank().value * numel, numel));
+  part_.copy_(buffer_.narrow(0, options_.reshard_group->rank() * numel, numel));
   state_ = State::kOnGroup;
   free_buffer();
   guard(kSharded);

@@ -56,7 +56,7 @@ struct FlatParametersOptions {
   // Dtype of the full parameters; default: that of the shard, which keeps the original one.
   std::optional<at::ScalarType> compute_dtype = {};
   // Elements, of shards and of tensors, see FlatAlignment.
-  int64_t alignment = shard::kFlatAlignment;
+  int64_t alignment = kFlatAlignment;
   // The buffer always exists, in memory that the ranks of a host share, and the shard is a part of
   // it, unless the compute dtype is another one. reshard() is not allowed.
   bool keep_full = false;

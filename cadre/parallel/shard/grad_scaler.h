@@ -62,7 +62,7 @@ class CADRE_EXPORT GradScaler {
   bool unscale_(std::span<const at::Tensor> parameters);
   bool unscale_(std::span<const ParameterShard> shards);
   // For any wrapper: uses its shards, or its parameters where their gradients are whole.
-  template <shard::HasGradients Model>
+  template <HasGradients Model>
   bool unscale_(Model& model) {
     return shard::with_gradients_of(
         model, [this](std::span<const ParameterShard> shards) { return unscale_(shards); },

@@ -201,7 +201,8 @@ TEST_P(GradientToolsOnRanks, RefuseAListOfShards) {
     EXPECT_EQ(
         error_of([&] { clip_grad_norm_(std::span(leaves), 1.0); }, ErrorCode::kInvalidArgument),
         "clip_grad_norm_" + what +
-            "clip_grad_norm_(model, max_norm) with the wrapper or, after parallelize_module(), "
+            "clip_grad_norm_(model, max_norm) with the wrapper or the pipeline or, after "
+            "parallelize_module(), "
             "clip_grad_norm_(records, max_norm) with the records that it returned: both add up "
             "the shards of all ranks");
     GradScaler scaler;

@@ -7,7 +7,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <concepts>
 #include <span>
 #include <vector>
 
@@ -16,14 +15,6 @@
 #include "cadre/tensor/hooks/named_tensors.h"
 
 namespace cadre::shard {
-
-template <typename Model>
-concept HasParameters = requires(Model& model) {
-  { model.parameters() } -> std::convertible_to<std::vector<at::Tensor>>;
-};
-
-template <typename Model>
-concept HasGradients = HasParameterShards<Model> || HasParameters<Model>;
 
 template <HasGradients Model>
 bool has_whole_gradients(Model& model) {

@@ -63,7 +63,7 @@ CADRE_EXPORT bool check_gradients_finite(std::span<const NamedTensor> parameters
                                          const NonFiniteOptions& options = {});
 
 // For any wrapper, or a plain module.
-template <shard::HasGradients Model>
+template <HasGradients Model>
 bool check_gradients_finite(Model& model, const NonFiniteOptions& options = {}) {
   return shard::with_gradients_of(
       model,

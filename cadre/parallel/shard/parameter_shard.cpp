@@ -151,7 +151,7 @@ std::vector<ParameterShard> FlatParameters::parameter_shards(const DeviceMesh& m
                                     .mesh = mesh,
                                     .placements = {mesh.axes().size(), Replicate()},
                                     .flat_axis = flat_axis,
-                                    .range = layout().range(i, group_.rank().value),
+                                    .range = layout().range(i, group_.rank()),
                                     .values = values_[i],
                                     .parameter = parameters_[i].tensor,
                                     .fence = options_.keep_full ? nullptr : options_.fence,

@@ -98,4 +98,14 @@ concept HasParameterShards = requires(Model& model) {
   { model.parameter_shards() } -> std::convertible_to<std::vector<ParameterShard>>;
 };
 
+// A module, or a wrapper of one.
+template <typename Model>
+concept HasParameters = requires(Model& model) {
+  { model.parameters() } -> std::convertible_to<std::vector<at::Tensor>>;
+};
+
+// What clip_grad_norm_(), GradScaler and check_gradients_finite() take.
+template <typename Model>
+concept HasGradients = HasParameterShards<Model> || HasParameters<Model>;
+
 }  // namespace cadre

@@ -68,9 +68,9 @@ std::string ShardFence::names() const {
   return format("parameters {} and those of {} more units", units_[0]->name(), units_.size() - 1);
 }
 
-uint64_t ShardFence::version_of(Rank rank) const {
+uint64_t ShardFence::version_of(int rank) const {
   auto* const words = static_cast<uint64_t*>(versions_->whole_after_failure().mutable_data_ptr());
-  return std::atomic_ref(words[rank.value * kWordsOfPage]).load(std::memory_order_acquire);
+  return std::atomic_ref(words[rank * kWordsOfPage]).load(std::memory_order_acquire);
 }
 
 void ShardFence::publish_version(uint64_t version) {
@@ -81,7 +81,7 @@ void ShardFence::publish_version(uint64_t version) {
 // Waits until all ranks have called it, and throws on all of them if one passes a problem.
 void ShardFence::meet(const std::optional<Error>& problem) {
   const at::Tensor first =
-      at::tensor({problem ? static_cast<int64_t>(group_->rank().value) : -1}, at::kLong);
+      at::tensor({problem ? static_cast<int64_t>(group_->rank()) : -1}, at::kLong);
   try {
     group_->all_reduce(first, ReduceOp::kMax);
   } catch (const Error& error) {
@@ -264,11 +264,11 @@ void ShardFence::check_versions() {
 
 // An owner that is lost with an odd version will not complete its shards.
 Error ShardFence::with_half_written(const Error& error) {
-  std::vector<Rank> lost = versions_->lost_ranks();
+  std::vector<int> lost = versions_->lost_ranks();
   if (error.code() == ErrorCode::kPeerLost && error.details().culprit) {
     lost.push_back(*error.details().culprit);
   }
-  for (const Rank rank : lost) {
+  for (const int rank : lost) {
     const uint64_t version = version_of(rank);
     if (version % 2 == 0) continue;
     failure_ = Error(ErrorCode::kCorruption,

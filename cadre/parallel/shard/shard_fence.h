@@ -104,7 +104,7 @@ class CADRE_EXPORT ShardFence {
   void withdraw();
   void check_versions();
   Error with_half_written(const Error& error);
-  uint64_t version_of(Rank rank) const;
+  uint64_t version_of(int rank) const;
   void publish_version(uint64_t version);
   std::string where() const;
   std::string names() const;

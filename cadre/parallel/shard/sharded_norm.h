@@ -36,7 +36,7 @@ CADRE_EXPORT double clip_grad_norm_(std::span<const ParameterShard> shards, doub
 
 // For any wrapper: uses its shards if it has them, else its parameters, whose gradients are whole
 // and the same on all ranks.
-template <shard::HasGradients Model>
+template <HasGradients Model>
 double clip_grad_norm_(Model& model, double max_norm, const ClipGradNormOptions& options = {}) {
   return shard::with_gradients_of(
       model,

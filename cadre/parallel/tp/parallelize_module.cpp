@@ -183,14 +183,11 @@ void check_divided_only_in_layers(const torch::nn::Module& module,
 
 }  // namespace
 
-std::vector<ParameterShard> parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh,
+std::vector<ParameterShard> parallelize_module(torch::nn::Module& module, const Ranks& ranks,
                                                const std::vector<PlanEntry>& plan) {
-  if (mesh.axes().size() != 1) {
-    refuse(format("the mesh {} has {} axes; pass the one for tensor parallelism: mesh[\"tp\"]",
-                  mesh.to_string(), mesh.axes().size()));
-  }
+  const ProcessGroup& group = ranks.group_of_one_axis("parallelize_module", "tp");
+  const DeviceMesh mesh = ranks.mesh_with_axis("tp");
   const std::string& axis = mesh.axes()[0].name;
-  const ProcessGroup& group = mesh.group(axis);
   std::vector<PlannedLayer> layers;
   DividedParameters divided;
   const layers::ModuleDivision division(module, mesh, axis, divided, "parallelize_module");

@@ -40,7 +40,7 @@
 #include "cadre/core/base/export.h"
 #include "cadre/parallel/layers/tensor_parallel_layer.h"
 #include "cadre/parallel/shard/parameter_shard.h"
-#include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/tensor/mesh/ranks.h"
 
 namespace torch::nn {
 class Module;
@@ -57,10 +57,11 @@ struct PlanEntry {
   bool input_is_parallel = true;
 };
 
-// mesh: one axis. Returns a record for each parameter, in the order of named_parameters(), each
-// tensor once: `values` and `parameter` are the module's own tensor, of the sizes of the local box.
+// ranks: a mesh of one axis; or a ProcessGroup, which is one with the axis "tp". Returns a record
+// for each parameter, in the order of named_parameters(), each tensor once: `values` and
+// `parameter` are the module's own tensor, of the sizes of the local box.
 CADRE_EXPORT std::vector<ParameterShard> parallelize_module(torch::nn::Module& module,
-                                                            const DeviceMesh& mesh,
+                                                            const Ranks& ranks,
                                                             const std::vector<PlanEntry>& plan);
 
 }  // namespace cadre

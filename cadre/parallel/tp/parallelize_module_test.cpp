@@ -200,8 +200,8 @@ TEST(ParallelizeModule, RefusesAnAxisTooManyAndPlansThatDiffer) {
     DividedMlp model;
     const DeviceMesh mesh(group, {{"dp", 2}, {"tp", 2}});
     refused([&] { parallelize_module(model, mesh, model.plan()); },
-            "parallelize_module: the mesh {dp: 2, tp: 2} has 2 axes; pass the one for tensor "
-            "parallelism: mesh[\"tp\"]");
+            "parallelize_module: the mesh {dp: 2, tp: 2} has 2 axes; pass one of them: "
+            "mesh[\"tp\"]");
     const ParallelStyle style =
         mesh.coordinate("tp") == 0 ? ParallelStyle::kColwise : ParallelStyle::kRowwise;
     refused(

@@ -160,7 +160,7 @@ at::Tensor ZeroCore::gradient_of(const FlatParameters& flat, size_t parameter) c
   const NamedTensor& named = flat.parameters()[parameter];
   const at::Tensor& gradient = named.tensor.grad();
   if (!gradient.defined()) return {};
-  const FlatRange range = flat.layout().range(parameter, group_.rank().value);
+  const FlatRange range = flat.layout().range(parameter, group_.rank());
   return gradient.detach().contiguous().view(-1).narrow(0, range.begin, range.size());
 }
 
@@ -255,7 +255,7 @@ std::vector<at::Tensor> ZeroCore::gather_states(size_t bucket,
   const at::Tensor shard = at::zeros({layout.shard_numel()}, first->options());
   for (size_t i = 0; i < parts.size(); ++i) {
     if (!parts[i].defined()) continue;
-    shard.narrow(0, layout.offset_in_shard(i, group_.rank().value), parts[i].numel())
+    shard.narrow(0, layout.offset_in_shard(i, group_.rank()), parts[i].numel())
         .copy_(parts[i].reshape({-1}));
   }
   const at::Tensor all = at::empty({layout.numel()}, first->options());
@@ -283,28 +283,29 @@ std::pair<std::shared_ptr<FlatParameters>, size_t> ZeroCore::find(
              parameter));
 }
 
-void ZeroCore::check_state(const FullParameterState& given, const ExpectedState& expected) const {
+void ZeroCore::check_state(const ParameterState& given, const ExpectedState& expected) const {
   size_t num_used = 0;
   for (const auto& [field, tensor] : given.tensors) {
     if (std::ranges::find(expected.fields, field) == expected.fields.end()) continue;
     ++num_used;
     if (tensor.sizes() == expected.sizes) continue;
-    refuse(format("the state \"{}\" of \"{}\" has sizes {}, expected {}", field, given.name,
+    refuse(format("the state \"{}\" of \"{}\" has sizes {}, expected {}", field, given.parameter,
                   list_of(tensor.sizes()), list_of(expected.sizes)));
   }
   if (num_used != given.tensors.size() || num_used == 0) {
     refuse(
         format("the state of \"{}\" has {} tensors, of which {} are those of this "
                "optimizer; load the state of the same kind of optimizer",
-               given.name, given.tensors.size(), num_used));
+               given.parameter, given.tensors.size(), num_used));
   }
   if (expected.options == nullptr) return;
   for (const std::string& field : optim_state::needed_state_of(*expected.options)) {
-    if (given.tensors.contains(field)) continue;
+    if (std::ranges::find(given.tensors, field, &NamedTensor::name) != given.tensors.end())
+      continue;
     refuse(
         format("the state of \"{}\" has no \"{}\", without which the optimizer would begin anew; "
                "load a whole state, and leave out a parameter that has none",
-               given.name, field));
+               given.parameter, field));
   }
 }
 

@@ -24,12 +24,12 @@
 #include "cadre/parallel/shard/flat_layout.h"
 #include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/shard/parameter_shard.h"
-#include "cadre/parallel/zero/optimizer_state.h"
 #include "cadre/parallel/zero/options.h"
 #include "cadre/tensor/hooks/located_group.h"
 #include "cadre/tensor/hooks/named_tensors.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/tensor/optim/optimizer_options.h"
+#include "cadre/tensor/optim/parameter_state.h"
 
 namespace torch::optim {
 class OptimizerOptions;
@@ -105,7 +105,7 @@ class CADRE_EXPORT ZeroCore {
   };
   // Refuses a state that is another optimizer's, of other sizes, or that lacks what the options
   // need.
-  void check_state(const FullParameterState& given, const ExpectedState& expected) const;
+  void check_state(const ParameterState& given, const ExpectedState& expected) const;
   [[noreturn]] void refuse(const std::string& problem) const;
   // Collective. What `check` throws on one rank is thrown on all.
   void check_on_all(const std::function<void()>& check) const;

@@ -28,6 +28,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <c10/util/Type.h>
 #include <torch/optim/lbfgs.h>
 #include <torch/optim/optimizer.h>
@@ -46,11 +47,12 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/parallel/zero/optimizer_state.h"
 #include "cadre/parallel/zero/options.h"
 #include "cadre/parallel/zero/zero_core.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/tensor/hooks/named_tensors.h"
+#include "cadre/tensor/mesh/ranks.h"
+#include "cadre/tensor/optim/parameter_state.h"
 #include "cadre/tensor/optim/saved_part.h"
 #include "cadre/tensor/optim/state_loading.h"
 #include "cadre/tensor/optim/state_tensors.h"
@@ -79,16 +81,19 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   // Stage 1, of parameters whose gradients are whole and the same on all ranks when step() is
   // called: as DistributedDataParallel leaves them. Rank 0's values are copied to all.
   template <OptimizerOptionsType Options>
-  ZeroRedundancyOptimizer(const Named& parameters, const ProcessGroup& group,
-                          const Options& defaults, const ZeroOptions& options = {})
-      : ZeroRedundancyOptimizer(parameters, group, one_group(parameters.values()), defaults,
+  // ranks: a ProcessGroup, or a mesh of one axis.
+  ZeroRedundancyOptimizer(const Named& parameters, const Ranks& ranks, const Options& defaults,
+                          const ZeroOptions& options = {})
+      : ZeroRedundancyOptimizer(parameters, ranks, one_group(parameters.values()), defaults,
                                 options) {}
   // groups: of tensors that are among `parameters`; those in no group are not stepped.
   template <OptimizerOptionsType Options>
-  ZeroRedundancyOptimizer(const Named& parameters, const ProcessGroup& group, const Groups& groups,
+  ZeroRedundancyOptimizer(const Named& parameters, const Ranks& ranks, const Groups& groups,
                           const Options& defaults, const ZeroOptions& options = {})
-      : ZeroRedundancyOptimizer(make_core(parameters, group, options, {groups, &defaults}), groups,
-                                defaults, options) {}
+      : ZeroRedundancyOptimizer(
+            make_core(parameters, ranks.group_of_one_axis("ZeroRedundancyOptimizer", "dp"), options,
+                      {groups, &defaults}),
+            groups, defaults, options) {}
 
   // For a wrapped model, in the stage that its options choose. Without groups it takes each
   // parameter once, also one registered under two names.
@@ -165,12 +170,12 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
 
   // The whole state of every parameter that has one, on all ranks or on `only_on`, where others get
   // an empty list. Learning rates and other options are not part of it. Collective.
-  std::vector<FullParameterState> state_dict(std::optional<int> only_on = {}) const {
-    std::vector<FullParameterState> states;
-    const bool is_kept = !only_on || core().group().rank().value == *only_on;
+  std::vector<ParameterState> state_dict(std::optional<int> only_on = {}) const {
+    std::vector<ParameterState> states;
+    const bool is_kept = !only_on || core().group().rank() == *only_on;
     check_states_alike();
     for (size_t k = 0; k < core_->buckets().size(); ++k) {
-      for (FullParameterState& state : gathered_states(k)) {
+      for (ParameterState& state : gathered_states(k)) {
         if (is_kept) states.push_back(std::move(state));
       }
     }
@@ -178,10 +183,10 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   }
   // The reverse, on any number of ranks, all of which have the same list: replaces the whole state;
   // a parameter that is not in the list has none, as in a new optimizer. Checks everything first.
-  void load_state_dict(std::span<const FullParameterState> states) {
+  void load_state_dict(std::span<const ParameterState> states) {
     std::vector<std::pair<at::Tensor, std::unique_ptr<State>>> loaded;
     core().check_on_all([&] {
-      for (const FullParameterState& state : states) loaded.push_back(own_part(state));
+      for (const ParameterState& state : states) loaded.push_back(own_part(state));
     });
     local_->state().clear();
     for (auto& [leaf, state] : loaded) {
@@ -397,16 +402,18 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     core_->check_alike(marks, "the state");
   }
 
-  std::vector<FullParameterState> gathered_states(size_t bucket) const {
+  std::vector<ParameterState> gathered_states(size_t bucket) const {
     const FlatParameters& flat = *core_->buckets()[bucket];
     const size_t count = flat.parameters().size();
     std::map<std::string, std::vector<at::Tensor>> parts;
-    std::vector<FullParameterState> all(count);
+    std::vector<ParameterState> all(count);
     for (size_t i = 0; i < count; ++i) {
       const State* const state = state_of(flat.values(i));
       if (state == nullptr) continue;
-      all[i].name = flat.parameters()[i].name;
-      if constexpr (requires { state->step(); }) all[i].step = state->step();
+      all[i].parameter = flat.parameters()[i].name;
+      if constexpr (requires { state->step(); }) {
+        all[i].scalars.push_back({"step", at::scalar_tensor(state->step(), at::kLong)});
+      }
       optim_state::visit_state_tensors(*state, [&](const char* field, const at::Tensor& tensor) {
         parts[field].resize(count);
         parts[field][i] = tensor;
@@ -415,17 +422,17 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     for (const auto& [field, tensors] : parts) {
       const std::vector<at::Tensor> whole = core_->gather_states(bucket, tensors);
       for (size_t i = 0; i < count; ++i) {
-        if (whole[i].defined()) all[i].tensors[field] = whole[i];
+        if (whole[i].defined()) all[i].tensors.push_back({field, whole[i]});
       }
     }
-    std::erase_if(all, [](const FullParameterState& state) { return state.name.empty(); });
+    std::erase_if(all, [](const ParameterState& state) { return state.parameter.empty(); });
     return all;
   }
 
-  std::pair<at::Tensor, std::unique_ptr<State>> own_part(const FullParameterState& given) const {
-    const auto [flat, index] = core_->find(given.name);
+  std::pair<at::Tensor, std::unique_ptr<State>> own_part(const ParameterState& given) const {
+    const auto [flat, index] = core_->find(given.parameter);
     auto state = std::make_unique<State>();
-    const FlatRange range = flat->layout().range(index, core_->group().rank().value);
+    const FlatRange range = flat->layout().range(index, core_->group().rank());
     const at::Tensor& leaf = flat->values(index);
     std::vector<std::string> fields;
     optim_state::visit_state_tensors(
@@ -434,15 +441,18 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
                                .fields = std::move(fields),
                                .options = options_of(leaf)});
     optim_state::visit_state_tensors(*state, [&](const char* field, at::Tensor& tensor) {
-      const auto found = given.tensors.find(field);
+      const auto found = std::ranges::find(given.tensors, field, &NamedTensor::name);
       if (found == given.tensors.end()) return;
-      const at::Tensor& whole = found->second;
+      const at::Tensor& whole = found->tensor;
       tensor =
           whole.reshape({-1}).narrow(0, range.begin, range.size()).to(leaf.scalar_type()).clone();
     });
     if constexpr (requires { state->step(); }) {
-      if (!given.step) core_->refuse("the state of \"" + given.name + "\" has no step");
-      state->step(*given.step);
+      const auto step = std::ranges::find(given.scalars, "step", &NamedTensor::name);
+      if (step == given.scalars.end()) {
+        core_->refuse("the state of \"" + given.parameter + "\" has no step");
+      }
+      state->step(step->tensor.template item<int64_t>());
     }
     return {leaf, std::move(state)};
   }

@@ -37,6 +37,10 @@ using zero_net::require_same;
 using zero_net::train_step;
 using zero_net::values_of;
 
+int64_t step_of(const ParameterState& state) {
+  return state.scalars.at(0).tensor.item<int64_t>();
+}
+
 TEST(ZeroRedundancyOptimizer, CallsTheClosureOnce) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     Net plain_net;
@@ -79,7 +83,7 @@ TEST(ZeroRedundancyOptimizer, AMeshEndsAfterAStepThatNobodyHasWaitedFor) {
 // The state is that of the plain optimizer, by original sizes, and goes on on any number of ranks.
 TEST(ZeroRedundancyOptimizer, StateGoesFromAnyNumberOfRanksToAnyOther) {
   for (const int from : {1, 2, 3, 8}) {
-    std::vector<FullParameterState> saved;
+    std::vector<ParameterState> saved;
     std::vector<Tensor> values;
     const auto result = run_groups(from, [&](const ProcessGroup& group) {
       Net plain_net;
@@ -92,13 +96,16 @@ TEST(ZeroRedundancyOptimizer, StateGoesFromAnyNumberOfRanksToAnyOther) {
       }
       const auto states = zero.state_dict();
       require(states.size() == 7, "all that are trained: " + std::to_string(states.size()));
-      for (const FullParameterState& state : states) {
-        const Tensor parameter = plain_net.named_parameters()[state.name];
+      for (const ParameterState& state : states) {
+        const Tensor parameter = plain_net.named_parameters()[state.parameter];
         const auto& expected = static_cast<const torch::optim::AdamWParamState&>(
             *plain.state().at(parameter.unsafeGetTensorImpl()));
-        require(state.step == expected.step(), "step of " + state.name);
-        require(torch::equal(state.tensors.at("exp_avg"), expected.exp_avg()), state.name);
-        require(torch::equal(state.tensors.at("exp_avg_sq"), expected.exp_avg_sq()), state.name);
+        require(step_of(state) == expected.step(), "step of " + state.parameter);
+        require(state.tensors.size() == 2 && state.tensors[0].name == "exp_avg" &&
+                    state.tensors[1].name == "exp_avg_sq",
+                state.parameter);
+        require(torch::equal(state.tensors[0].tensor, expected.exp_avg()), state.parameter);
+        require(torch::equal(state.tensors[1].tensor, expected.exp_avg_sq()), state.parameter);
       }
       const auto on_last = zero.state_dict(group.world_size() - 1);
       const bool is_last = group.rank() == group.world_size() - 1;
@@ -127,11 +134,12 @@ TEST(ZeroRedundancyOptimizer, StateGoesFromAnyNumberOfRanksToAnyOther) {
           train_step(net, group, zero, step);
         }
         require_same(net, plain_net, "resumed");
-        for (const FullParameterState& state : zero.state_dict()) {
+        for (const ParameterState& state : zero.state_dict()) {
           // A layer that is listed twice takes two steps each time, as in torch::optim.
-          const int64_t expected =
-              state.name.starts_with("rare") ? 4 : (state.name.starts_with("in") ? 12 : 6);
-          require(state.step == expected, "step of " + state.name);
+          const int64_t expected = state.parameter.starts_with("rare")
+                                       ? 4
+                                       : (state.parameter.starts_with("in") ? 12 : 6);
+          require(step_of(state) == expected, "step of " + state.parameter);
         }
       });
       EXPECT_TRUE(resumed.ok()) << from << " to " << to << ": " << resumed.failures();
@@ -143,25 +151,31 @@ TEST(ZeroRedundancyOptimizer, RefusesAStateOfOthers) {
   const ProcessGroup alone = init_process_group();
   Net net;
   ZeroRedundancyOptimizer<AdamW> zero(net.named_parameters(), alone, options());
-  const auto refusal = [&](const FullParameterState& state) {
-    return failure_of([&] { zero.load_state_dict(std::vector<FullParameterState>{state}); });
+  const auto refusal = [&](const ParameterState& state) {
+    return failure_of([&] { zero.load_state_dict(std::vector<ParameterState>{state}); });
   };
   const Tensor ones = torch::ones({7, 5});
-  EXPECT_THAT(refusal({.name = "fc", .step = 1}), HasSubstr("\"fc\", which is none of this"));
-  EXPECT_THAT(refusal({.name = "in.weight", .step = 1, .tensors = {{"momentum_buffer", ones}}}),
-              HasSubstr("has 1 tensors, of which 0 are"));
-  EXPECT_THAT(refusal({.name = "in.weight",
-                       .step = 1,
-                       .tensors = {{"exp_avg", ones}, {"exp_avg_sq", ones}, {"sum", ones}}}),
+  const std::vector<NamedTensor> step = {{"step", torch::tensor(int64_t{1})}};
+  EXPECT_THAT(refusal({.parameter = "fc", .scalars = step}),
+              HasSubstr("\"fc\", which is none of this"));
+  EXPECT_THAT(
+      refusal({.parameter = "in.weight", .tensors = {{"momentum_buffer", ones}}, .scalars = step}),
+      HasSubstr("has 1 tensors, of which 0 are"));
+  EXPECT_THAT(refusal({.parameter = "in.weight",
+                       .tensors = {{"exp_avg", ones}, {"exp_avg_sq", ones}, {"sum", ones}},
+                       .scalars = step}),
               HasSubstr("has 3 tensors, of which 2 are"));
-  EXPECT_THAT(refusal({.name = "in.weight", .tensors = {{"exp_avg", ones}, {"exp_avg_sq", ones}}}),
-              HasSubstr("has no step"));
-  EXPECT_THAT(refusal({.name = "in.weight", .step = 1, .tensors = {{"exp_avg", ones.t()}}}),
-              HasSubstr("\"exp_avg\" of \"in.weight\" has sizes (5, 7), expected (7, 5)"));
+  EXPECT_THAT(
+      refusal({.parameter = "in.weight", .tensors = {{"exp_avg", ones}, {"exp_avg_sq", ones}}}),
+      HasSubstr("has no step"));
+  EXPECT_THAT(
+      refusal({.parameter = "in.weight", .tensors = {{"exp_avg", ones.t()}}, .scalars = step}),
+      HasSubstr("\"exp_avg\" of \"in.weight\" has sizes (5, 7), expected (7, 5)"));
   EXPECT_TRUE(zero.state_dict().empty());
-  const FullParameterState given{
-      .name = "in.weight", .step = 1, .tensors = {{"exp_avg", ones}, {"exp_avg_sq", ones}}};
-  zero.load_state_dict(std::vector<FullParameterState>{given});
+  const ParameterState given{.parameter = "in.weight",
+                             .tensors = {{"exp_avg", ones}, {"exp_avg_sq", ones}},
+                             .scalars = step};
+  zero.load_state_dict(std::vector<ParameterState>{given});
   EXPECT_EQ(zero.state_dict().size(), 1U);
   zero.load_state_dict({});  // a list without a parameter takes its state away
   EXPECT_TRUE(zero.state_dict().empty());

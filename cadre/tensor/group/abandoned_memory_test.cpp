@@ -111,11 +111,11 @@ INSTANTIATE_TEST_SUITE_P(
                       const Tensor&) { group.reduce(small, {.timeout = kSoon}); }},
         {"all_gather_pair",
          [](const ProcessGroup& group, const Tensor& small, const Tensor& large) {
-           group.all_gather_into_tensor(large, small, {.timeout = kSoon});
+           group.all_gather(large, small, {.timeout = kSoon});
          }},
         {"reduce_scatter_pair",
          [](const ProcessGroup& group, const Tensor& small, const Tensor& large) {
-           group.reduce_scatter_tensor(small, large, {.timeout = kSoon});
+           group.reduce_scatter(small, large, {.timeout = kSoon});
          }},
         {"gather_pair",
          [](const ProcessGroup& group, const Tensor& small,
@@ -125,7 +125,7 @@ INSTANTIATE_TEST_SUITE_P(
             const Tensor& large) { group.scatter(small, large, {.timeout = kSoon}); }},
         {"all_to_all_pair",
          [](const ProcessGroup& group, const Tensor& small, const Tensor& large) {
-           group.all_to_all_single(large.narrow(0, 0, 4), small, {.timeout = kSoon});
+           group.all_to_all(large.narrow(0, 0, 4), small, {.timeout = kSoon});
          }}}),
     [](const auto& call) { return std::string(call.param.first); });
 

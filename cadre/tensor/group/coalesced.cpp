@@ -47,7 +47,7 @@ void check_same_length(const GroupCall& call, const std::vector<at::Tensor>& out
                        inputs.size()));
 }
 
-// Pairs of an all_gather_into_tensor or, with a reduction, of a reduce_scatter_tensor.
+// Pairs of an all_gather or, with a reduction, of a reduce_scatter.
 Coalesced checked_pairs(const GroupCall& call, const std::vector<at::Tensor>& outputs,
                         const std::vector<at::Tensor>& inputs, std::optional<Reduction> op) {
   check_same_length(call, outputs, inputs);
@@ -102,31 +102,31 @@ Work ProcessGroup::all_reduce_coalesced_async(const std::vector<at::Tensor>& ten
   return issue_together(call, checked_in_place(call, tensors, options.op));
 }
 
-void ProcessGroup::all_gather_into_tensor_coalesced(const std::vector<at::Tensor>& outputs,
-                                                    const std::vector<at::Tensor>& inputs,
-                                                    const AllGatherOptions& options) const {
-  const GroupCall call(communicator_, "all_gather_into_tensor_coalesced", options.timeout);
+void ProcessGroup::all_gather_coalesced(const std::vector<at::Tensor>& outputs,
+                                        const std::vector<at::Tensor>& inputs,
+                                        const AllGatherOptions& options) const {
+  const GroupCall call(communicator_, "all_gather_coalesced", options.timeout);
   issue_together(call, checked_pairs(call, outputs, inputs, std::nullopt)).wait();
 }
 
-Work ProcessGroup::all_gather_into_tensor_coalesced_async(const std::vector<at::Tensor>& outputs,
-                                                          const std::vector<at::Tensor>& inputs,
-                                                          const AllGatherOptions& options) const {
-  const GroupCall call(communicator_, "all_gather_into_tensor_coalesced_async", options.timeout);
+Work ProcessGroup::all_gather_coalesced_async(const std::vector<at::Tensor>& outputs,
+                                              const std::vector<at::Tensor>& inputs,
+                                              const AllGatherOptions& options) const {
+  const GroupCall call(communicator_, "all_gather_coalesced_async", options.timeout);
   return issue_together(call, checked_pairs(call, outputs, inputs, std::nullopt));
 }
 
-void ProcessGroup::reduce_scatter_tensor_coalesced(const std::vector<at::Tensor>& outputs,
-                                                   const std::vector<at::Tensor>& inputs,
-                                                   const ReduceScatterOptions& options) const {
-  const GroupCall call(communicator_, "reduce_scatter_tensor_coalesced", options.timeout);
+void ProcessGroup::reduce_scatter_coalesced(const std::vector<at::Tensor>& outputs,
+                                            const std::vector<at::Tensor>& inputs,
+                                            const ReduceScatterOptions& options) const {
+  const GroupCall call(communicator_, "reduce_scatter_coalesced", options.timeout);
   issue_together(call, checked_pairs(call, outputs, inputs, options.op)).wait();
 }
 
-Work ProcessGroup::reduce_scatter_tensor_coalesced_async(
-    const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
-    const ReduceScatterOptions& options) const {
-  const GroupCall call(communicator_, "reduce_scatter_tensor_coalesced_async", options.timeout);
+Work ProcessGroup::reduce_scatter_coalesced_async(const std::vector<at::Tensor>& outputs,
+                                                  const std::vector<at::Tensor>& inputs,
+                                                  const ReduceScatterOptions& options) const {
+  const GroupCall call(communicator_, "reduce_scatter_coalesced_async", options.timeout);
   return issue_together(call, checked_pairs(call, outputs, inputs, options.op));
 }
 

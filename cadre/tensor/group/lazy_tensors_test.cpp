@@ -36,12 +36,10 @@ std::vector<Function> functions() {
   return {
       {"sum", reduced(ReduceOp::kSum)},
       {"max", reduced(ReduceOp::kMax)},
-      {"all_gather_tensor",
-       [](const Tensor& x, const ProcessGroup& g) { return all_gather_tensor(x, g); }},
-      {"reduce_scatter_tensor",
-       [](const Tensor& x, const ProcessGroup& g) { return reduce_scatter_tensor(x, g); }},
-      {"all_to_all_single",
-       [](const Tensor& x, const ProcessGroup& g) { return all_to_all_single(x, g); }},
+      {"all_gather", [](const Tensor& x, const ProcessGroup& g) { return all_gather(x, g); }},
+      {"reduce_scatter",
+       [](const Tensor& x, const ProcessGroup& g) { return reduce_scatter(x, g); }},
+      {"all_to_all", [](const Tensor& x, const ProcessGroup& g) { return all_to_all(x, g); }},
       {"broadcast",
        [](const Tensor& x, const ProcessGroup& g) { return functional::broadcast(x, g); }},
       {"copy_to_group", [](const Tensor& x, const ProcessGroup& g) { return copy_to_group(x, g); }},
@@ -109,7 +107,7 @@ TEST(LazyTensors, MayBeGradientsOfTheDifferentiableCollectives) {
     }
     // What complex operators make of a gathered real tensor.
     const Tensor input = torch::ones({4}, torch::kDouble).requires_grad_(true);
-    const Tensor all = functional::all_gather_tensor(input, group);
+    const Tensor all = functional::all_gather(input, group);
     const Tensor ones = torch::ones_like(all);
     at::real((torch::complex(ones, all).conj() * torch::complex(ones, ones)).sum()).backward();
     require(torch::equal(input.grad(), torch::full_like(input, 2)), "of two losses");
@@ -126,7 +124,7 @@ TEST(LazyTensors, AreRefusedByTheCollectivesOfTheGroup) {
       require(failure.find(sentence) != std::string::npos, failure);
     };
     refused([&] { group.all_reduce(zero); }, "the tensor (4) is a zero without memory; keep copy");
-    refused([&] { group.all_gather_into_tensor(torch::empty({8}), zero); },
+    refused([&] { group.all_gather(torch::empty({8}), zero); },
             "the input (4) is a zero without memory; pass input.clone()");
   });
   EXPECT_TRUE(result.ok()) << result.failures();

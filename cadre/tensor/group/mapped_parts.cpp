@@ -105,8 +105,9 @@ void MappedParts::check_group(uint32_t slot) const {
   buffer_->wait_signal(group_.rank(), slot, deadline());
 }
 
-std::vector<Rank> MappedParts::lost_ranks() const {
-  return checked("MappedParts::lost_ranks").group_.communicator().lost_ranks();
+std::vector<int> MappedParts::lost_ranks() const {
+  const auto lost = checked("MappedParts::lost_ranks").group_.communicator().lost_ranks();
+  return {lost.begin(), lost.end()};
 }
 
 }  // namespace cadre

@@ -57,7 +57,7 @@ class CADRE_EXPORT MappedParts {
   // signals this rank itself in `slot`, which no other call uses.
   void check_group(uint32_t slot) const;
   // Lost ranks of the group: killed, or left.
-  std::vector<Rank> lost_ranks() const;
+  std::vector<int> lost_ranks() const;
 
  private:
   MappedParts(const ProcessGroup& group, std::shared_ptr<SymmetricBuffer> buffer)

@@ -45,7 +45,7 @@ Collective scatter_of(const GroupCall& call, const at::Tensor& output, const at:
 }
 
 Collective exchange_of(const GroupCall& call, const at::Tensor& output, const at::Tensor& input,
-                       const AllToAllSingleOptions& options) {
+                       const AllToAllOptions& options) {
   Exchange exchange =
       check_exchange(call.group, call.name, output, input,
                      {.output = options.output_split_sizes, .input = options.input_split_sizes});
@@ -130,27 +130,27 @@ Work ProcessGroup::broadcast_async(const at::Tensor& tensor,
       keeping(call, tensor));
 }
 
-void ProcessGroup::all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
-                                          const AllGatherOptions& options) const {
-  const GroupCall call(communicator_, "all_gather_into_tensor", options.timeout);
+void ProcessGroup::all_gather(const at::Tensor& output, const at::Tensor& input,
+                              const AllGatherOptions& options) const {
+  const GroupCall call(communicator_, "all_gather", options.timeout);
   call.group.run(gather_of(call, output, input), blocking(call, output, input));
 }
 
-Work ProcessGroup::all_gather_into_tensor_async(const at::Tensor& output, const at::Tensor& input,
-                                                const AllGatherOptions& options) const {
-  const GroupCall call(communicator_, "all_gather_into_tensor_async", options.timeout);
+Work ProcessGroup::all_gather_async(const at::Tensor& output, const at::Tensor& input,
+                                    const AllGatherOptions& options) const {
+  const GroupCall call(communicator_, "all_gather_async", options.timeout);
   return call.group.issue(gather_of(call, output, input), keeping(call, output, input));
 }
 
-void ProcessGroup::reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
-                                         const ReduceScatterOptions& options) const {
-  const GroupCall call(communicator_, "reduce_scatter_tensor", options.timeout);
+void ProcessGroup::reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                                  const ReduceScatterOptions& options) const {
+  const GroupCall call(communicator_, "reduce_scatter", options.timeout);
   call.group.run(scatter_of(call, output, input, options.op), blocking(call, output, input));
 }
 
-Work ProcessGroup::reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
-                                               const ReduceScatterOptions& options) const {
-  const GroupCall call(communicator_, "reduce_scatter_tensor_async", options.timeout);
+Work ProcessGroup::reduce_scatter_async(const at::Tensor& output, const at::Tensor& input,
+                                        const ReduceScatterOptions& options) const {
+  const GroupCall call(communicator_, "reduce_scatter_async", options.timeout);
   return call.group.issue(scatter_of(call, output, input, options.op),
                           keeping(call, output, input));
 }
@@ -208,15 +208,15 @@ Work ProcessGroup::scatter_async(const at::Tensor& output, const at::Tensor& inp
                           keeping(call, output, input));
 }
 
-void ProcessGroup::all_to_all_single(const at::Tensor& output, const at::Tensor& input,
-                                     const AllToAllSingleOptions& options) const {
-  const GroupCall call(communicator_, "all_to_all_single", options.timeout);
+void ProcessGroup::all_to_all(const at::Tensor& output, const at::Tensor& input,
+                              const AllToAllOptions& options) const {
+  const GroupCall call(communicator_, "all_to_all", options.timeout);
   call.group.run(exchange_of(call, output, input, options), blocking(call, output, input));
 }
 
-Work ProcessGroup::all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
-                                           const AllToAllSingleOptions& options) const {
-  const GroupCall call(communicator_, "all_to_all_single_async", options.timeout);
+Work ProcessGroup::all_to_all_async(const at::Tensor& output, const at::Tensor& input,
+                                    const AllToAllOptions& options) const {
+  const GroupCall call(communicator_, "all_to_all_async", options.timeout);
   return call.group.issue(exchange_of(call, output, input, options), keeping(call, output, input));
 }
 

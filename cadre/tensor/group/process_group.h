@@ -33,7 +33,6 @@
 #include "cadre/core/base/types.h"
 #include "cadre/core/collective/collective.h"
 #include "cadre/core/comm/communicator.h"
-#include "cadre/core/comm/groups/split.h"
 #include "cadre/core/comm/queue/work.h"
 #include "cadre/core/os/defaults.h"
 
@@ -47,7 +46,7 @@ struct AllReduceOptions {
   std::optional<Duration> timeout = {};
 };
 struct BroadcastOptions {
-  Rank root = 0;
+  int root = 0;
   std::optional<Duration> timeout = {};
 };
 struct ReduceScatterOptions {
@@ -61,28 +60,29 @@ struct BarrierOptions {
   std::optional<Duration> timeout = {};
 };
 struct ReduceOptions {
-  Rank root = 0;
+  int root = 0;
   Reduction op = ReduceOp::kSum;
   std::optional<Duration> timeout = {};
 };
 struct GatherOptions {
-  Rank root = 0;
+  int root = 0;
   std::optional<Duration> timeout = {};
 };
 struct ScatterOptions {
-  Rank root = 0;
-  std::optional<Duration> timeout = {};
-};
-struct AllToAllOptions {
+  int root = 0;
   std::optional<Duration> timeout = {};
 };
 // Sizes along dimension 0, one for each rank. Empty: even. Either all ranks give splits or none.
-struct AllToAllSingleOptions {
+struct AllToAllOptions {
   std::vector<int64_t> output_split_sizes = {};  // what comes from each rank
   std::vector<int64_t> input_split_sizes = {};   // what goes to each rank
   std::optional<Duration> timeout = {};
 };
-struct SendOptions {
+// The tensors of the lists have the sizes.
+struct AllToAllListOptions {
+  std::optional<Duration> timeout = {};
+};
+struct MessageOptions {
   int tag = 0;
   std::optional<Duration> timeout = {};
 };
@@ -91,20 +91,38 @@ struct SendOptions {
 struct P2POp {
   enum class Kind : uint8_t { kSend, kRecv };
 
-  static P2POp send(at::Tensor tensor, Rank destination, int tag = 0) {
+  static P2POp send(at::Tensor tensor, int destination, int tag = 0) {
     return {Kind::kSend, std::move(tensor), destination, tag};
   }
-  static P2POp recv(at::Tensor tensor, Rank source, int tag = 0) {
+  static P2POp recv(at::Tensor tensor, int source, int tag = 0) {
     return {Kind::kRecv, std::move(tensor), source, tag};
   }
 
   Kind kind = Kind::kSend;
   at::Tensor tensor = {};
-  Rank peer = 0;
+  int peer = 0;
   int tag = 0;
 };
 struct BatchOptions {
   std::optional<Duration> timeout = {};  // for each message
+};
+
+// As SplitOptions and StoreGroupOptions of core/comm/groups/split.h. timeout: until all ranks that
+// are to call it have.
+struct SplitGroupOptions {
+  std::optional<int> color = {};
+  int key = 0;
+  std::string name = {};
+  Duration timeout = kDefaultConnectTimeout;
+};
+struct NewGroupOptions {
+  Duration timeout = kDefaultConnectTimeout;
+};
+struct NewGroupOverStoreOptions {
+  std::shared_ptr<Store> store = {};
+  std::string id = {};
+  std::string name = {};
+  Duration timeout = kDefaultConnectTimeout;
 };
 
 struct RejoinOptions {
@@ -122,6 +140,16 @@ class CADRE_EXPORT ProcessGroup {
   // An int, so that it goes where a number goes: torch::full(), std::max(), printf().
   int rank() const;
   int world_size() const;
+  // Where the ranks of this group run. A host is a running kernel in one network namespace, so that
+  // containers with networks of their own are different hosts. local_rank() counts the ranks of
+  // this group on this rank's host, node_rank() the hosts of this group in the order of their
+  // lowest ranks. They do not read LOCAL_RANK and its like, and are right without a launcher, too.
+  int local_rank() const;
+  int local_world_size() const;
+  int node_rank() const;
+  int num_nodes() const;
+  // The name of this rank's host, as errors have it.
+  std::string host() const;
   const std::string& name() const;
   Communicator& communicator() const;
   // The failure of the group, which every later call throws; nullopt while the group is usable. As
@@ -141,21 +169,24 @@ class CADRE_EXPORT ProcessGroup {
   void reduce(const at::Tensor& tensor, const ReduceOptions& options = {}) const;
   Work reduce_async(const at::Tensor& tensor, const ReduceOptions& options = {}) const;
 
+  // A verb has one name, for tensors and for lists; c10d has names of their own for the flat forms:
+  // all_gather_into_tensor, reduce_scatter_tensor and all_to_all_single.
+  //
   // Flat forms: the parts of the ranks lie one behind the other in one tensor. Both tensors are
   // contiguous; the smaller one may be this rank's part of the larger one.
   //
   // output: (world_size * n, ...) or (world_size, n, ...) for input (n, ...); output.numel() ==
   // world_size * input.numel().
-  void all_gather_into_tensor(const at::Tensor& output, const at::Tensor& input,
-                              const AllGatherOptions& options = {}) const;
-  Work all_gather_into_tensor_async(const at::Tensor& output, const at::Tensor& input,
-                                    const AllGatherOptions& options = {}) const;
+  void all_gather(const at::Tensor& output, const at::Tensor& input,
+                  const AllGatherOptions& options = {}) const;
+  Work all_gather_async(const at::Tensor& output, const at::Tensor& input,
+                        const AllGatherOptions& options = {}) const;
   // input.numel() == world_size * output.numel().
-  void reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
-                             const ReduceScatterOptions& options = {}) const;
-  Work reduce_scatter_tensor_async(const at::Tensor& output, const at::Tensor& input,
-                                   const ReduceScatterOptions& options = {}) const;
-  // On the root as all_gather_into_tensor. Elsewhere output is ignored; pass an undefined tensor.
+  void reduce_scatter(const at::Tensor& output, const at::Tensor& input,
+                      const ReduceScatterOptions& options = {}) const;
+  Work reduce_scatter_async(const at::Tensor& output, const at::Tensor& input,
+                            const ReduceScatterOptions& options = {}) const;
+  // On the root as all_gather. Elsewhere output is ignored; pass an undefined tensor.
   void gather(const at::Tensor& output, const at::Tensor& input,
               const GatherOptions& options = {}) const;
   Work gather_async(const at::Tensor& output, const at::Tensor& input,
@@ -170,10 +201,10 @@ class CADRE_EXPORT ProcessGroup {
   // ...), from them. The splits are the numbers of rows and add up to n and m; without splits n and
   // m are divided evenly. The number of elements that one rank sends must be the number that the
   // other expects; otherwise all ranks throw an error that names both. The tensors do not overlap.
-  void all_to_all_single(const at::Tensor& output, const at::Tensor& input,
-                         const AllToAllSingleOptions& options = {}) const;
-  Work all_to_all_single_async(const at::Tensor& output, const at::Tensor& input,
-                               const AllToAllSingleOptions& options = {}) const;
+  void all_to_all(const at::Tensor& output, const at::Tensor& input,
+                  const AllToAllOptions& options = {}) const;
+  Work all_to_all_async(const at::Tensor& output, const at::Tensor& input,
+                        const AllToAllOptions& options = {}) const;
 
   // List forms: one tensor for each rank, in rank order, of one dtype, contiguous or not. The data
   // is copied once more than by the flat forms. The outputs of an asynchronous call hold the result
@@ -204,12 +235,12 @@ class CADRE_EXPORT ProcessGroup {
   Work scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                      const ScatterOptions& options = {}) const;
   // Sends inputs[r] to rank r and receives outputs[r] from it; any sizes, which are compared as
-  // those of all_to_all_single are.
+  // those of the flat form are.
   void all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
-                  const AllToAllOptions& options = {}) const;
+                  const AllToAllListOptions& options = {}) const;
   Work all_to_all_async(const std::vector<at::Tensor>& outputs,
                         const std::vector<at::Tensor>& inputs,
-                        const AllToAllOptions& options = {}) const;
+                        const AllToAllListOptions& options = {}) const;
 
   // Several operations in one call and under one Work, in the order of the list, which is the same
   // on all ranks; lists of different lengths fail with kInvalidArgument on all ranks before data
@@ -220,18 +251,18 @@ class CADRE_EXPORT ProcessGroup {
                             const AllReduceOptions& options = {}) const;
   Work all_reduce_coalesced_async(const std::vector<at::Tensor>& tensors,
                                   const AllReduceOptions& options = {}) const;
-  void all_gather_into_tensor_coalesced(const std::vector<at::Tensor>& outputs,
-                                        const std::vector<at::Tensor>& inputs,
-                                        const AllGatherOptions& options = {}) const;
-  Work all_gather_into_tensor_coalesced_async(const std::vector<at::Tensor>& outputs,
-                                              const std::vector<at::Tensor>& inputs,
-                                              const AllGatherOptions& options = {}) const;
-  void reduce_scatter_tensor_coalesced(const std::vector<at::Tensor>& outputs,
-                                       const std::vector<at::Tensor>& inputs,
-                                       const ReduceScatterOptions& options = {}) const;
-  Work reduce_scatter_tensor_coalesced_async(const std::vector<at::Tensor>& outputs,
-                                             const std::vector<at::Tensor>& inputs,
-                                             const ReduceScatterOptions& options = {}) const;
+  void all_gather_coalesced(const std::vector<at::Tensor>& outputs,
+                            const std::vector<at::Tensor>& inputs,
+                            const AllGatherOptions& options = {}) const;
+  Work all_gather_coalesced_async(const std::vector<at::Tensor>& outputs,
+                                  const std::vector<at::Tensor>& inputs,
+                                  const AllGatherOptions& options = {}) const;
+  void reduce_scatter_coalesced(const std::vector<at::Tensor>& outputs,
+                                const std::vector<at::Tensor>& inputs,
+                                const ReduceScatterOptions& options = {}) const;
+  Work reduce_scatter_coalesced_async(const std::vector<at::Tensor>& outputs,
+                                      const std::vector<at::Tensor>& inputs,
+                                      const ReduceScatterOptions& options = {}) const;
 
   // A rank that does not come is named by the error of those that wait: what c10d's
   // monitored_barrier is for.
@@ -239,14 +270,14 @@ class CADRE_EXPORT ProcessGroup {
   Work barrier_async(const BarrierOptions& options = {}) const;
 
   // Messages. A tensor that is sent may have any layout; what is received follows all_reduce.
-  void send(const at::Tensor& tensor, Rank destination, const SendOptions& options = {}) const;
-  Work send_async(const at::Tensor& tensor, Rank destination,
-                  const SendOptions& options = {}) const;
-  void recv(const at::Tensor& tensor, Rank source, const SendOptions& options = {}) const;
-  Work recv_async(const at::Tensor& tensor, Rank source, const SendOptions& options = {}) const;
+  void send(const at::Tensor& tensor, int destination, const MessageOptions& options = {}) const;
+  Work send_async(const at::Tensor& tensor, int destination,
+                  const MessageOptions& options = {}) const;
+  void recv(const at::Tensor& tensor, int source, const MessageOptions& options = {}) const;
+  Work recv_async(const at::Tensor& tensor, int source, const MessageOptions& options = {}) const;
   // Receives from the rank that sends first with this tag, and returns that rank. c10d's
   // recv without a source.
-  int recv_from_any(const at::Tensor& tensor, const SendOptions& options = {}) const;
+  int recv_from_any(const at::Tensor& tensor, const MessageOptions& options = {}) const;
   // All messages at once, so that no order of sends and receives in the list can deadlock. All are
   // checked before the first is issued; received tensors are contiguous. An empty list issues
   // nothing and succeeds at once, so that a rank without a neighbour needs no case of its own.
@@ -265,13 +296,12 @@ class CADRE_EXPORT ProcessGroup {
   // Create subgroups; every rank of this group calls them in the order of its operations. A rank
   // that is in no subgroup (in split: without a color, or with a negative one) gets nullopt. See
   // core/comm/groups/split.h.
-  std::optional<ProcessGroup> split(const SplitOptions& options,
-                                    Duration timeout = kDefaultConnectTimeout) const;
+  std::optional<ProcessGroup> split(const SplitGroupOptions& options) const;
   std::optional<ProcessGroup> new_group(const std::vector<int>& ranks,
-                                        Duration timeout = kDefaultConnectTimeout) const;
+                                        const NewGroupOptions& options = {}) const;
   // A subgroup that only its members create; the other ranks do not call it.
-  ProcessGroup new_group_over_store(const std::vector<int>& ranks, const StoreGroupOptions& options,
-                                    Duration timeout = kDefaultConnectTimeout) const;
+  ProcessGroup new_group_over_store(const std::vector<int>& ranks,
+                                    const NewGroupOverStoreOptions& options) const;
   // Closes this group, which fails on all ranks if it has not failed yet, and connects a new one of
   // the ranks that are left, which all call it and keep their order. An operation that has ended on
   // this rank may still run on another one, also a barrier: it may throw kAborted there, and that
@@ -300,22 +330,32 @@ class CADRE_EXPORT ProcessGroup {
   std::shared_ptr<Communicator> communicator_;
 };
 
-// Both timeouts are positive.
+// Both timeouts are positive. What is left out comes from the environment.
 struct InitOptions {
+  // This process and how many there are: both, or neither.
+  std::optional<int> rank = {};
+  std::optional<int> world_size = {};
+  // Where the processes meet: "tcp://HOST:PORT" of rank 0, "file:///PATH" on one host, or "env://",
+  // which is the default: MASTER_ADDR and MASTER_PORT.
+  std::string init_method = {};
+  // "host": shared memory, or an error if a rank is on another host; "net": TCP, also on one host.
+  // Empty or "gloo", PyTorch's name for collectives on CPUs: the first where all ranks share a
+  // host, else the second. Others are refused. The same on all ranks.
+  std::string backend = {};
   // For each operation without a timeout of its own, from its start: collectives, messages and
   // waits for signals, in the world and in the groups that are split from it.
   Duration timeout = kDefaultOperationTimeout;
   // For init_process_group(): until all ranks have come and are connected. split(), new_group() and
   // rejoin() have arguments of their own.
   Duration connect_timeout = kDefaultConnectTimeout;
-  TransportChoice transport = TransportChoice::kAuto;  // the same on all ranks
 };
 
-// Joins the job that the environment describes: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and
-// CADRE_JOB_TOKEN, as `cadre run` or torchrun sets them. Without RANK and WORLD_SIZE, a world of
-// one. CADRE_LOG and CADRE_FLIGHT_RECORDS apply in both cases. All variables:
-// core/rendezvous/job_environment.h. Throws kInvalidArgument for a variable with an invalid value,
-// kTimeout with the ranks that are missing, and the errors of Communicator::connect().
+// Joins the job that the options and the environment describe: RANK, WORLD_SIZE, MASTER_ADDR,
+// MASTER_PORT and CADRE_JOB_TOKEN, as `cadre run` or torchrun sets them. Without a rank and a world
+// size, a world of one. CADRE_LOG and CADRE_FLIGHT_RECORDS apply in both cases. All variables:
+// core/rendezvous/job_environment.h. Throws kInvalidArgument for an option or a variable with an
+// invalid value, kTimeout with the ranks that are missing, and the errors of
+// Communicator::connect().
 CADRE_EXPORT ProcessGroup init_process_group(const InitOptions& options = {});
 
 }  // namespace cadre

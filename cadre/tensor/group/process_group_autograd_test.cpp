@@ -35,17 +35,15 @@ std::vector<Write> all_writes() {
       {"all_reduce_coalesced", [](auto& group, auto& t) { group.all_reduce_coalesced({t}); }, true},
       {"broadcast", [](auto& group, auto& t) { group.broadcast(t); }},
       {"reduce", [](auto& group, auto& t) { group.reduce(t, {.root = group.rank()}); }},
-      {"all_gather_into_tensor",
-       [=](auto& group, auto& t) { group.all_gather_into_tensor(t, half(t)); }, true},
-      {"all_gather_into_tensor_coalesced",
-       [=](auto& group, auto& t) { group.all_gather_into_tensor_coalesced({t}, {half(t)}); }, true},
-      {"reduce_scatter_tensor",
-       [=](auto& group, auto& t) { group.reduce_scatter_tensor(t, twice(t)); }, true},
-      {"reduce_scatter_tensor_coalesced",
-       [=](auto& group, auto& t) { group.reduce_scatter_tensor_coalesced({t}, {twice(t)}); }, true},
-      {"all_to_all_single",
+      {"all_gather", [=](auto& group, auto& t) { group.all_gather(t, half(t)); }, true},
+      {"all_gather_coalesced",
+       [=](auto& group, auto& t) { group.all_gather_coalesced({t}, {half(t)}); }, true},
+      {"reduce_scatter", [=](auto& group, auto& t) { group.reduce_scatter(t, twice(t)); }, true},
+      {"reduce_scatter_coalesced",
+       [=](auto& group, auto& t) { group.reduce_scatter_coalesced({t}, {twice(t)}); }, true},
+      {"all_to_all",
        [](auto& group, auto& t) {
-         group.all_to_all_single(t, torch::ones({2, 4}));
+         group.all_to_all(t, torch::ones({2, 4}));
        },
        true},
       {"all_gather",
@@ -104,11 +102,11 @@ TEST(ProcessGroupAutograd, WhatIsOnlyReadKeepsItsVersion) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const Tensor input = torch::ones({4});
     const auto version = input._version();
-    group.all_gather_into_tensor(torch::empty({8}), input);
-    group.reduce_scatter_tensor(torch::empty({2}), input);
+    group.all_gather(torch::empty({8}), input);
+    group.reduce_scatter(torch::empty({2}), input);
     group.all_gather({torch::empty({4}), torch::empty({4})}, input);
     group.reduce_scatter(torch::empty({4}), {input, input});
-    group.all_to_all_single(torch::empty({4}), input);
+    group.all_to_all(torch::empty({4}), input);
     if (group.rank() == 0) group.send(input, 1);
     if (group.rank() == 1) group.recv(torch::empty({4}), 0);
     group.reduce(input, {.root = 0});
@@ -147,7 +145,7 @@ TEST(ProcessGroupAutograd, ALeafThatRequiresGradIsRefusedOutsideNoGradGuard) {
     // What is part of a graph is no leaf; as an input a leaf is only read.
     const Tensor leaf = torch::ones({4}).requires_grad_();
     group.all_reduce(leaf * 2);
-    group.all_gather_into_tensor(torch::empty({8}), leaf);
+    group.all_gather(torch::empty({8}), leaf);
     if (group.rank() == 0) group.send(leaf, 1);
     if (group.rank() == 1) group.recv(torch::empty({4}), 0);
   });

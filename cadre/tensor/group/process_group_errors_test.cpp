@@ -78,12 +78,9 @@ std::vector<NamedCall> calls_by_name() {
        [](const ProcessGroup& g) {
          g.all_gather_async({row(), torch::ones({1})}, torch::ones({2 - g.rank()})).wait();
        }},
-      {"all_gather_into_tensor",
-       [](const ProcessGroup& g) { g.all_gather_into_tensor(torch::ones({4}), row()); }},
-      {"reduce_scatter_tensor",
-       [](const ProcessGroup& g) { g.reduce_scatter_tensor(row(), torch::ones({4})); }},
-      {"all_to_all_single",
-       [](const ProcessGroup& g) { g.all_to_all_single(row(), torch::ones({2})); }},
+      {"all_gather", [](const ProcessGroup& g) { g.all_gather(torch::ones({4}), row()); }},
+      {"reduce_scatter", [](const ProcessGroup& g) { g.reduce_scatter(row(), torch::ones({4})); }},
+      {"all_to_all", [](const ProcessGroup& g) { g.all_to_all(row(), torch::ones({2})); }},
       {"all_to_all",
        [](const ProcessGroup& g) {
          g.all_to_all({row(), row()}, Tensors{row(), row()});
@@ -92,9 +89,9 @@ std::vector<NamedCall> calls_by_name() {
        [](const ProcessGroup& g) {
          g.all_reduce_coalesced({row(), row()});
        }},
-      {"all_gather_into_tensor_coalesced_async",
+      {"all_gather_coalesced_async",
        [](const ProcessGroup& g) {
-         g.all_gather_into_tensor_coalesced_async({torch::ones({4})}, {row()}).wait();
+         g.all_gather_coalesced_async({torch::ones({4})}, {row()}).wait();
        }},
       {"split", [](const ProcessGroup& g) { (void)g.split({.color = 0}); }},
       {"new_group", [](const ProcessGroup& g) { (void)g.new_group({0}); }},
@@ -188,8 +185,7 @@ TEST(ProcessGroupErrors, ARefusedArgumentLeavesTheGroupUsableOnAllRanks) {
       require_refused(
           group, "broadcast", [](const auto& g) { g.broadcast(row(), {.root = 2}); }, "root");
       require_refused(
-          group, "all_gather_into_tensor",
-          [](const auto& g) { g.all_gather_into_tensor(row(), row()); }, "elements");
+          group, "all_gather", [](const auto& g) { g.all_gather(row(), row()); }, "elements");
       require_refused(
           group, "send", [](const auto& g) { g.send(row(), 0); }, "itself");
       require_refused(
@@ -212,7 +208,8 @@ TEST(ProcessGroupErrors, ARefusedArgumentLeavesTheGroupUsableOnAllRanks) {
 
 void require_all_gather_refused(const ProcessGroup& group) {
   require_refused(
-      group, "all_gather", [&](const auto& g) { g.all_gather({row()}, row()); }, "tensors");
+      group, "all_gather", [&](const auto& g) { g.all_gather(std::vector<Tensor>{row()}, row()); },
+      "tensors");
 }
 
 std::string fields_of_all_gather(const ProcessGroup& group, Duration timeout) {
@@ -324,10 +321,11 @@ TEST(ProcessGroupErrors, ATimeoutThatIsNotPositiveIsRefused) {
       refused("all_reduce_coalesced",
               [&](const auto& g) { g.all_reduce_coalesced({row()}, {.timeout = limit}); });
       refused("batch_send_recv", [&](const auto& g) { g.batch_send_recv({}, {limit}); });
-      refused("split", [&](const auto& g) { (void)g.split({.color = 0}, timeout); });
-      refused("new_group", [&](const auto& g) { (void)g.new_group({0}, timeout); });
-      refused("new_group_over_store",
-              [&](const auto& g) { (void)g.new_group_over_store({0}, {.id = "one"}, timeout); });
+      refused("split", [&](const auto& g) { (void)g.split({.color = 0, .timeout = timeout}); });
+      refused("new_group", [&](const auto& g) { (void)g.new_group({0}, {.timeout = timeout}); });
+      refused("new_group_over_store", [&](const auto& g) {
+        (void)g.new_group_over_store({0}, {.id = "one", .timeout = timeout});
+      });
       refused("rejoin", [&](const auto& g) { (void)g.rejoin({.timeout = timeout}); });
       refused("rejoin", [&](const auto& g) { (void)g.rejoin({.connect_timeout = timeout}); });
       refused("close", [&](const auto& g) { g.close(timeout); });
@@ -374,10 +372,10 @@ TEST(ProcessGroupErrors, CoalescedListsRefuseTensorsThatOverlapAndNoTensors) {
     // Input 2 overlaps output 0 behind input 0, which is this rank's slice of that.
     const int64_t at = 2 * group.rank();
     require_refused(
-        group, "all_gather_into_tensor_coalesced",
+        group, "all_gather_coalesced",
         [&](const auto& g) {
-          g.all_gather_into_tensor_coalesced({part(0, 4), torch::zeros({4}), torch::zeros({4})},
-                                             {part(at, at + 2), row(), part(2 - at, 4 - at)});
+          g.all_gather_coalesced({part(0, 4), torch::zeros({4}), torch::zeros({4})},
+                                 {part(at, at + 2), row(), part(2 - at, 4 - at)});
         },
         problem);
     require_refused(
@@ -385,8 +383,7 @@ TEST(ProcessGroupErrors, CoalescedListsRefuseTensorsThatOverlapAndNoTensors) {
         "the list of tensors is empty");
     // Neighbours in one tensor, and an input that is this rank's slice of its own output.
     group.all_reduce_coalesced({part(0, 4), part(4, 8), part(8, 12)});
-    group.all_gather_into_tensor_coalesced({part(0, 4), part(4, 8)},
-                                           {part(at, at + 2), part(4 + at, 6 + at)});
+    group.all_gather_coalesced({part(0, 4), part(4, 8)}, {part(at, at + 2), part(4 + at, 6 + at)});
   });
 }
 

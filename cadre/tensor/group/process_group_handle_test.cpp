@@ -20,7 +20,11 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
+#include "cadre/core/sim/simulator.h"
+#include "cadre/core/store/hash_store.h"
 #include "cadre/tensor/group/process_group.h"
+#include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/temporary_folder.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
@@ -137,9 +141,8 @@ TEST(ProcessGroup, ItsRemediesKeepTheResult) {
     expect([&] { (void)group.broadcast_async(rows); }, in_place);
     expect([&] { (void)group.reduce_async(rows); }, in_place);
     expect([&] { (void)group.recv_async(rows, 0); }, in_place);
-    expect([&] { group.all_gather_into_tensor(plain, rows); },
-           "is not contiguous; pass input.contiguous()");
-    expect([&] { group.all_gather_into_tensor(rows, plain); },
+    expect([&] { group.all_gather(plain, rows); }, "is not contiguous; pass input.contiguous()");
+    expect([&] { group.all_gather(rows, plain); },
            "keep copy = output.contiguous(), pass the copy and, when the operation is done, call "
            "output.copy_(copy)");
     const Tensor negated = torch::imag(torch::zeros({2}, torch::kComplexFloat).conj());
@@ -151,10 +154,61 @@ TEST(ProcessGroup, ItsRemediesKeepTheResult) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Three ranks on the first host and one on the second one, in virtual time.
+TEST(ProcessGroup, KnowsOnWhichHostsItsRanksRun) {
+  sim::Simulator simulator(1, {.ranks_per_host = {3, 1}});
+  const auto store = std::make_shared<HashStore>(simulator.system(0));
+  const sim::SimResult result = simulator.run([&](os::System& system, int rank) {
+    at::set_num_threads(1);
+    CommunicatorOptions options;
+    options.listen_host = rank == 3 ? "10.0.0.2" : "10.0.0.1";
+    const ProcessGroup world(Communicator::connect(
+        system, {.rank = rank, .world_size = 4, .store = store, .job_token = "test"}, options,
+        system.deadline_in(testing::kRankTimeout)));
+    const auto place = [](const ProcessGroup& group) {
+      return std::vector<int>{group.local_rank(), group.local_world_size(), group.node_rank(),
+                              group.num_nodes()};
+    };
+    require(place(world) == (rank == 3 ? std::vector{0, 1, 1, 2} : std::vector{rank, 3, 0, 2}),
+            "in the world");
+    require(world.host() == system.host().name, world.host());
+    // Ranks 3, 1 and 2 in this order: the second host comes first.
+    if (const auto group = world.new_group({3, 1, 2})) {
+      require(
+          place(*group) == (rank == 3 ? std::vector{0, 1, 0, 2} : std::vector{rank - 1, 2, 1, 2}),
+          "in a subgroup");
+      group->close();
+    }
+    world.close();
+  });
+  EXPECT_EQ(result.failure, "");
+  for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "");
+}
+
+// Two threads are the ranks of a job that no launcher started.
+TEST(ProcessGroup, IsMadeOfWhatTheProgramSaysWithoutALauncher) {
+  const testing::TemporaryFolder folder;
+  const auto result = testing::run_ranks_as_threads(2, [&](testing::RankContext& context) {
+    const ProcessGroup world = init_process_group({.rank = context.rank,
+                                                   .world_size = 2,
+                                                   .init_method = "file://" + folder.file("job"),
+                                                   .backend = "net",
+                                                   .timeout = testing::kRankTimeout});
+    require(world.communicator().backend_name() == "net", "the engine");
+    const Tensor sum = torch::full({1}, world.rank() + 1);
+    world.all_reduce(sum);
+    require(sum.item<int>() == 3, "the sum");
+    world.close();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_THAT(failure_of([] { (void)init_process_group({.backend = "nccl"}); }),
+              ::testing::HasSubstr("InitOptions::backend is \"nccl\"; pass \"host\" or \"net\""));
+}
+
 // Rank 1 does not call it.
 TEST(ProcessGroup, IsMadeByItsMembersAlone) {
   const auto result = run_groups(3, [](const ProcessGroup& world) {
-    const StoreGroupOptions options{
+    const NewGroupOverStoreOptions options{
         .store = world.communicator().membership().store, .id = "pair", .name = "the pair"};
     if (world.rank() != 1) {
       const ProcessGroup pair = world.new_group_over_store({2, 0}, options);

@@ -240,13 +240,13 @@ TEST_P(ListsOnRanks, CoalescedCallsAreTheCallsOneByOne) {
 
     const Tensors gathered = {torch::empty({n, 3}), torch::empty({2 * n}, torch::kLong)};
     const Tensors inputs = {torch::full({3}, group.rank() + 0.5), torch::arange(2) + group.rank()};
-    group.all_gather_into_tensor_coalesced(gathered, inputs);
+    group.all_gather_coalesced(gathered, inputs);
     const Tensor ranks = torch::arange(n).unsqueeze(1);
     require(torch::equal(gathered[0], (ranks + 0.5).expand({n, 3})), "gathered");
     require(torch::equal(gathered[1].view({n, 2}), ranks + torch::arange(2)), "and the other");
 
     const Tensors parts = {torch::empty({3}), torch::empty({2}, torch::kLong)};
-    group.reduce_scatter_tensor_coalesced(parts, gathered);
+    group.reduce_scatter_coalesced(parts, gathered);
     require(torch::equal(parts[0], torch::full({3}, n * (group.rank() + 0.5))), "scattered");
     require(torch::equal(parts[1], n * (torch::arange(2) + group.rank())), "and the other");
   });
@@ -305,7 +305,7 @@ TEST(ProcessGroup, ListsThatCannotTakePartAreRefusedBeforeAnythingIsSent) {
     const Tensors pair = {torch::zeros({2}), torch::zeros({2})};
     const Tensors mixed = {torch::zeros({2}), torch::zeros({2}, torch::kInt)};
     const Tensors ragged = {torch::zeros({2}), torch::zeros({3})};
-    expect([&] { group.all_gather({two}, two); },
+    expect([&] { group.all_gather(Tensors{two}, two); },
            "the list of outputs has 1 tensors, expected one for each of 2 ranks");
     expect([&] { group.all_gather(mixed, two); }, "the outputs are float32 and int32");
     expect([&] { group.all_gather(pair, three); }, "as many elements");
@@ -329,10 +329,10 @@ TEST(ProcessGroup, ListsThatCannotTakePartAreRefusedBeforeAnythingIsSent) {
         "is not contiguous");
     expect(
         [&] {
-          group.all_gather_into_tensor_coalesced({two, two}, {two});
+          group.all_gather_coalesced({two, two}, {two});
         },
         "there are 2 outputs for 1 inputs");
-    expect([&] { group.reduce_scatter_tensor_coalesced({two}, {three}); },
+    expect([&] { group.reduce_scatter_coalesced({two}, {three}); },
            "the input has 3 elements (3), expected world size 2 times the output's 2 (2)");
     expect(
         [&] {

@@ -97,8 +97,8 @@ TEST_P(OnRanks, AllReduceOfEveryOperationEqualsTorch) {
     const AllReduceOptions premul{.op = Reduction::premul_sum(group.rank() + 0.5)};
     require(torch::equal(reduced(torch::kHalf, premul), weighted), "premul_sum");
     const Tensor part = torch::empty({7}, torch::kDouble);
-    group.reduce_scatter_tensor(part, brought(group.rank()).to(torch::kDouble).repeat({n}),
-                                {.op = Reduction::premul_sum(group.rank() + 0.5)});
+    group.reduce_scatter(part, brought(group.rank()).to(torch::kDouble).repeat({n}),
+                         {.op = Reduction::premul_sum(group.rank() + 0.5)});
     require(torch::equal(part, weighted), "premul_sum, scattered");
   });
 }
@@ -132,22 +132,22 @@ TEST_P(OnRanks, TheInputMayBeThisRanksSliceOfTheOutput) {
     const int n = group.world_size();
     const Tensor whole = torch::zeros({n, 3});
     whole[group.rank()].fill_(group.rank() + 1);
-    group.all_gather_into_tensor(whole, whole[group.rank()]);
+    group.all_gather(whole, whole[group.rank()]);
     for (int rank = 0; rank < n; ++rank) {
       require(torch::equal(whole[rank], torch::full({3}, rank + 1.0)), "gathered in place");
     }
-    group.reduce_scatter_tensor(whole[group.rank()], whole);
+    group.reduce_scatter(whole[group.rank()], whole);
     require(torch::equal(whole[group.rank()], torch::full({3}, n * (group.rank() + 1.0))),
             "scattered in place");
     const Tensor scalar = torch::tensor(group.rank() + 1.0);
     const Tensor scalars = torch::empty({n}, torch::kDouble);
-    group.all_gather_into_tensor(scalars, scalar.to(torch::kDouble));
+    group.all_gather(scalars, scalar.to(torch::kDouble));
     require(torch::equal(scalars, torch::arange(1, n + 1, torch::kDouble)), "0-dim");
-    group.all_gather_into_tensor(torch::empty({n, 0}), torch::empty({0}));
+    group.all_gather(torch::empty({n, 0}), torch::empty({0}));
     const torch::NoGradGuard no_grad;
     Tensor leaf = torch::ones({n, 3}).requires_grad_(true);
     const Tensor row = torch::zeros({3}).requires_grad_(true);
-    group.reduce_scatter_tensor(row, leaf);
+    group.reduce_scatter(row, leaf);
     require(torch::equal(row.detach(), torch::full({3}, 1.0 * n)), "leaves that require grad");
     require(row.is_leaf() && leaf.is_leaf(), "no graph");
   });
@@ -176,12 +176,12 @@ TEST_P(OnRanks, GatherAndScatterInRankOrder) {
     const int n = group.world_size();
     const Tensor input = torch::arange(4) + 10 * group.rank();
     const Tensor gathered = torch::empty({n, 4}, torch::kLong);
-    group.all_gather_into_tensor(gathered, input);
+    group.all_gather(gathered, input);
     const Tensor rows = torch::arange(n).unsqueeze(1) * 10 + torch::arange(4);
     require(torch::equal(gathered, rows), "rows in rank order");
 
     const Tensor piece = torch::empty({4}, torch::kLong);
-    group.reduce_scatter_tensor_async(piece, rows.contiguous()).wait();
+    group.reduce_scatter_async(piece, rows.contiguous()).wait();
     require(torch::equal(piece, rows[group.rank()] * n), "this rank's row, summed");
     group.barrier();
   });
@@ -192,7 +192,7 @@ TEST_P(OnRanks, AsynchronousGatherAndBroadcast) {
     const int n = group.world_size();
     const Tensor input = torch::arange(4) + 10 * group.rank();
     const Tensor gathered = torch::empty({n, 4}, torch::kLong);
-    const Work gather = group.all_gather_into_tensor_async(gathered, input);
+    const Work gather = group.all_gather_async(gathered, input);
     const int root = n - 1;
     const Tensor words = torch::full({5}, group.rank() + 1.0);
     const Work broadcast = group.broadcast_async(words, {.root = root});
@@ -251,7 +251,7 @@ TEST_P(OnRanks, AllToAllExchangesRows) {
     const auto row = [](int from, int to) { return torch::full({1, 3}, 100 * from + to); };
     std::vector<Tensor> to;
     std::vector<Tensor> from;
-    AllToAllSingleOptions uneven;
+    AllToAllOptions uneven;
     std::vector<Tensor> uneven_to;
     std::vector<Tensor> uneven_from;
     for (int other = 0; other < n; ++other) {
@@ -264,36 +264,35 @@ TEST_P(OnRanks, AllToAllExchangesRows) {
       uneven_from.insert(uneven_from.end(), static_cast<size_t>(me + other), row(other, me));
     }
     const Tensor output = torch::zeros({2 * n, 3}, torch::kLong);
-    group.all_to_all_single(output, torch::cat(to));
+    group.all_to_all(output, torch::cat(to));
     require(torch::equal(output, torch::cat(from)), "two rows from each");
 
     const auto cat = [](const std::vector<Tensor>& rows) {
       return rows.empty() ? torch::zeros({0, 3}, torch::kLong) : torch::cat(rows);
     };
     const Tensor received = torch::zeros_like(cat(uneven_from));
-    group.all_to_all_single(received, cat(uneven_to), uneven);
+    group.all_to_all(received, cat(uneven_to), uneven);
     require(torch::equal(received, cat(uneven_from)), "as many rows as the splits say");
     received.zero_();
-    group.all_to_all_single_async(received, cat(uneven_to), uneven).wait();
+    group.all_to_all_async(received, cat(uneven_to), uneven).wait();
     require(torch::equal(received, cat(uneven_from)), "also later");
   });
 }
 
 TEST(ProcessGroup, SplitsThatDisagreeAreExplainedOnAllRanks) {
   const auto result = run_groups(3, [](const ProcessGroup& group) {
-    AllToAllSingleOptions options{.output_split_sizes = {2, 2, 2}, .input_split_sizes = {2, 2, 2}};
+    AllToAllOptions options{.output_split_sizes = {2, 2, 2}, .input_split_sizes = {2, 2, 2}};
     if (group.rank() == 2) options.output_split_sizes[0] = 1;
     const Tensor output = torch::zeros({group.rank() == 2 ? 5 : 6, 4});
     const std::string failure = failure_of([&] {
-      group.all_to_all_single(output, torch::ones({6, 4}), options);
+      group.all_to_all(output, torch::ones({6, 4}), options);
     });
-    require(
-        failure.starts_with(
-            "kInvalidArgument: all_to_all_single (all_to_all_v #1) on group \"world\" failed") &&
-            failure.find("the ranks disagree: rank 0 (") != std::string::npos &&
-            failure.find(") sends float32 x 8 to rank 2 (") != std::string::npos &&
-            failure.find("), which expects 4.") != std::string::npos,
-        failure);
+    require(failure.starts_with(
+                "kInvalidArgument: all_to_all (all_to_all_v #1) on group \"world\" failed") &&
+                failure.find("the ranks disagree: rank 0 (") != std::string::npos &&
+                failure.find(") sends float32 x 8 to rank 2 (") != std::string::npos &&
+                failure.find("), which expects 4.") != std::string::npos,
+            failure);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
@@ -309,14 +308,13 @@ TEST(ProcessGroup, ShapesThatDisagreeAreExplainedOnAllRanks) {
       {"broadcast(", [](auto& group, auto& small, auto&) { group.broadcast(small); }},
       {"reduce(sum, ", [](auto& group, auto& small, auto&) { group.reduce(small); }},
       {"all_gather(",
-       [](auto& group, auto& small, auto& large) { group.all_gather_into_tensor(large, small); }},
+       [](auto& group, auto& small, auto& large) { group.all_gather(large, small); }},
       {"gather(", [](auto& group, auto& small, auto& large) { group.gather(large, small); }},
       {"scatter(", [](auto& group, auto& small, auto& large) { group.scatter(small, large); }},
       {"reduce_scatter(sum, ",
-       [](auto& group, auto& small, auto& large) { group.reduce_scatter_tensor(small, large); }},
-      {"all_to_all(", [](auto& group, auto& small, auto&) {
-         group.all_to_all_single(torch::zeros_like(small), small);
-       }}};
+       [](auto& group, auto& small, auto& large) { group.reduce_scatter(small, large); }},
+      {"all_to_all(",
+       [](auto& group, auto& small, auto&) { group.all_to_all(torch::zeros_like(small), small); }}};
   for (const Call& call : calls) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {
       const bool is_first = group.rank() == 0;
@@ -402,29 +400,28 @@ TEST(ProcessGroup, RefusesWhatCannotTakePart) {
     expect([&] { group.all_reduce(torch::imag(torch::zeros({2}, torch::kComplexFloat).conj())); },
            "is a negated view; keep copy = tensor.resolve_neg()");
     const Tensor six = torch::zeros({6});
-    expect([&] { group.all_gather_into_tensor(six.narrow(0, 0, 4), six.narrow(0, 2, 4)); },
+    expect([&] { group.all_gather(six.narrow(0, 0, 4), six.narrow(0, 2, 4)); },
            "the input and the output share memory, and (4) is not slice 0 of (4)");
-    expect([&] { group.reduce_scatter_tensor(six.narrow(0, 0, 4), six.narrow(0, 2, 4)); },
-           "share memory");
+    expect([&] { group.reduce_scatter(six.narrow(0, 0, 4), six.narrow(0, 2, 4)); }, "share memory");
     expect([&] { group.all_reduce(six, {.op = ReduceOp::kPremulSum}); },
            "all_reduce " + where + "premul_sum needs this rank's factor");
     expect([&] { group.broadcast(torch::zeros({2, 2}).to_sparse()); }, "is sparse");
     expect([&] { group.all_reduce(torch::zeros({2}, torch::kMeta)); }, "is on meta");
     expect([&] { group.all_reduce(torch::zeros({2}, torch::kInt), {.op = ReduceOp::kAvg}); },
            "all_reduce " + where + "avg of int32 is refused: the mean of integers is no integer");
-    expect([&] { group.reduce_scatter_tensor(six, six.clone(), {.op = ReduceOp::kBor}); },
+    expect([&] { group.reduce_scatter(six, six.clone(), {.op = ReduceOp::kBor}); },
            "bor of float32 is refused");
     expect([&] { (void)group.all_reduce_async(torch::zeros({4, 4}).t()); }, "is not contiguous");
-    expect([&] { group.all_gather_into_tensor(torch::zeros({3}), torch::zeros({2})); },
+    expect([&] { group.all_gather(torch::zeros({3}), torch::zeros({2})); },
            "the output has 3 elements (3), expected world size 1 times the input's 2 (2)");
-    expect([&] { group.reduce_scatter_tensor(torch::zeros({2}), torch::zeros({2}, torch::kInt)); },
+    expect([&] { group.reduce_scatter(torch::zeros({2}), torch::zeros({2}, torch::kInt)); },
            "the input is int32 but the output is float32");
     expect([&] { (void)group.empty_symmetric(4, torch::kComplexDouble); },
            "elements of complex128");
     expect([&] { group.reduce(torch::zeros({2}), {.root = 1}); },
            "reduce " + where + "root 1 is not in the group of 1 ranks");
-    expect([&] { group.all_to_all_single(six, six); },
-           "all_to_all_single " + where + "the input and the output overlap");
+    expect([&] { group.all_to_all(six, six); },
+           "all_to_all " + where + "the input and the output overlap");
     expect([&] { (void)group.broadcast_async(six, {.root = 1}); }, "broadcast_async " + where);
     expect([&] { group.gather(torch::zeros({3}), torch::zeros({2})); },
            "the output has 3 elements (3), expected world size 1 times the input's 2 (2)");
@@ -432,21 +429,21 @@ TEST(ProcessGroup, RefusesWhatCannotTakePart) {
     const Tensor rows = torch::zeros({4, 2});
     expect(
         [&] {
-          group.all_to_all_single(torch::zeros({3, 2}), rows);
+          group.all_to_all(torch::zeros({3, 2}), rows);
         },
         "the output has 6 elements (3, 2), expected the input's 8 (4, 2); pass splits");
-    expect([&] { group.all_to_all_single(rows, rows); }, "the input and the output overlap");
-    expect([&] { group.all_to_all_single(torch::zeros({}), torch::zeros({1})); },
+    expect([&] { group.all_to_all(rows, rows); }, "the input and the output overlap");
+    expect([&] { group.all_to_all(torch::zeros({}), torch::zeros({1})); },
            "the output has no dimension 0 to be split");
     const Tensor other = torch::zeros({4, 2});
     expect(
         [&] {
-          group.all_to_all_single(other, rows, {.input_split_sizes = {2, 2}});
+          group.all_to_all(other, rows, {.input_split_sizes = {2, 2}});
         },
         "the input (4, 2) has 2 splits, expected one for each of 1 ranks");
-    expect([&] { group.all_to_all_single(other, rows, {.output_split_sizes = {5}}); },
+    expect([&] { group.all_to_all(other, rows, {.output_split_sizes = {5}}); },
            "the output (4, 2) cannot give 5 rows where 4 are left");
-    expect([&] { group.all_to_all_single(other, rows, {.output_split_sizes = {3}}); },
+    expect([&] { group.all_to_all(other, rows, {.output_split_sizes = {3}}); },
            "the splits of the output (4, 2) add up to 3, expected 4");
   });
   EXPECT_TRUE(result.ok()) << result.failures();

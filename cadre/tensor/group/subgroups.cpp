@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -39,25 +41,51 @@ std::optional<int> ProcessGroup::group_rank(int global_rank) const {
   return rank ? std::optional(rank->value) : std::nullopt;
 }
 
-std::optional<ProcessGroup> ProcessGroup::split(const SplitOptions& options,
-                                                Duration timeout) const {
-  const GroupCall call(communicator_, "split", timeout);
-  return child(cadre::split(call.group, options, *call.deadline));
+std::optional<ProcessGroup> ProcessGroup::split(const SplitGroupOptions& options) const {
+  const GroupCall call(communicator_, "split", options.timeout);
+  return child(cadre::split(call.group,
+                            {.color = options.color, .key = options.key, .name = options.name},
+                            *call.deadline));
 }
 
 std::optional<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ranks,
-                                                    Duration timeout) const {
-  const GroupCall call(communicator_, "new_group", timeout);
+                                                    const NewGroupOptions& options) const {
+  const GroupCall call(communicator_, "new_group", options.timeout);
   const std::vector<Rank> members(ranks.begin(), ranks.end());
   return child(cadre::new_group(call.group, members, *call.deadline));
 }
 
 ProcessGroup ProcessGroup::new_group_over_store(const std::vector<int>& ranks,
-                                                const StoreGroupOptions& options,
-                                                Duration timeout) const {
-  const GroupCall call(communicator_, "new_group_over_store", timeout);
+                                                const NewGroupOverStoreOptions& options) const {
+  const GroupCall call(communicator_, "new_group_over_store", options.timeout);
   const std::vector<Rank> members(ranks.begin(), ranks.end());
-  return *child(cadre::new_group_over_store(call.group, members, options, *call.deadline));
+  return *child(cadre::new_group_over_store(
+      call.group, members, {.store = options.store, .id = options.id, .name = options.name},
+      *call.deadline));
+}
+
+int ProcessGroup::local_rank() const {
+  const Communicator& group = group_behind(communicator_, "local_rank");
+  const std::vector<int> hosts = group.hosts();
+  const auto self = hosts.begin() + group.rank();
+  return static_cast<int>(std::count(hosts.begin(), self, *self));
+}
+
+int ProcessGroup::local_world_size() const {
+  const std::vector<int> hosts = group_behind(communicator_, "local_world_size").hosts();
+  return static_cast<int>(std::ranges::count(hosts, hosts[static_cast<size_t>(rank())]));
+}
+
+int ProcessGroup::node_rank() const {
+  return group_behind(communicator_, "node_rank").hosts()[static_cast<size_t>(rank())];
+}
+
+int ProcessGroup::num_nodes() const {
+  return std::ranges::max(group_behind(communicator_, "num_nodes").hosts()) + 1;
+}
+
+std::string ProcessGroup::host() const {
+  return group_behind(communicator_, "host").system().host().name;
 }
 
 ProcessGroup ProcessGroup::rejoin(const RejoinOptions& options) const {

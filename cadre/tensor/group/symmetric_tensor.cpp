@@ -41,22 +41,22 @@ bool SymmetricTensor::shares_memory() const {
   return buffer("shares_memory").shares_memory();
 }
 
-at::Tensor SymmetricTensor::peer(Rank rank) const {
+at::Tensor SymmetricTensor::peer(int rank) const {
   const Bytes theirs = buffer("peer").writable_peer(rank);
   if (rank == group_.rank()) return local_;
   return tensor_on(buffer_, theirs.first(local_.nbytes()), local_.scalar_type());
 }
 
-void SymmetricTensor::signal(Rank rank, uint32_t slot) const {
+void SymmetricTensor::signal(int rank, uint32_t slot) const {
   buffer("signal").signal(rank, slot);
 }
 
-void SymmetricTensor::wait_signal(Rank rank, uint32_t slot, std::optional<Duration> timeout) const {
+void SymmetricTensor::wait_signal(int rank, uint32_t slot, const WaitSignalOptions& options) const {
   SymmetricBuffer& memory = buffer("wait_signal");
   const Communicator& communicator = group_.communicator();
-  memory.wait_signal(
-      rank, slot,
-      deadline_of(communicator, "wait_signal", timeout.value_or(communicator.options().timeout)));
+  memory.wait_signal(rank, slot,
+                     deadline_of(communicator, "wait_signal",
+                                 options.timeout.value_or(communicator.options().timeout)));
 }
 
 }  // namespace cadre

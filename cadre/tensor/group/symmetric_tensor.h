@@ -28,6 +28,10 @@
 
 namespace cadre {
 
+struct WaitSignalOptions {
+  std::optional<Duration> timeout = {};  // default: the group's
+};
+
 class CADRE_EXPORT SymmetricTensor {
  public:
   // numel: of each rank, at least 1; equal on all ranks, as dtype. Zeroed.
@@ -38,12 +42,12 @@ class CADRE_EXPORT SymmetricTensor {
   // Whether the tensors of the other ranks are within reach: not over TCP, nor in a world of one.
   bool shares_memory() const;
   // (numel), that of a rank, which may be this one.
-  at::Tensor peer(Rank rank) const;
+  at::Tensor peer(int rank) const;
   // Counts a signal to a rank. slot: below SymmetricBuffer::kNumSignals. Never blocks.
-  void signal(Rank rank, uint32_t slot) const;
-  // Takes one signal of a rank that no earlier wait has taken. Without a timeout that of the group;
-  // a timeout is the group's failure and names the rank.
-  void wait_signal(Rank rank, uint32_t slot, std::optional<Duration> timeout = {}) const;
+  void signal(int rank, uint32_t slot) const;
+  // Takes one signal of a rank that no earlier wait has taken. A timeout is the group's failure and
+  // names the rank.
+  void wait_signal(int rank, uint32_t slot, const WaitSignalOptions& options = {}) const;
 
  private:
   SymmetricTensor(ProcessGroup group, std::shared_ptr<SymmetricBuffer> buffer, at::Tensor local)

@@ -28,7 +28,7 @@ TEST(SymmetricTensor, EachRankWritesAndSignalsToTheNext) {
     group.barrier();
     tensor.peer(right).fill_(group.rank() + 1);
     tensor.signal(right, 3);
-    tensor.wait_signal(left, 3, testing::kRankTimeout);
+    tensor.wait_signal(left, 3, {.timeout = testing::kRankTimeout});
     require(torch::equal(tensor.local(), torch::full({1000}, left + 1.0, torch::kDouble)),
             "what the left neighbour has written");
     require(tensor.peer(group.rank()).data_ptr() == tensor.local().data_ptr(), "its own");
@@ -76,7 +76,8 @@ TEST(SymmetricTensor, RefusalsAndTimeouts) {
   const auto late = run_groups(2, [](const ProcessGroup& group) {
     const auto tensor = SymmetricTensor::allocate(group, 4, torch::kInt);
     const std::string failure = failure_of([&] {
-      if (group.rank() == 0) return tensor.wait_signal(1, 0, std::chrono::milliseconds(20));
+      if (group.rank() == 0)
+        return tensor.wait_signal(1, 0, {.timeout = std::chrono::milliseconds(20)});
       group.recv(tensor.local(), 0);  // ends with the group
     });
     require(group.rank() == 1 || failure.starts_with("kTimeout: "), failure);

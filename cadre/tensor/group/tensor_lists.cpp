@@ -188,8 +188,8 @@ PackedCall packed_exchange(const GroupCall& call, const std::vector<at::Tensor>&
                            const std::vector<at::Tensor>& inputs) {
   const DType dtype = check_list(call.group, call.name, kInput, inputs);
   check_list(call.group, call.name, kOutput, outputs);
-  check_beside_list(call.group, call.name, kOutput,
-                    outputs[static_cast<size_t>(call.group.rank().value)], inputs);
+  check_beside_list(call.group, call.name, kOutput, outputs[static_cast<size_t>(call.group.rank())],
+                    inputs);
   PackedCall packed_call{.in = packed(inputs), .out = room_for(outputs)};
   packed_call.finish = unpacking(packed_call.out, outputs);
   packed_call.collective =
@@ -251,14 +251,14 @@ Work ProcessGroup::scatter_async(const at::Tensor& output, const std::vector<at:
 
 void ProcessGroup::all_to_all(const std::vector<at::Tensor>& outputs,
                               const std::vector<at::Tensor>& inputs,
-                              const AllToAllOptions& options) const {
+                              const AllToAllListOptions& options) const {
   const GroupCall call(communicator_, "all_to_all", options.timeout);
   run_packed(call, packed_exchange(call, outputs, inputs));
 }
 
 Work ProcessGroup::all_to_all_async(const std::vector<at::Tensor>& outputs,
                                     const std::vector<at::Tensor>& inputs,
-                                    const AllToAllOptions& options) const {
+                                    const AllToAllListOptions& options) const {
   const GroupCall call(communicator_, "all_to_all_async", options.timeout);
   return issue_packed(call, packed_exchange(call, outputs, inputs));
 }

@@ -213,16 +213,16 @@ TEST(Functional, TheGraphKeepsTheGroup) {
     Tensor y;
     {
       const auto pair = group.split({.color = 0, .name = "pair"});
-      y = functional::all_gather_tensor(x, *pair);
+      y = functional::all_gather(x, *pair);
     }
     y.sum().backward();
     require(torch::equal(x.grad(), torch::full({2}, 2.0, torch::kDouble)), "gradient");
     // A closed group is not opened again.
     const auto pair = group.split({.color = 0, .name = "pair"});
-    y = functional::all_gather_tensor(x, *pair);
+    y = functional::all_gather(x, *pair);
     pair->close();
     const std::string failure = failure_of([&] { y.sum().backward(); });
-    require(failure.find("backward of all_gather_tensor: ") != std::string::npos &&
+    require(failure.find("backward of all_gather: ") != std::string::npos &&
                 failure.find("closed") != std::string::npos,
             failure);
   });
@@ -262,21 +262,21 @@ std::vector<RefusedCall> refused_calls() {
        },
        "product has no backward; all_gather the inputs and multiply them: view({world_size, "
        "...}).prod(0), or call it under torch::NoGradGuard"},
-      {"reduce_scatter_tensor max", ones,
+      {"reduce_scatter max", ones,
        [](const Tensor& x, const ProcessGroup& group) {
-         return functional::reduce_scatter_tensor(x, group, {.op = ReduceOp::kMax});
+         return functional::reduce_scatter(x, group, {.op = ReduceOp::kMax});
        },
-       "max has no backward; exchange the parts with all_to_all_single and reduce them: "
+       "max has no backward; exchange the parts with all_to_all and reduce them: "
        "view({world_size, ...}).amax(0), .amin(0) or .prod(0), or call it under "
        "torch::NoGradGuard"},
-      {"reduce_scatter_tensor of 3 rows", ones.narrow(0, 0, 3),
+      {"reduce_scatter of 3 rows", ones.narrow(0, 0, 3),
        [](const Tensor& x, const ProcessGroup& group) {
-         return functional::reduce_scatter_tensor(x, group);
+         return functional::reduce_scatter(x, group);
        },
        "dimension 0 of the input (3, 2) is no multiple of the world size 2; pad it"},
-      {"reduce_scatter_tensor of a number", ones[0][0],
+      {"reduce_scatter of a number", ones[0][0],
        [](const Tensor& x, const ProcessGroup& group) {
-         return functional::reduce_scatter_tensor(x, group);
+         return functional::reduce_scatter(x, group);
        },
        "the input () has no dimension 0; pass view({1})"},
       {"scatter_to_group along a wrong dimension", ones,
@@ -290,13 +290,11 @@ std::vector<RefusedCall> refused_calls() {
        },
        "the input () has no dimension -1; pass view({1})"},
       {"all_to_all of a number", ones[0][0],
-       [](const Tensor& x, const ProcessGroup& group) {
-         return functional::all_to_all_single(x, group);
-       },
+       [](const Tensor& x, const ProcessGroup& group) { return functional::all_to_all(x, group); },
        "the input has no dimension 0 to be split; pass view({1})"},
       {"all_to_all with a negative split", ones,
        [](const Tensor& x, const ProcessGroup& group) {
-         return functional::all_to_all_single(x, group, {.output_split_sizes = {-1, 3}});
+         return functional::all_to_all(x, group, {.output_split_sizes = {-1, 3}});
        },
        "the output (3, 2) cannot give -1 rows where 3 are left"},
       {"nothing", Tensor(),
@@ -362,18 +360,14 @@ TEST(Functional, ARankThatLeavesOutABackwardIsNamed) {
   std::vector<std::string> failures(2);
   run_groups(2, [&](const ProcessGroup& group) {
     const Tensor x = torch::ones({2}, torch::kDouble).requires_grad_(true);
-    const Tensor y = functional::all_gather_tensor(x, group);
+    const Tensor y = functional::all_gather(x, group);
     failures[static_cast<size_t>(group.rank())] = failure_of([&] {
       if (group.rank() == 0) y.sum().backward();
       group.barrier();
     });
   });
-  EXPECT_THAT(
-      failures[0],
-      AllOf(
-          HasSubstr(
-              "backward of all_gather_tensor: reduce_scatter_tensor (reduce_scatter #2) on group"),
-          HasSubstr("barrier")));
+  EXPECT_THAT(failures[0], AllOf(HasSubstr("backward of all_gather: reduce_scatter #2 on group"),
+                                 HasSubstr("barrier")));
   EXPECT_THAT(failures[1], AllOf(HasSubstr("barrier #2"), HasSubstr("reduce_scatter")));
 }
 

@@ -137,7 +137,7 @@ double clip_grad_norm_(std::span<const at::Tensor> parameters, double max_norm,
   check_clip_options(max_norm, options);
   wrap::refuse_shards(
       parameters, "clip_grad_norm_",
-      "Call clip_grad_norm_(model, max_norm) with the wrapper or, after "
+      "Call clip_grad_norm_(model, max_norm) with the wrapper or the pipeline or, after "
       "parallelize_module(), clip_grad_norm_(records, max_norm) with the records that it "
       "returned: both add up the shards of all ranks");
   const at::NoGradGuard no_grad;

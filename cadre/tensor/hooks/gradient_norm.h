@@ -5,7 +5,8 @@
 // norm that is not finite. Source: torch.nn.utils.clip_grad_norm_.
 // For gradients that are the same on all ranks, as DistributedDataParallel leaves them: then the
 // norm and what is thrown are the same on all ranks, too. For gradients of which each rank has a
-// part: parallel/shard/sharded_norm.h; shards of a wrapper are refused here.
+// part: parallel/shard/sharded_norm.h; shards of a wrapper and parameters of a pipeline's stages
+// are refused here.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -38,7 +38,7 @@ Tensor run_collectives(const ProcessGroup& group) {
   group.all_reduce_async(tensor, {.op = ReduceOp::kAvg}).wait();
   group.broadcast(tensor);
   const Tensor gathered = group.empty_symmetric(3 * group.world_size(), at::kDouble);
-  group.all_gather_into_tensor(gathered, tensor);
+  group.all_gather(gathered, tensor);
   return gathered.narrow(0, 0, 3);
 }
 
@@ -78,13 +78,13 @@ TEST(FakeGroup, AFormulaGathersAndScattersInTheWait) {
   const FakeGroup fake(formula_of_four());
   const ProcessGroup group = fake.group();
   const Tensor gathered = torch::zeros({8});
-  const Work gather = group.all_gather_into_tensor_async(gathered, torch::arange(1.0, 3.0));
+  const Work gather = group.all_gather_async(gathered, torch::arange(1.0, 3.0));
   expect_all(gathered, 0);
   gather.wait();
   EXPECT_TRUE(torch::equal(gathered, torch::tensor({1.0, 2.0}).repeat({4})));
   const Tensor input = torch::arange(8.0);
   const Tensor output = torch::zeros({2});
-  const Work scatter = group.reduce_scatter_tensor_async(output, input);
+  const Work scatter = group.reduce_scatter_async(output, input);
   expect_all(output, 0);
   scatter.wait();
   EXPECT_TRUE(torch::equal(output, torch::tensor({0.0, 10.0})));

@@ -111,24 +111,24 @@ void LocatedGroup::all_reduce(const at::Tensor& tensor, ReduceOp op) const {
   run([&] { group_.all_reduce(written(tensor), {.op = op}); });
 }
 
-void LocatedGroup::broadcast(const at::Tensor& tensor, Rank root) const {
+void LocatedGroup::broadcast(const at::Tensor& tensor, int root) const {
   run([&] { group_.broadcast(written(tensor), {.root = root}); });
 }
 
 void LocatedGroup::all_gather(const at::Tensor& output, const at::Tensor& input) const {
-  run([&] { group_.all_gather_into_tensor(written(output), input); });
+  run([&] { group_.all_gather(written(output), input); });
 }
 
 std::function<void()> LocatedGroup::all_gather_async(const at::Tensor& output,
                                                      const at::Tensor& input) const {
-  return wait_for(run([&] { return group_.all_gather_into_tensor_async(written(output), input); }));
+  return wait_for(run([&] { return group_.all_gather_async(written(output), input); }));
 }
 
 std::function<void()> LocatedGroup::reduce_scatter_async(const at::Tensor& output,
                                                          const at::Tensor& input,
                                                          ReduceOp op) const {
   return wait_for(
-      run([&] { return group_.reduce_scatter_tensor_async(written(output), input, {.op = op}); }));
+      run([&] { return group_.reduce_scatter_async(written(output), input, {.op = op}); }));
 }
 
 }  // namespace cadre::wrap

@@ -50,7 +50,7 @@ class CADRE_EXPORT LocatedGroup {
   void enter(const Place& place) const;
 
   const ProcessGroup& process_group() const { return group_; }
-  Rank rank() const { return group_.rank(); }
+  int rank() const { return group_.rank(); }
   int world_size() const { return group_.world_size(); }
   // Where the wrapper says what its user should know. It lives as long as the group.
   LogSink& log_sink() const;
@@ -65,7 +65,7 @@ class CADRE_EXPORT LocatedGroup {
   std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) const;
   // In place; on the calling thread, where that saves waking another one.
   void all_reduce(const at::Tensor& tensor, ReduceOp op) const;
-  void broadcast(const at::Tensor& tensor, Rank root) const;
+  void broadcast(const at::Tensor& tensor, int root) const;
   // output: (world_size * n) for input (n), both contiguous. The input may be this rank's part of
   // the output, elements [rank * n, (rank + 1) * n), and may not share memory with it otherwise.
   void all_gather(const at::Tensor& output, const at::Tensor& input) const;

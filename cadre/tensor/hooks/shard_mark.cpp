@@ -2,6 +2,7 @@
 
 #include <c10/core/TensorImpl.h>
 
+#include <optional>
 #include <utility>
 
 #include "cadre/core/base/error.h"
@@ -13,9 +14,26 @@ namespace {
 
 // BackendMeta is the only member of a tensor in which other libraries can store data.
 struct MarkMeta final : c10::BackendMeta {
-  explicit MarkMeta(ShardMark given) : mark(std::move(given)) {}
-  ShardMark mark;
+  std::optional<ShardMark> of_shard;
+  std::optional<StageMark> of_stage;
 };
+
+const MarkMeta* marks_of(const at::Tensor& tensor) {
+  if (!tensor.defined()) return nullptr;
+  return dynamic_cast<const MarkMeta*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
+}
+
+// Tensors made by detach() share the marks of their origin, so they are never changed in place.
+template <typename Change>
+void change_marks(const at::Tensor& tensor, Change change) {
+  auto marks = c10::make_intrusive<MarkMeta>();
+  if (const MarkMeta* const earlier = marks_of(tensor)) {
+    marks->of_shard = earlier->of_shard;
+    marks->of_stage = earlier->of_stage;
+  }
+  change(*marks);
+  tensor.unsafeGetTensorImpl()->set_backend_meta(std::move(marks));
+}
 
 }  // namespace
 
@@ -31,27 +49,38 @@ uint64_t part_of(const at::Tensor& parameter, int64_t first_element) {
 }
 
 void mark_as_shard(const at::Tensor& tensor, ShardMark mark) {
-  tensor.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<MarkMeta>(std::move(mark)));
+  change_marks(tensor, [&](MarkMeta& marks) { marks.of_shard = std::move(mark); });
+}
+
+void mark_as_of_stage(const at::Tensor& tensor, StageMark mark) {
+  change_marks(tensor, [&](MarkMeta& marks) { marks.of_stage = std::move(mark); });
 }
 
 const ShardMark* shard_mark_of(const at::Tensor& tensor) {
-  if (!tensor.defined()) return nullptr;
-  const auto* meta =
-      dynamic_cast<const MarkMeta*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
-  return meta == nullptr ? nullptr : &meta->mark;
+  const MarkMeta* const marks = marks_of(tensor);
+  return marks != nullptr && marks->of_shard ? &*marks->of_shard : nullptr;
 }
 
 void refuse_shards(std::span<const at::Tensor> parameters, std::string_view call,
                    std::string_view remedy) {
+  const auto refuse = [&](int rank, size_t index, const std::string& what) {
+    throw Error(ErrorCode::kInvalidArgument,
+                format("{}, rank {}: parameter {} of {} in the list is {}, so the list has other "
+                       "gradients on each rank, and the ranks would come to different results. {}",
+                       call, rank, index, parameters.size(), what, remedy));
+  };
   for (size_t i = 0; i < parameters.size(); ++i) {
-    const ShardMark* const mark = shard_mark_of(parameters[i]);
-    if (mark == nullptr) continue;
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        format("{}, rank {}: parameter {} of {} in the list is this rank's shard of \"{}\", "
-               "{}, so the list has other gradients on each rank, and the ranks would "
-               "come to different results. {}",
-               call, mark->rank, i, parameters.size(), mark->parameter, mark->owner, remedy));
+    const MarkMeta* const marks = marks_of(parameters[i]);
+    if (marks == nullptr) continue;
+    if (const auto& mark = marks->of_shard) {
+      refuse(mark->rank, i,
+             format("this rank's shard of \"{}\", {}", mark->parameter, mark->owner));
+    }
+    if (const auto& mark = marks->of_stage) {
+      refuse(mark->rank, i,
+             format("\"{}\" of stage {} of a pipeline of {} ranks", mark->parameter, mark->stage,
+                    mark->num_ranks));
+    }
   }
 }
 

@@ -1,5 +1,6 @@
-// Tells a tensor that is this rank's shard of a parameter from one that is a whole parameter: the
-// gradients of shards are not the same on all ranks, so a norm of theirs is not that of the model.
+// Tells a tensor that is this rank's shard of a parameter, or a parameter of this rank's stages of
+// a pipeline, from a parameter that all ranks have: the gradients of the first two are not the same
+// on all ranks, so a norm of theirs is not that of the model.
 //
 // Threads: as the tensor. Blocking: never. Lifetime: the mark goes with the tensor and with what
 // detach() makes of it; set_data() removes it. Errors: kInvalidArgument from refuse_shards() and
@@ -44,8 +45,18 @@ CADRE_EXPORT void mark_as_shard(const at::Tensor& tensor, ShardMark mark);
 // Null for any other tensor, also an undefined one.
 CADRE_EXPORT const ShardMark* shard_mark_of(const at::Tensor& tensor);
 
-// Throws for the first of these that is a shard. `call`: what the program called; `remedy`: what it
-// is to call instead.
+// A parameter of the stages that this rank of a pipeline of `num_ranks` holds. A tensor may have
+// both marks.
+struct StageMark {
+  std::string parameter;  // its name in the module of the stage
+  int stage = 0;
+  int rank = 0;
+  int num_ranks = 1;
+};
+CADRE_EXPORT void mark_as_of_stage(const at::Tensor& tensor, StageMark mark);
+
+// Throws for the first of these that is a shard or of a stage. `call`: what the program called;
+// `remedy`: what it is to call instead.
 CADRE_EXPORT void refuse_shards(std::span<const at::Tensor> parameters, std::string_view call,
                                 std::string_view remedy);
 

@@ -2,7 +2,7 @@
 // given.
 //
 //   const cadre::DataRanks data = cadre::data_ranks(mesh);       // {pp: 2, dp: 2, tp: 2}
-//   cadre::DataLoader loader(dataset, {.batch_size = 64, .group = data.group});
+//   cadre::DataLoader loader(dataset, {.batch_size = 64, .ranks = data.group});
 //
 // Along pp, cp and tp ranks work on the same rows; along dp, dp_replicate, dp_shard and ep each has
 // rows of its own.

@@ -10,6 +10,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/group/operands/operands.h"
 #include "cadre/tensor/mesh/mesh_groups.h"
 
 namespace cadre {
@@ -324,8 +325,8 @@ DeviceMesh DeviceMesh::whole() const {
   return DeviceMesh(groups_, whole_->axes, whole_->steps, whole_);
 }
 
-void DeviceMesh::close() const {
-  groups_->close();
+void DeviceMesh::close(Duration timeout) const {
+  groups_->close(deadline_of(groups_->world().communicator(), "DeviceMesh::close", timeout));
 }
 
 std::string DeviceMesh::to_string() const {

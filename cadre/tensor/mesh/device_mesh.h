@@ -92,8 +92,8 @@ class CADRE_EXPORT DeviceMesh {
   DeviceMesh whole() const;
 
   // Closes all groups created by this mesh and by meshes that share its groups, as
-  // ProcessGroup::close().
-  void close() const;
+  // ProcessGroup::close(). timeout: for all of them together.
+  void close(Duration timeout = kDefaultCloseTimeout) const;
 
   // "{dp: 2, tp: 4}", for messages.
   std::string to_string() const;

@@ -93,6 +93,21 @@ TEST(DeviceMesh, RanksAndCoordinatesFollowTheFormula) {
   }
 }
 
+TEST(DeviceMesh, ClosesItsGroupsWithinTheTimeout) {
+  const auto result = run_groups(2, [](const ProcessGroup& world) {
+    const DeviceMesh mesh(world, {{"x", 2}});
+    const ProcessGroup group = mesh.group("x");
+    EXPECT_THAT(failure_of([&] { mesh.close(std::chrono::milliseconds(-1)); }),
+                HasSubstr("DeviceMesh::close"));
+    group.barrier();
+    if (world.rank() == 1) return;
+    const Work pending = group.barrier_async();
+    mesh.close(std::chrono::milliseconds(20));
+    EXPECT_THAT(failure_of([&] { pending.wait(); }), HasSubstr("kAborted"));
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 // A later call, a copy, a slice and another name for the same ranks return the same group.
 TEST(DeviceMesh, AGroupIsMadeAtItsFirstUseAndOnce) {
   const auto result = run_groups(8, [](const ProcessGroup& world) {

@@ -73,7 +73,7 @@ ProcessGroup MeshGroups::make(const std::vector<int>& ranks, const std::string& 
   return group;
 }
 
-void MeshGroups::close() {
+void MeshGroups::close(Deadline deadline) {
   std::vector<ProcessGroup> made;
   {
     const std::lock_guard lock(mutex_);
@@ -81,7 +81,7 @@ void MeshGroups::close() {
       if (slot.group) made.push_back(*slot.group);
     }
   }
-  for (const ProcessGroup& group : made) group.close();
+  for (const ProcessGroup& group : made) group.communicator().close(deadline);
 }
 
 }  // namespace cadre

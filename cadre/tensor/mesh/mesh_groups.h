@@ -28,7 +28,7 @@ class MeshGroups {
   // messages; the name of the first call is kept. The reference stays valid.
   const ProcessGroup& group(const std::vector<int>& ranks, const std::string& name);
   // Closes all groups that were created.
-  void close();
+  void close(Deadline deadline);
 
  private:
   // Empty while the group is being created.

@@ -161,7 +161,7 @@ void Passage::reduce_scatter(size_t axis, size_t dim) {
   std::vector<int64_t> part = input.sizes().vec();
   part[0] = chunk;
   const at::Tensor output = at::empty(part, input.options());
-  group_of(axis).reduce_scatter_tensor(output, input, {.op = op});
+  group_of(axis).reduce_scatter(output, input, {.op = op});
   const Chunk mine = chunk_of(size, num_ranks, mesh_.coordinates()[axis]);
   tensor_ = output.narrow(0, 0, mine.size).movedim(0, d);
   now_.add_shard(dim, axis);
@@ -215,7 +215,7 @@ void Passage::all_gather(const std::vector<size_t>& axes, const std::vector<Memb
                          int64_t longest) {
   const auto count = static_cast<int64_t>(members.size());
   const at::Tensor parts = at::empty({count * longest}, tensor_.options());
-  group_of(axes).all_gather_into_tensor(parts, padded(tensor_.reshape({-1}), longest));
+  group_of(axes).all_gather(parts, padded(tensor_.reshape({-1}), longest));
   const Box whole = box(target_);
   // Along dimension 0 all chunks before the last that is not empty are full, so the gathered chunks
   // are contiguous in the result, too.
@@ -248,7 +248,7 @@ void Passage::all_to_all(const std::vector<size_t>& axes, const std::vector<Memb
   };
   const Box before = members[self].before;
   const Box after = members[self].after;
-  AllToAllSingleOptions options;
+  AllToAllOptions options;
   std::vector<at::Tensor> sent = {at::empty({0}, tensor_.options())};
   int64_t num_received = 0;
   for (size_t rank = 0; rank < members.size(); ++rank) {
@@ -263,7 +263,7 @@ void Passage::all_to_all(const std::vector<size_t>& axes, const std::vector<Memb
     }
   }
   const at::Tensor received = at::empty({num_received}, tensor_.options());
-  group.all_to_all_single(received, at::cat(sent), options);
+  group.all_to_all(received, at::cat(sent), options);
   const at::Tensor result = at::empty(after.sizes, tensor_.options());
   int64_t begin = 0;
   for (size_t rank = 0; rank < members.size(); ++rank) {

@@ -190,7 +190,7 @@ class ShardedTraining {
       parameter.mutable_grad().reset();
     }
     const torch::Tensor part = torch::empty({layout.shard_numel()}, options_.dtype);
-    group_.reduce_scatter_tensor(part, full, {.op = ReduceOp::kAvg});
+    group_.reduce_scatter(part, full, {.op = ReduceOp::kAvg});
     for (size_t k = 0; k < layout.num_parameters(); ++k) {
       unit.values(k).mutable_grad() =
           part.narrow(0, layout.offset_in_shard(k, group_.rank()), unit.values(k).numel()).clone();

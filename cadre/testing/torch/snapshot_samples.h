@@ -179,9 +179,9 @@ inline std::string difference(const SnapshotParts& a, const SnapshotParts& b) {
     for (const auto tensors : {&ParameterState::tensors, &ParameterState::scalars}) {
       if ((state.*tensors).size() != ((*other).*tensors).size()) return state.parameter;
       for (size_t i = 0; i < (state.*tensors).size(); ++i) {
-        if ((state.*tensors)[i].first != ((*other).*tensors)[i].first ||
-            differ((state.*tensors)[i].second, ((*other).*tensors)[i].second)) {
-          return state.parameter + "." + (state.*tensors)[i].first;
+        if ((state.*tensors)[i].name != ((*other).*tensors)[i].name ||
+            differ((state.*tensors)[i].tensor, ((*other).*tensors)[i].tensor)) {
+          return state.parameter + "." + (state.*tensors)[i].name;
         }
       }
     }

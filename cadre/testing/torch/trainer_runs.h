@@ -91,7 +91,8 @@ class TrainerTest : public ::testing::Test {
   }
 
   // Tensors of a snapshot of either form, by name.
-  NamedTensors tensors(const std::string& run_name, int64_t step, const std::string& file) const {
+  std::vector<NamedTensor> tensors(const std::string& run_name, int64_t step,
+                                   const std::string& file) const {
     std::string path = snapshot(run_name, step) + "/" + file;
     const std::string prefix = "state.";  // begins the names in an optimizer's state in parts
     const bool is_whole = std::filesystem::exists(path);
@@ -100,22 +101,22 @@ class TrainerTest : public ::testing::Test {
       write_full_state(snapshot(run_name, step), path,
                        file == kModelFile ? SnapshotContent::kModel : SnapshotContent::kOptimizer);
     }
-    NamedTensors tensors = SafetensorsFile::open(path).read_all();
+    std::vector<NamedTensor> tensors = SafetensorsFile::open(path).read_all();
     for (auto& [name, tensor] : tensors) {
       if (!is_whole && file == kOptimizerFile) name = name.substr(prefix.size());
     }
-    std::ranges::sort(tensors, {}, &NamedTensors::value_type::first);
+    std::ranges::sort(tensors, {}, &NamedTensor::name);
     return tensors;
   }
 
   void expect_same_bits(const std::string& run_a, const std::string& run_b, int64_t step) const {
     for (const std::string file : {"model.safetensors", "optimizer.safetensors"}) {
-      const NamedTensors a = tensors(run_a, step, file);
-      const NamedTensors b = tensors(run_b, step, file);
+      const std::vector<NamedTensor> a = tensors(run_a, step, file);
+      const std::vector<NamedTensor> b = tensors(run_b, step, file);
       ASSERT_EQ(a.size(), b.size());
       for (size_t i = 0; i < a.size(); ++i) {
-        EXPECT_EQ(a[i].first, b[i].first);
-        EXPECT_TRUE(a[i].second.equal(b[i].second)) << file << " " << a[i].first;
+        EXPECT_EQ(a[i].name, b[i].name);
+        EXPECT_TRUE(a[i].tensor.equal(b[i].tensor)) << file << " " << a[i].name;
       }
     }
   }

@@ -19,8 +19,8 @@
 
 namespace cadre {
 
-NamedTensors named_state(const torch::nn::Module& module) {
-  NamedTensors state;
+std::vector<NamedTensor> named_state(const torch::nn::Module& module) {
+  std::vector<NamedTensor> state;
   for (const auto& item : module.named_parameters()) state.emplace_back(item.key(), item.value());
   for (const auto& item : module.named_buffers()) state.emplace_back(item.key(), item.value());
   return state;
@@ -28,7 +28,7 @@ NamedTensors named_state(const torch::nn::Module& module) {
 
 namespace {
 
-void refuse_shards(const NamedTensors& state, std::string_view call) {
+void refuse_shards(const std::vector<NamedTensor>& state, std::string_view call) {
   for (const auto& [name, tensor] : state) {
     wrap::refuse_shard_as_whole(
         name, tensor, call,
@@ -45,7 +45,7 @@ void save(const torch::nn::Module& module, const std::string& path) {
 }
 
 void save(const torch::nn::Module& module, os::FileSystem& files, const std::string& path) {
-  const NamedTensors state = named_state(module);
+  const std::vector<NamedTensor> state = named_state(module);
   refuse_shards(state, "save");
   const std::string temporary = files.create_beside(path).value_or_throw();
   Status saved = write_safetensors(files, temporary, state, {{"format", "pt"}});
@@ -55,12 +55,13 @@ void save(const torch::nn::Module& module, os::FileSystem& files, const std::str
 }
 
 void load(torch::nn::Module& module, const std::string& path) {
-  const NamedTensors state = named_state(module);
+  const std::vector<NamedTensor> state = named_state(module);
   refuse_shards(state, "load");
   const SafetensorsFile file = SafetensorsFile::open(path);
-  NamedTensors read = file.read_all();
+  std::vector<NamedTensor> read = file.read_all();
   file.check_unwritten();
-  std::map<std::string, at::Tensor> by_name(read.begin(), read.end());
+  std::map<std::string, at::Tensor> by_name;
+  for (auto& [name, tensor] : read) by_name.emplace(std::move(name), std::move(tensor));
   // The file may have a tied tensor under only one of its names.
   std::set<const void*> in_file;
   for (const auto& [name, tensor] : state) {

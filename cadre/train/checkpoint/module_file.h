@@ -8,10 +8,10 @@
 #include <ATen/core/Tensor.h>
 
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "cadre/core/base/export.h"
+#include "cadre/tensor/hooks/named_tensors.h"
 
 namespace torch::nn {
 class Module;
@@ -19,10 +19,8 @@ class Module;
 
 namespace cadre {
 
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
-
 // The parameters, then the buffers, by their full names. They share the module's memory.
-CADRE_EXPORT NamedTensors named_state(const torch::nn::Module& module);
+CADRE_EXPORT std::vector<NamedTensor> named_state(const torch::nn::Module& module);
 
 // Writes a temporary file with a unique name and renames it, so that `path` is never incomplete,
 // nor a mixture if several ranks write it: the last rename wins. kInvalidArgument, also from

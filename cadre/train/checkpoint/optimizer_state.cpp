@@ -155,10 +155,9 @@ std::vector<Place> places_of(const torch::optim::Optimizer& optimizer,
               cadre::format("state of '{}' for {}: {}", parameter, rule.name, what));
 }
 
-const at::Tensor* find(const NamedTensors& tensors, const std::string& name) {
-  const auto found = std::ranges::find(
-      tensors, name, [](const auto& item) -> const std::string& { return item.first; });
-  return found == tensors.end() ? nullptr : &found->second;
+const at::Tensor* find(const std::vector<NamedTensor>& tensors, const std::string& name) {
+  const auto found = std::ranges::find(tensors, name, &NamedTensor::name);
+  return found == tensors.end() ? nullptr : &found->tensor;
 }
 
 // In new memory, dense. A copy that is made in inference mode could not be changed outside of it.
@@ -241,17 +240,9 @@ bool is_held_elsewhere(const SnapshotEntries& entries, const ParameterState& sta
 
 }  // namespace
 
-std::vector<ParameterState> optimizer_state(const torch::optim::Optimizer& optimizer,
-                                            std::span<const SnapshotTensor> parameters) {
-  std::vector<ParameterState> states = shared_optimizer_state(optimizer, parameters);
-  for (ParameterState& state : states) {
-    for (auto& [name, tensor] : state.tensors) tensor = copy_of(tensor);
-  }
-  return states;
-}
-
-std::vector<ParameterState> shared_optimizer_state(const torch::optim::Optimizer& optimizer,
-                                                   std::span<const SnapshotTensor> parameters) {
+std::vector<ParameterState> state_dict(const torch::optim::Optimizer& optimizer,
+                                       std::span<const SnapshotTensor> parameters,
+                                       const StateDictOptions& options) {
   const Rule rule = rule_of(optimizer);
   std::vector<ParameterState> states;
   for (const Place& place : places_of(optimizer, parameters)) {
@@ -261,19 +252,19 @@ std::vector<ParameterState> shared_optimizer_state(const torch::optim::Optimizer
     const Fields held = rule.fields_of(*found->second, *place.options);
     ParameterState state{.parameter = place.parameter->name, .entry = place.entry};
     for (const auto& [name, tensor] : held.tensors) {
-      if (tensor->defined()) state.tensors.emplace_back(name, *tensor);
+      if (!tensor->defined()) continue;
+      state.tensors.push_back({name, options.is_shared ? *tensor : copy_of(*tensor)});
     }
     if (held.step != nullptr) {
-      state.scalars.emplace_back("step", at::scalar_tensor(*held.step, at::kLong));
+      state.scalars.push_back({"step", at::scalar_tensor(*held.step, at::kLong)});
     }
     if (!state.tensors.empty() || !state.scalars.empty()) states.push_back(std::move(state));
   }
   return states;
 }
 
-void set_optimizer_state(torch::optim::Optimizer& optimizer,
-                         std::span<const SnapshotTensor> parameters,
-                         std::span<const ParameterState> states) {
+void load_state_dict(torch::optim::Optimizer& optimizer, std::span<const SnapshotTensor> parameters,
+                     std::span<const ParameterState> states) {
   const Rule rule = rule_of(optimizer);
   const SnapshotEntries entries = entries_of(parameters);
   std::map<std::pair<std::string, size_t>, Place> places;

@@ -83,7 +83,7 @@ TEST(OptimizerState, EveryOptimizerGoesOnOnOtherRanksBitForBit) {
       OwnedSlices rank(group.rank(), 2);
       const auto optimizer = make(rank.leaves);
       for (int i = 0; i < 3; ++i) rank.step(*optimizer, i);
-      rank.parts.optimizer = optimizer_state(*optimizer, rank.parts.parameters);
+      rank.parts.optimizer = state_dict(*optimizer, rank.parts.parameters);
       SnapshotFolder folder(run.path());
       save_sharded(folder, 3, rank.parts, group);
     });
@@ -93,7 +93,7 @@ TEST(OptimizerState, EveryOptimizerGoesOnOnOtherRanksBitForBit) {
       const auto optimizer = make(rank.leaves);
       const LoadedSnapshot loaded =
           load_sharded(*SnapshotFolder(run.path()).latest(), rank.parts, group);
-      set_optimizer_state(*optimizer, rank.parts.parameters, loaded.optimizer);
+      load_state_dict(*optimizer, rank.parts.parameters, loaded.optimizer);
       for (int i = 3; i < 6; ++i) rank.step(*optimizer, i);
 
       OwnedSlices whole(0, 1);
@@ -116,7 +116,7 @@ TEST(OptimizerState, AStateIsCopiedOnTheWayOutAndOnTheWayIn) {
     OwnedSlices rank(0, 1);
     const auto optimizer = make(rank.leaves);
     for (int i = 0; i < 2; ++i) rank.step(*optimizer, i);
-    const std::vector<ParameterState> kept = optimizer_state(*optimizer, rank.parts.parameters);
+    const std::vector<ParameterState> kept = state_dict(*optimizer, rank.parts.parameters);
     OwnedSlices twin(0, 1);
     const auto of_twin = make(twin.leaves);
     for (int i = 0; i < 2; ++i) twin.step(*of_twin, i);
@@ -127,7 +127,7 @@ TEST(OptimizerState, AStateIsCopiedOnTheWayOutAndOnTheWayIn) {
       for (int i = 0; i < 2; ++i) start.step(*first, i);
       const at::NoGradGuard no_grad;
       for (size_t i = 0; i < start.leaves.size(); ++i) other.leaves[i].copy_(start.leaves[i]);
-      set_optimizer_state(its_optimizer, other.parts.parameters, kept);
+      load_state_dict(its_optimizer, other.parts.parameters, kept);
       other.step(its_optimizer, 7);
       for (size_t i = 0; i < start.leaves.size(); ++i) {
         EXPECT_TRUE(other.leaves[i].equal(twin.leaves[i])) << name << " " << i;
@@ -161,12 +161,12 @@ TEST(OptimizerState, AScheduleThatIsSteppedAsOftenGoesOn) {
   OwnedSlices before(0, 1);
   torch::optim::AdamW optimizer(before.leaves, torch::optim::AdamWOptions(0.1));
   train(0, 3, before, optimizer);
-  before.parts.optimizer = shared_optimizer_state(optimizer, before.parts.parameters);
+  before.parts.optimizer = state_dict(optimizer, before.parts.parameters, {.is_shared = true});
   save_sharded(folder, 3, before.parts);
   OwnedSlices after(0, 1);
   torch::optim::AdamW resumed(after.leaves, torch::optim::AdamWOptions(0.1));
   const LoadedSnapshot loaded = load_sharded(folder.path_of(3), after.parts);
-  set_optimizer_state(resumed, after.parts.parameters, loaded.optimizer);
+  load_state_dict(resumed, after.parts.parameters, loaded.optimizer);
   train(static_cast<int>(loaded.step), 7, after, resumed);
   for (size_t i = 0; i < whole.leaves.size(); ++i) {
     EXPECT_TRUE(after.leaves[i].equal(whole.leaves[i])) << i;
@@ -177,14 +177,14 @@ TEST(OptimizerState, TheSharedFormHasTheTensorsOfTheOptimizer) {
   OwnedSlices rank(0, 1);
   torch::optim::AdamW optimizer(rank.leaves, torch::optim::AdamWOptions(0.1));
   rank.step(optimizer, 0);
-  const auto shared = shared_optimizer_state(optimizer, rank.parts.parameters);
-  const auto again = shared_optimizer_state(optimizer, rank.parts.parameters);
-  const auto copied = optimizer_state(optimizer, rank.parts.parameters);
+  const auto shared = state_dict(optimizer, rank.parts.parameters, {.is_shared = true});
+  const auto again = state_dict(optimizer, rank.parts.parameters, {.is_shared = true});
+  const auto copied = state_dict(optimizer, rank.parts.parameters);
   ASSERT_EQ(shared.size(), copied.size());
   for (size_t i = 0; i < shared.size(); ++i) {
-    EXPECT_TRUE(shared[i].tensors[0].second.is_same(again[i].tensors[0].second));
-    EXPECT_FALSE(shared[i].tensors[0].second.is_alias_of(copied[i].tensors[0].second));
-    EXPECT_TRUE(shared[i].tensors[0].second.equal(copied[i].tensors[0].second));
+    EXPECT_TRUE(shared[i].tensors[0].tensor.is_same(again[i].tensors[0].tensor));
+    EXPECT_FALSE(shared[i].tensors[0].tensor.is_alias_of(copied[i].tensors[0].tensor));
+    EXPECT_TRUE(shared[i].tensors[0].tensor.equal(copied[i].tensors[0].tensor));
   }
 }
 
@@ -201,15 +201,15 @@ TEST(OptimizerState, TheStateOfAParameterInAFileIsCopiedIntoTheFile) {
   ParameterState state{.parameter = "w",
                        .tensors = {{"exp_avg", in_file}, {"exp_avg_sq", torch::ones({12})}},
                        .scalars = {{"step", torch::tensor(int64_t{3})}}};
-  set_optimizer_state(optimizer, parts.parameters, std::vector{state});
-  const auto shared = shared_optimizer_state(optimizer, parts.parameters);
+  load_state_dict(optimizer, parts.parameters, std::vector{state});
+  const auto shared = state_dict(optimizer, parts.parameters, {.is_shared = true});
   for (const auto& [name, tensor] : shared.at(0).tensors) {
     EXPECT_EQ(FileMemory::of(tensor), file) << name;
     EXPECT_FALSE(tensor.is_alias_of(in_file)) << name;
   }
-  EXPECT_TRUE(shared[0].tensors[1].second.equal(torch::ones({12})));
-  const auto copied = optimizer_state(optimizer, parts.parameters);
-  EXPECT_EQ(FileMemory::of(copied.at(0).tensors.at(0).second), nullptr);
+  EXPECT_TRUE(shared[0].tensors[1].tensor.equal(torch::ones({12})));
+  const auto copied = state_dict(optimizer, parts.parameters);
+  EXPECT_EQ(FileMemory::of(copied.at(0).tensors.at(0).tensor), nullptr);
 }
 
 std::string message_of(const std::function<void()>& body) {
@@ -227,13 +227,13 @@ TEST(OptimizerState, AStateThatDoesNotFitIsRefusedAndNothingIsChanged) {
   torch::optim::AdamW optimizer(rank.leaves, torch::optim::AdamWOptions(0.1));
   rank.step(optimizer, 0);
   const auto& parameters = rank.parts.parameters;
-  const auto states = optimizer_state(optimizer, parameters);
+  const auto states = state_dict(optimizer, parameters);
   ASSERT_EQ(states.size(), kShapes.size() - 1);
   const auto refusal = [&](const std::function<void(std::vector<ParameterState>&)>& change) {
     auto changed = states;
     change(changed);
     const std::string message =
-        message_of([&] { set_optimizer_state(optimizer, parameters, changed); });
+        message_of([&] { load_state_dict(optimizer, parameters, changed); });
     EXPECT_EQ(optimizer.state().size(), states.size());
     return message;
   };
@@ -243,22 +243,22 @@ TEST(OptimizerState, AStateThatDoesNotFitIsRefusedAndNothingIsChanged) {
             "state of 'p1' for AdamW: 'exp_avg_sq' is missing");
   EXPECT_EQ(refusal([](auto& all) { all[1].scalars.clear(); }),
             "state of 'p1' for AdamW: 'step' is missing");
-  EXPECT_EQ(refusal([](auto& all) { all[0].tensors[0].second = torch::zeros({3}); }),
+  EXPECT_EQ(refusal([](auto& all) { all[0].tensors[0].tensor = torch::zeros({3}); }),
             "state of 'p0' for AdamW: 'exp_avg' has 3 elements; expected 12");
   EXPECT_EQ(refusal([](auto& all) { all[0].tensors.emplace_back("sum", torch::zeros({12})); }),
             "state of 'p0' for AdamW: it has no 'sum' with these options; is it the optimizer that "
             "was saved?");
   EXPECT_EQ(refusal([](auto& all) { all[0].scalars.emplace_back("lr", torch::zeros({})); }),
             "state of 'p0' for AdamW: 2 scalars; expected 1");
-  EXPECT_EQ(refusal([](auto& all) { all[0].tensors[0].second = torch::zeros({12}, at::kDouble); }),
+  EXPECT_EQ(refusal([](auto& all) { all[0].tensors[0].tensor = torch::zeros({12}, at::kDouble); }),
             "state of 'p0' for AdamW: 'exp_avg' is Double; expected Float, as the parameter");
-  EXPECT_EQ(refusal([](auto& all) { all[0].tensors[1].second = at::Tensor(); }),
+  EXPECT_EQ(refusal([](auto& all) { all[0].tensors[1].tensor = at::Tensor(); }),
             "state of 'p0' for AdamW: 'exp_avg_sq' is missing");
   EXPECT_EQ(refusal([](auto& all) { all[0].tensors.push_back(all[0].tensors[0]); }),
             "state of 'p0' for AdamW: 3 tensors; expected 2, each once");
   EXPECT_EQ(refusal([](auto& all) { all.push_back(all[0]); }),
             "state of 'p0' for AdamW: it is given twice");
-  EXPECT_EQ(refusal([](auto& all) { all[0].scalars[0].second = torch::tensor(-1); }),
+  EXPECT_EQ(refusal([](auto& all) { all[0].scalars[0].tensor = torch::tensor(-1); }),
             "state of 'p0' for AdamW: 'step' is -1; expected 0 or more");
 }
 
@@ -269,12 +269,12 @@ TEST(OptimizerState, AStateThatIsLoadedInInferenceModeGoesOn) {
   OwnedSlices rank(0, 1);
   torch::optim::AdamW optimizer(rank.leaves, torch::optim::AdamWOptions(0.1));
   rank.step(optimizer, 0);
-  rank.parts.optimizer = optimizer_state(optimizer, rank.parts.parameters);
+  rank.parts.optimizer = state_dict(optimizer, rank.parts.parameters);
   save_sharded(folder, 1, rank.parts);
   {
     const c10::InferenceMode mode;
     const LoadedSnapshot loaded = load_sharded(folder.path_of(1), rank.parts);
-    set_optimizer_state(optimizer, rank.parts.parameters, loaded.optimizer);
+    load_state_dict(optimizer, rank.parts.parameters, loaded.optimizer);
   }
   OwnedSlices twin(0, 1);
   torch::optim::AdamW of_twin(twin.leaves, torch::optim::AdamWOptions(0.1));
@@ -290,10 +290,10 @@ TEST(OptimizerState, AnOptimizerOfOtherLeavesOrOfNoKnownKindIsRefused) {
   OwnedSlices other(0, 1);
   torch::optim::SGD optimizer(other.leaves, torch::optim::SGDOptions(0.1));
   EXPECT_THAT(
-      message_of([&] { optimizer_state(optimizer, rank.parts.parameters); }),
+      message_of([&] { state_dict(optimizer, rank.parts.parameters); }),
       HasSubstr("parameter 0 of the optimizer, with sizes (12), is none of the 4 parameters"));
   torch::optim::LBFGS lbfgs(rank.leaves, torch::optim::LBFGSOptions(0.1));
-  EXPECT_THAT(message_of([&] { optimizer_state(lbfgs, rank.parts.parameters); }),
+  EXPECT_THAT(message_of([&] { state_dict(lbfgs, rank.parts.parameters); }),
               HasSubstr("expected Adam, AdamW, SGD, RMSprop or Adagrad"));
 }
 

@@ -6,6 +6,7 @@
 // group.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <utility>
@@ -16,6 +17,10 @@
 #include "cadre/tensor/group/process_group.h"
 
 namespace cadre {
+
+struct SaveOptions;
+class SnapshotFolder;
+struct SnapshotParts;
 
 class RankAgreement {
  public:
@@ -39,5 +44,10 @@ class RankAgreement {
   std::optional<ProcessGroup> group_;
   Duration timeout_{};
 };
+
+// The implementation of sharded_save.h, for ranks that have a RankAgreement already. An error in
+// place of the parts is thrown on all ranks.
+void save_sharded(SnapshotFolder& folder, int64_t step, const Result<SnapshotParts>& parts,
+                  const RankAgreement& ranks, const SaveOptions& options);
 
 }  // namespace cadre

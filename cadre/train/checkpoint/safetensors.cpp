@@ -51,7 +51,7 @@ struct Content {
   std::vector<ConstBytes> pieces;
 };
 
-Status check_writable(const NamedTensors& tensors) {
+Status check_writable(const std::vector<NamedTensor>& tensors) {
   std::set<std::string_view> names;
   for (const auto& [name, tensor] : tensors) {
     if (!names.insert(name).second) {
@@ -76,8 +76,8 @@ Status check_writable(const NamedTensors& tensors) {
   return {};
 }
 
-Status lay_out(const NamedTensors& tensors, const std::map<std::string, std::string>& metadata,
-               Content& content) {
+Status lay_out(const std::vector<NamedTensor>& tensors,
+               const std::map<std::string, std::string>& metadata, Content& content) {
   CADRE_RETURN_IF_ERROR(check_writable(tensors));
   std::vector<wire::SafetensorsEntry> entries;
   for (const auto& [name, tensor] : tensors) {
@@ -141,7 +141,7 @@ std::optional<std::string_view> problem_of_name(std::string_view name) {
 }
 
 Result<WrittenFile> write_and_digest_safetensors(
-    os::FileSystem& files, const std::string& path, const NamedTensors& tensors,
+    os::FileSystem& files, const std::string& path, const std::vector<NamedTensor>& tensors,
     const std::map<std::string, std::string>& metadata) {
   Content content;
   CADRE_RETURN_IF_ERROR(lay_out(tensors, metadata, content));
@@ -154,14 +154,14 @@ Result<WrittenFile> write_and_digest_safetensors(
 }
 
 Status write_safetensors(os::FileSystem& files, const std::string& path,
-                         const NamedTensors& tensors,
+                         const std::vector<NamedTensor>& tensors,
                          const std::map<std::string, std::string>& metadata) {
   Content content;
   CADRE_RETURN_IF_ERROR(lay_out(tensors, metadata, content));
   return os::write_file(files, path, content.pieces);
 }
 
-Status write_safetensors(const std::string& path, const NamedTensors& tensors,
+Status write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                          const std::map<std::string, std::string>& metadata) {
   os::NativeFileSystem files;
   return write_safetensors(files, path, tensors, metadata);
@@ -230,8 +230,8 @@ void SafetensorsFile::read_bytes(const wire::SafetensorsEntry& entry, size_t off
   read_or_throw(file_, header_.data_offset + entry.begin + offset, out);
 }
 
-NamedTensors SafetensorsFile::read_all() const {
-  NamedTensors tensors;
+std::vector<NamedTensor> SafetensorsFile::read_all() const {
+  std::vector<NamedTensor> tensors;
   for (const wire::SafetensorsEntry& entry : header_.tensors) {
     tensors.emplace_back(entry.name, read(entry));
   }

@@ -38,12 +38,13 @@ std::optional<std::string_view> problem_of_name(std::string_view name);
 
 // Dense CPU tensors of any shape and strides, with distinct names. Written in full and synced, but
 // not atomic: write to a temporary name, or into a folder that is renamed when complete.
-CADRE_EXPORT Status write_safetensors(const std::string& path, const NamedTensors& tensors,
+CADRE_EXPORT Status write_safetensors(const std::string& path,
+                                      const std::vector<NamedTensor>& tensors,
                                       const std::map<std::string, std::string>& metadata = {});
 
 // The same on a given file system.
 Status write_safetensors(os::FileSystem& files, const std::string& path,
-                         const NamedTensors& tensors,
+                         const std::vector<NamedTensor>& tensors,
                          const std::map<std::string, std::string>& metadata);
 
 struct WrittenFile {
@@ -51,7 +52,7 @@ struct WrittenFile {
   std::string digest;  // digest of the written bytes, as wire::blake2b_hex()
 };
 Result<WrittenFile> write_and_digest_safetensors(
-    os::FileSystem& files, const std::string& path, const NamedTensors& tensors,
+    os::FileSystem& files, const std::string& path, const std::vector<NamedTensor>& tensors,
     const std::map<std::string, std::string>& metadata);
 
 class CADRE_EXPORT SafetensorsFile {
@@ -70,7 +71,7 @@ class CADRE_EXPORT SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   // Returns a copy of the tensor.
   at::Tensor read(const std::string& name) const;
-  NamedTensors read_all() const;
+  std::vector<NamedTensor> read_all() const;
   // Null for a name that the file does not have.
   const wire::SafetensorsEntry* find(const std::string& name) const;
   // Fills `out` with elements of a tensor, from byte `offset` of the tensor on. Throws kCorruption

@@ -41,7 +41,7 @@ class SafetensorsTest : public ::testing::Test {
 
 TEST_F(SafetensorsTest, ReadsBackWhatItWrote) {
   const auto options = [](at::ScalarType type) { return at::TensorOptions(type); };
-  NamedTensors tensors;
+  std::vector<NamedTensor> tensors;
   for (const at::ScalarType type :
        {at::kByte, at::kChar, at::kShort, at::kInt, at::kLong, at::kHalf, at::kBFloat16, at::kFloat,
         at::kDouble, at::kBool, at::kComplexFloat}) {
@@ -66,7 +66,7 @@ TEST_F(SafetensorsTest, ReadsBackWhatItWrote) {
 }
 
 TEST_F(SafetensorsTest, SaysWhatItCannotHold) {
-  const auto message = [&](const NamedTensors& tensors) {
+  const auto message = [&](const std::vector<NamedTensor>& tensors) {
     return write_safetensors(path_, tensors).error().message();
   };
   EXPECT_THAT(message({{"a", torch::ones(1)}, {"a", torch::ones(1)}}),
@@ -225,11 +225,11 @@ TEST_F(SafetensorsTest, AModuleComesBack) {
   a->forward(torch::randn({5, 3}));  // moves the running statistics
   save(*a, path_);
   load(*b, path_);
-  const NamedTensors expected = named_state(*a);
-  const NamedTensors actual = named_state(*b);
+  const std::vector<NamedTensor> expected = named_state(*a);
+  const std::vector<NamedTensor> actual = named_state(*b);
   ASSERT_EQ(actual.size(), 7u);
   for (size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_TRUE(actual[i].second.equal(expected[i].second)) << expected[i].first;
+    EXPECT_TRUE(actual[i].tensor.equal(expected[i].tensor)) << expected[i].name;
   }
   EXPECT_TRUE(b->parameters()[0].requires_grad());
 }

@@ -234,7 +234,7 @@ class FileWriter {
 
   Result<WrittenFile> write_file(os::FileSystem& files, size_t file,
                                  const std::string& path) const {
-    NamedTensors tensors;
+    std::vector<NamedTensor> tensors;
     nlohmann::json offsets = nlohmann::json::object();
     for (const size_t index : plan_.files[file].tensors) {
       const ManifestTensor& tensor = plan_.manifest.tensors[index];

@@ -24,8 +24,6 @@
 
 namespace cadre {
 
-class RankAgreement;
-
 struct SaveOptions {
   // Written to the manifest for information, such as "fsdp" and "{replicate: 2, shard: 4}".
   std::string strategy = {};
@@ -47,9 +45,5 @@ CADRE_EXPORT void save_sharded(SnapshotFolder& folder, int64_t step, const Snaps
 // parts are found before they have cost time.
 CADRE_EXPORT void check_savable(const SnapshotParts& parts, const ProcessGroup& group,
                                 const SaveOptions& options = {});
-// The implementation of both overloads, for an existing RankAgreement. If one rank passes an error
-// instead of parts, all ranks throw it.
-void save_sharded(SnapshotFolder& folder, int64_t step, const Result<SnapshotParts>& parts,
-                  const RankAgreement& ranks, const SaveOptions& options);
 
 }  // namespace cadre

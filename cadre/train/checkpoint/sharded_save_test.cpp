@@ -48,7 +48,7 @@ TEST(ShardedSave, WhatTheRanksDoNotAgreeOnIsNamed) {
   EXPECT_EQ(
       save_error(
           [](SnapshotParts& parts) {
-            parts.optimizer[0].scalars[0].second = torch::tensor(int64_t{7});
+            parts.optimizer[0].scalars[0].tensor = torch::tensor(int64_t{7});
           },
           1),
       "kInvalidArgument: snapshot of step 3: 'state.fc.weight.step' has other values on rank 1 "
@@ -201,8 +201,8 @@ TEST(ShardedSave, ARankThatSavesAloneIsToldSo) {
       return;
     }
     try {
-      group.all_gather_into_tensor(torch::empty({2}, torch::kLong),
-                                   torch::full({1}, int64_t{1} << 60, torch::kLong));
+      group.all_gather(torch::empty({2}, torch::kLong),
+                       torch::full({1}, int64_t{1} << 60, torch::kLong));
     } catch (const Error& error) {
       output = error.message();
     }

@@ -18,6 +18,7 @@
 #include "cadre/core/base/export.h"
 #include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/tensor/mesh/placement.h"
+#include "cadre/tensor/optim/parameter_state.h"
 #include "cadre/train/checkpoint/module_file.h"
 
 namespace torch::nn {
@@ -41,22 +42,11 @@ struct SnapshotTensor {
   bool is_copy = false;
 };
 
-// The state of an optimizer for one parameter. Tensors are sharded like the parameter's `values`;
-// scalars are 0-dim and equal on all ranks.
-struct ParameterState {
-  std::string parameter;
-  NamedTensors tensors;
-  NamedTensors scalars;
-  // Which of the entries with this name in SnapshotParts::parameters, in their order: not 0 where a
-  // rank has several tensors of a tied weight.
-  size_t entry = 0;
-};
-
 struct SnapshotParts {
   std::vector<SnapshotTensor> parameters;
-  std::vector<SnapshotTensor> buffers;  // whole on every rank; rank 0's are written
-  std::vector<ParameterState> optimizer;
-  std::string extra = "{}";  // a JSON object of the caller; rank 0's is written
+  std::vector<SnapshotTensor> buffers;    // whole on every rank; rank 0's are written
+  std::vector<ParameterState> optimizer;  // sharded as the `values` of the parameters
+  std::string extra = "{}";               // a JSON object of the caller; rank 0's is written
 };
 
 // By name and ParameterState::entry.

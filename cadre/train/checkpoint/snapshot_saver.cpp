@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <exception>
+#include <functional>
 #include <map>
 #include <string>
 #include <utility>
@@ -122,10 +123,17 @@ class SnapshotSaver::Impl {
     return std::exchange(outcome_, Status());
   }
 
-  Status close() {
+  Status close(Duration timeout) {
+    const Deadline deadline = system_->deadline_in(timeout);
+    end_waits_at(deadline, [&] {
+      return cadre::format(
+          "rank {} closes the saver, and the snapshot of step {} is not saved after {} ms",
+          ranks_.rank(), step_,
+          std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count());
+    });
     Status status = finish();
     try {
-      if (group_) group_->close();
+      if (group_) group_->communicator().close(deadline);
     } catch (const Error& error) {
       if (status.ok()) status = error;
     }
@@ -133,6 +141,13 @@ class SnapshotSaver::Impl {
   }
 
  private:
+  // A save that has not ended by then fails on all ranks.
+  void end_waits_at(Deadline deadline, const std::function<std::string()>& reason) {
+    if (!thread_) return;
+    while (!is_done_ && end_of_save_->park(deadline)) continue;
+    if (!is_done_ && group_) group_->abort(reason());
+  }
+
   void join() {
     if (!thread_) return;
     thread_->join();
@@ -151,15 +166,12 @@ class SnapshotSaver::Impl {
   // The last save, of which no call has told the program yet.
   void end() {
     const bool is_unwinding = std::uncaught_exceptions() > num_exceptions_;
-    if (thread_ && is_unwinding) {
-      const Deadline deadline = system_->deadline_in(std::min(options_.timeout, kUnwindingTimeout));
-      while (!is_done_ && end_of_save_->park(deadline)) continue;
-      if (!is_done_ && group_) {
-        group_->abort(
-            cadre::format("rank {} leaves by an exception while the snapshot of step {} "
-                          "is saved",
-                          group_->rank(), step_));
-      }
+    if (is_unwinding) {
+      end_waits_at(system_->deadline_in(std::min(options_.timeout, kUnwindingTimeout)), [&] {
+        return cadre::format(
+            "rank {} leaves by an exception while the snapshot of step {} is saved", ranks_.rank(),
+            step_);
+      });
     }
     join();
     if (!outcome_.ok()) report(outcome_.error());
@@ -213,8 +225,12 @@ void SnapshotSaver::save(int64_t step, const SnapshotParts& parts) {
 void SnapshotSaver::finish() {
   impl_->finish().value_or_throw();
 }
-void SnapshotSaver::close() {
-  impl_->close().value_or_throw();
+void SnapshotSaver::close(Duration timeout) {
+  if (timeout <= Duration(0)) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "SnapshotSaver::close: the timeout is not positive; pass a positive one");
+  }
+  impl_->close(timeout).value_or_throw();
 }
 
 }  // namespace cadre

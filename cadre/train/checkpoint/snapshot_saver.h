@@ -17,6 +17,7 @@
 #include <memory>
 #include <optional>
 
+#include "cadre/core/base/deadline.h"
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/export.h"
 #include "cadre/train/checkpoint/sharded_save.h"
@@ -39,8 +40,9 @@ class CADRE_EXPORT SnapshotSaver {
   void save(int64_t step, const SnapshotParts& parts);
   // Throws the failure of the last save, if no call has thrown it yet.
   void finish();
-  // Collective. finish(), then closes the saver's group. Idempotent.
-  void close();
+  // Collective. finish(), then closes the saver's group. A save that has not ended by the timeout
+  // is given up: the waits of all ranks for each other end, and the error says so. Idempotent.
+  void close(Duration timeout = kDefaultSnapshotTimeout);
 
  private:
   class Impl;

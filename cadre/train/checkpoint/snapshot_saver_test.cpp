@@ -103,7 +103,7 @@ TEST(SnapshotSaver, ARankWithACopyOfATensorHasItsName) {
       parts.parameters[0].values.zero_();
       const LoadedSnapshot loaded = load_sharded(folder.path_of(step), parts, group);
       testing::require(parts.parameters[0].values.eq(1).all().item<bool>(), "the copy is loaded");
-      testing::require(loaded.optimizer.at(0).tensors.at(0).second.eq(3).all().item<bool>(),
+      testing::require(loaded.optimizer.at(0).tensors.at(0).tensor.eq(3).all().item<bool>(),
                        "and its state");
     }
   });
@@ -278,6 +278,26 @@ TEST(SnapshotFolder, OneThatWasMovedFromIsUsable) {
   const SnapshotFolder taken = std::move(folder);
   EXPECT_EQ(folder.run_folder(), run.path());  // NOLINT(bugprone-use-after-move): defined
   EXPECT_TRUE(folder.steps().empty());
+}
+
+// Rank 1 does not save, so that the save of rank 0 waits for it.
+TEST(SnapshotSaver, CloseGivesUpASaveThatDoesNotEndWithinTheTimeout) {
+  const testing::TemporaryFolder run;
+  const auto start = std::chrono::steady_clock::now();
+  const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+    SnapshotSaver saver(SnapshotFolder(run.path()), group);
+    EXPECT_THAT(testing::failure_of([&] { saver.close(Duration(0)); }),
+                ::testing::HasSubstr("the timeout is not positive"));
+    if (group.rank() == 1) return group.barrier();
+    saver.save(7, make_parts(kFlatOnTwo, group.rank(), true));
+    output = testing::failure_of([&] { saver.close(std::chrono::milliseconds(30)); });
+    group.barrier();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_THAT(result.ranks[0].output,
+              ::testing::HasSubstr("rank 0 closes the saver, and the snapshot of step 7 is not "
+                                   "saved after 30 ms"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, testing::kRankTimeout / 2);
 }
 
 TEST(SnapshotSaver, OneThatIsDestroyedWhileItSavesEndsTheWaitsOfTheOthers) {

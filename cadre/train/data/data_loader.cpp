@@ -127,12 +127,14 @@ DataLoader::~DataLoader() = default;
 
 DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderOptions& options)
     : dataset_(std::move(dataset)), options_(options) {
-  options_.group.reset();
+  options_.ranks.reset();
+  const ProcessGroup* group = nullptr;
   share_.split = options.split;
   share_.batch_size = options.batch_size;
-  if (options.group) {
-    share_.rank = options.group->rank();
-    share_.world_size = options.group->world_size();
+  if (options.ranks) {
+    group = &options.ranks->group_of_one_axis("DataLoader", "dp");
+    share_.rank = group->rank();
+    share_.world_size = group->world_size();
   }
   const auto read = [&] {
     check_threads(options);
@@ -142,7 +144,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderO
     read();
   } else {
     check_equal_on_all_ranks(
-        *options.group, "DataLoader",
+        *group, "DataLoader",
         [&] {
           read();
           return fields_of(options, *dataset_, num_samples_);

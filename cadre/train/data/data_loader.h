@@ -35,7 +35,7 @@
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/export.h"
 #include "cadre/core/base/types.h"
-#include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/mesh/ranks.h"
 #include "cadre/train/data/dataset.h"
 
 namespace cadre {
@@ -50,9 +50,9 @@ enum class BatchSplit : uint8_t {
 
 struct DataLoaderOptions {
   int64_t batch_size = 1;  // samples of all ranks together
-  // The ranks that split each batch: `.group = world`, or `.group = mesh.group("dp")`. nullopt:
-  // this process reads whole batches.
-  std::optional<ProcessGroup> group = {};
+  // The ranks that split each batch: `.ranks = world`, or `.ranks = mesh["dp"]`. nullopt: this
+  // process reads whole batches.
+  std::optional<Ranks> ranks = {};
   int64_t seed = 0;  // seed of the order; epoch e is shuffled with seed + e
   bool shuffle = true;
   bool drop_last = false;  // leave out a last batch of fewer samples
@@ -155,7 +155,7 @@ class CADRE_EXPORT DataLoader {
 
   std::shared_ptr<const Dataset> dataset_;
   int64_t num_samples_ = 0;    // size of the dataset when the loader was made
-  DataLoaderOptions options_;  // without the group
+  DataLoaderOptions options_;  // without the ranks
   Share share_;
   LoaderPosition position_;
   bool is_positioned_ = false;

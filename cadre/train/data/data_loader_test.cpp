@@ -45,7 +45,7 @@ std::vector<std::vector<Indices>> batches_by_rank(int world_size, int64_t num_sa
   std::vector<std::vector<Indices>> by_rank(static_cast<size_t>(world_size));
   const auto result = testing::run_groups(world_size, [&](const ProcessGroup& world) {
     DataLoaderOptions own = options;
-    own.group = world;
+    own.ranks = world;
     DataLoader loader = make_data_loader(Counting(num_samples), own);
     by_rank[static_cast<size_t>(world.rank())] = batches_of(loader, epoch);
   });
@@ -120,7 +120,7 @@ TEST(DataLoader, ItSplitsBatchesAmongTheRanksOfASubgroup) {
   const auto result = testing::run_groups(4, [&](const ProcessGroup& world) {
     const auto pair = world.split({.color = world.rank() / 2, .key = world.rank(), .name = {}});
     DataLoader loader =
-        make_data_loader(Counting(4), {.batch_size = 2, .group = pair, .shuffle = false});
+        make_data_loader(Counting(4), {.batch_size = 2, .ranks = pair, .shuffle = false});
     by_rank[static_cast<size_t>(world.rank())] = batches_of(loader, 0);
     pair->close();
   });
@@ -137,7 +137,7 @@ std::vector<std::string> refusals(const DataLoaderOptions& options, const DataLo
   const auto result = testing::run_groups(3, [&](const ProcessGroup& world) {
     const bool is_other = world.rank() == 1;
     DataLoaderOptions own = is_other ? other : options;
-    own.group = world;
+    own.ranks = world;
     try {
       (void)make_data_loader(Counting(is_other ? other_size : 60), own);
     } catch (const Error& error) {
@@ -181,7 +181,7 @@ std::vector<std::string> refusals_with(const std::shared_ptr<const Dataset>& odd
   const auto result = testing::run_groups(3, [&](const ProcessGroup& world) {
     const bool is_odd = world.rank() == 1;
     DataLoaderOptions own = is_odd ? odd_options : DataLoaderOptions{.batch_size = 3};
-    own.group = world;
+    own.ranks = world;
     try {
       DataLoader(is_odd ? odd : std::make_shared<const SyntheticRegression>(kNine), own);
     } catch (const Error& error) {
@@ -228,7 +228,7 @@ TEST(DataLoader, AnotherOperationInItsPlaceIsRefusedOnAllRanks) {
   const auto result = testing::run_groups(2, [&](const ProcessGroup& world) {
     try {
       if (world.rank() == 0) {
-        (void)make_data_loader(Counting(9), {.batch_size = 2, .group = world});
+        (void)make_data_loader(Counting(9), {.batch_size = 2, .ranks = world});
       } else {
         const std::vector<std::byte> bytes(128);  // as many as an agreement exchanges
         std::vector<std::byte> all(256);
@@ -266,7 +266,7 @@ TEST(DataLoader, ThreadsChangeNothingThatIsDelivered) {
   for (const bool drop_last : {false, true}) {
     const auto result = testing::run_groups(3, [&](const ProcessGroup& world) {
       const DataLoaderOptions plain = {
-          .batch_size = 7, .group = world, .seed = 4, .drop_last = drop_last};
+          .batch_size = 7, .ranks = world, .seed = 4, .drop_last = drop_last};
       DataLoaderOptions threaded = plain;
       threaded.num_threads = 3;
       DataLoader expected = make_data_loader(Counting(100), plain);
@@ -395,7 +395,7 @@ TEST(DataLoader, RefusesWhatCannotBe) {
   EXPECT_THROW(make_data_loader(Counting(9), {.num_threads = -1}), Error);
   EXPECT_THROW(make_data_loader(Counting(9), {.num_threads = 1, .prefetch = 0}), Error);
   const auto too_small = testing::run_groups(2, [](const ProcessGroup& world) {
-    EXPECT_THROW(make_data_loader(Counting(9), {.batch_size = 1, .group = world}), Error);
+    EXPECT_THROW(make_data_loader(Counting(9), {.batch_size = 1, .ranks = world}), Error);
   });
   EXPECT_TRUE(too_small.ok()) << too_small.failures();
   EXPECT_THROW(make_data_loader(Counting(9), {.batch_size = 10, .drop_last = true}), Error);

@@ -62,7 +62,7 @@ std::vector<int64_t> DistributedSampler::indices(int64_t epoch) const {
     pad_by_repetition(all, total);
   }
   std::vector<int64_t> own;
-  for (size_t i = static_cast<size_t>(options_.rank.value); i < all.size();
+  for (size_t i = static_cast<size_t>(options_.rank); i < all.size();
        i += static_cast<size_t>(options_.world_size)) {
     own.push_back(all[i]);
   }

@@ -18,7 +18,7 @@ namespace cadre {
 
 struct DistributedSamplerOptions {
   int64_t num_samples = 0;
-  Rank rank = 0;
+  int rank = 0;
   int world_size = 1;
   int64_t seed = 0;
   bool shuffle = true;

@@ -15,7 +15,7 @@ std::unique_ptr<DataLoader> make_held_out_loader(const Task& task, const DataRan
   return std::make_unique<DataLoader>(
       task.held_out_data(),
       DataLoaderOptions{
-          .batch_size = kBatchSizePerRank * ranks.size, .group = ranks.group, .shuffle = false});
+          .batch_size = kBatchSizePerRank * ranks.size, .ranks = ranks.group, .shuffle = false});
 }
 
 Evaluation evaluate(const Inference& infer, const Task& task, DataLoader& held_out,

@@ -362,7 +362,7 @@ std::vector<at::Tensor> Trainer::generators_of_all_ranks() {
   const at::Tensor own = at::detail::getDefaultCPUGenerator().get_state();
   const int world_size = context_.world.world_size();
   const at::Tensor all = torch::empty({world_size * own.numel()}, torch::kByte);
-  context_.world.all_gather_into_tensor(all, own);
+  context_.world.all_gather(all, own);
   return all.view({world_size, own.numel()}).unbind();
 }
 

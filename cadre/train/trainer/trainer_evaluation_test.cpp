@@ -43,7 +43,7 @@ struct Judgement {
 };
 
 // The mlp with one hidden layer, in double precision.
-Judgement judge(const Images& images, const NamedTensors& weights) {
+Judgement judge(const Images& images, const std::vector<NamedTensor>& weights) {
   std::map<std::string, torch::Tensor> w;
   for (const auto& [name, tensor] : weights) w[name] = tensor.to(torch::kDouble);
   const auto x = ((images.pixels.to(torch::kDouble) / 255 - 0.1307) / 0.3081).flatten(1);
@@ -90,7 +90,7 @@ class TrainerEvaluationTest : public TrainerTest {
     return config;
   }
 
-  NamedTensors weights_after(const std::string& run_name, int64_t step) const {
+  std::vector<NamedTensor> weights_after(const std::string& run_name, int64_t step) const {
     return tensors(run_name, step, "model.safetensors");
   }
 

@@ -153,16 +153,16 @@ class TrainerLayoutTest : public TrainerTest {
   }
 
   void expect_parameters_of_one_process(const std::string& name, const TrainedLayout& model) {
-    const NamedTensors actual = tensors(name, 20, "model.safetensors");
-    const NamedTensors expected = tensors(alone(model), 20, "model.safetensors");
+    const std::vector<NamedTensor> actual = tensors(name, 20, "model.safetensors");
+    const std::vector<NamedTensor> expected = tensors(alone(model), 20, "model.safetensors");
     ASSERT_EQ(actual.size(), expected.size());
     for (size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_EQ(actual[i].first, expected[i].first);
-      ASSERT_EQ(actual[i].second.sizes(), expected[i].second.sizes()) << expected[i].first;
+      EXPECT_EQ(actual[i].name, expected[i].name);
+      ASSERT_EQ(actual[i].tensor.sizes(), expected[i].tensor.sizes()) << expected[i].name;
       // An element whose gradient is close to zero moves with the sign of its rounding in the
       // first steps of AdamW, by the learning rate of the step at most.
-      const double mean = (actual[i].second - expected[i].second).abs().mean().item<double>();
-      EXPECT_LE(mean, 2e-5) << expected[i].first;
+      const double mean = (actual[i].tensor - expected[i].tensor).abs().mean().item<double>();
+      EXPECT_LE(mean, 2e-5) << expected[i].name;
     }
   }
 
@@ -247,19 +247,19 @@ TEST_F(TrainerLayoutTest, ShardsOfUnevenPartsAreSavedAndResumed) {
     return config;
   };
   ASSERT_EQ(run(long_context(kAlone, "alone")).failures, "");
-  const NamedTensors expected = tensors("alone", 2, "model.safetensors");
+  const std::vector<NamedTensor> expected = tensors("alone", 2, "model.safetensors");
   for (const std::string name :
        {"zero1_tensor", "zero2_tensor", "fsdp_tensor", "fsdp_gathered_tensor"}) {
     SCOPED_TRACE(name);
     const TrainedLayout& layout = layout_named(name);
     Config config = long_context(layout, name);
     ASSERT_EQ(run(config, layout.num_processes).failures, "");
-    const NamedTensors actual = tensors(name, 2, "model.safetensors");
+    const std::vector<NamedTensor> actual = tensors(name, 2, "model.safetensors");
     ASSERT_EQ(actual.size(), expected.size());
     for (size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_EQ(actual[i].first, expected[i].first);
-      const double mean = (actual[i].second - expected[i].second).abs().mean().item<double>();
-      EXPECT_LE(mean, 2e-5) << expected[i].first;
+      EXPECT_EQ(actual[i].name, expected[i].name);
+      const double mean = (actual[i].tensor - expected[i].tensor).abs().mean().item<double>();
+      EXPECT_LE(mean, 2e-5) << expected[i].name;
     }
     config = long_context(kAlone, name);
     config.run.resume = "auto";

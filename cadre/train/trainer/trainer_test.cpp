@@ -99,10 +99,10 @@ TEST_F(TrainerTest, AResumedRunTakesOverTheBucketLayout) {
   }
   expect_same_bits("whole", "same", 12);
   size_t num_different = 0;
-  const NamedTensors expected = tensors("whole", 12, "model.safetensors");
-  const NamedTensors actual = tensors("other", 12, "model.safetensors");
+  const std::vector<NamedTensor> expected = tensors("whole", 12, "model.safetensors");
+  const std::vector<NamedTensor> actual = tensors("other", 12, "model.safetensors");
   for (size_t i = 0; i < expected.size(); ++i) {
-    num_different += expected[i].second.equal(actual[i].second) ? 0 : 1;
+    num_different += expected[i].tensor.equal(actual[i].tensor) ? 0 : 1;
   }
   EXPECT_GT(num_different, 0u) << "the layout does not reach the bits here";
 }

@@ -130,7 +130,7 @@ class WrappedTraining : public SteppedTraining {
     double mean = 0;
     for (int64_t part = 0; part < num_parts_; ++part) {
       const FlatRange rows = rows_of_part(share, {.index = part, .count = num_parts_});
-      std::optional<reduction::NoSync> no_sync;
+      std::optional<NoSync> no_sync;
       if (part + 1 < num_parts_) no_sync.emplace(model_.no_sync());
       // Also where this rank has no rows: a forward of a sharded model is a collective.
       at::Tensor loss = program_->loss_of(model_, rows_of_batch(batch, rows), world_);

@@ -81,7 +81,7 @@ struct MadeModule<std::shared_ptr<M>> {
   using Type = M;
   static std::shared_ptr<M> pointer_of(std::shared_ptr<M> made) { return made; }
 };
-template <reduction::ModuleHolder Holder>
+template <ModuleHolder Holder>
 struct MadeModule<Holder> {
   using Type = typename Holder::ContainedType;
   static std::shared_ptr<Type> pointer_of(const Holder& made) {

@@ -4,8 +4,10 @@
 #include <cadre/core/base/error.h>
 #include <cadre/tensor/group/backward/differentiable.h>
 #include <cadre/tensor/group/file_memory.h>
+#include <cadre/tensor/group/main_rank.h>
 #include <cadre/tensor/group/mapped_parts.h>
 #include <cadre/tensor/group/process_group.h>
+#include <cadre/tensor/group/rank_log.h>
 #include <cadre/tensor/group/symmetric_tensor.h>
 
 #include <chrono>
@@ -62,26 +64,26 @@ void in_place(const World& w) {
 
 void flat(const World& w) {
   const Tensor all = at::empty({w.size, 2});
-  w.group.all_gather_into_tensor(all, of(w.own));
-  w.group.all_gather_into_tensor_async(all, of(w.own)).wait();
-  require(all.sum().item<double>() == 2 * w.sum, "all_gather_into_tensor");
+  w.group.all_gather(all, of(w.own));
+  w.group.all_gather_async(all, of(w.own)).wait();
+  require(all.sum().item<double>() == 2 * w.sum, "all_gather");
   const Tensor part = at::empty({2});
-  w.group.reduce_scatter_tensor(part, all);
-  w.group.reduce_scatter_tensor_async(part, all).wait();
-  require(at::equal(part, of(w.own * w.size)), "reduce_scatter_tensor");
-  w.group.all_gather_into_tensor_coalesced({all}, {of(w.own)});
-  w.group.all_gather_into_tensor_coalesced_async({all}, {of(w.own)}).wait();
-  w.group.reduce_scatter_tensor_coalesced({part}, {all});
-  w.group.reduce_scatter_tensor_coalesced_async({part}, {all}).wait();
+  w.group.reduce_scatter(part, all);
+  w.group.reduce_scatter_async(part, all).wait();
+  require(at::equal(part, of(w.own * w.size)), "reduce_scatter");
+  w.group.all_gather_coalesced({all}, {of(w.own)});
+  w.group.all_gather_coalesced_async({all}, {of(w.own)}).wait();
+  w.group.reduce_scatter_coalesced({part}, {all});
+  w.group.reduce_scatter_coalesced_async({part}, {all}).wait();
   w.group.gather(w.rank == 0 ? all : Tensor(), part, {.root = 0});
   w.group.gather_async(w.rank == 0 ? all : Tensor(), part, {.root = 0}).wait();
   w.group.scatter(part, w.rank == 0 ? all : Tensor(), {.root = 0});
   w.group.scatter_async(part, w.rank == 0 ? all : Tensor(), {.root = 0}).wait();
   require(at::equal(part, of(w.own * w.size)), "gather and scatter");
   const Tensor exchanged = at::empty({w.size});
-  w.group.all_to_all_single(exchanged, at::full({w.size}, w.own));
-  w.group.all_to_all_single_async(exchanged, at::full({w.size}, w.own)).wait();
-  require(exchanged.sum().item<double>() == w.sum, "all_to_all_single");
+  w.group.all_to_all(exchanged, at::full({w.size}, w.own));
+  w.group.all_to_all_async(exchanged, at::full({w.size}, w.own)).wait();
+  require(exchanged.sum().item<double>() == w.sum, "all_to_all");
 }
 
 void lists(const World& w) {
@@ -155,7 +157,7 @@ void memory(const World& w) {
   symmetric.local().fill_(w.own);
   if (symmetric.shares_memory()) {
     symmetric.signal(w.right, 0);
-    symmetric.wait_signal(w.left, 0, kTimeout);
+    symmetric.wait_signal(w.left, 0, {.timeout = kTimeout});
     require(at::equal(symmetric.peer(w.left), of(w.left + 1.0, 3)), "SymmetricTensor");
   }
   const auto file = cadre::FileMemory::open("/tmp");
@@ -171,9 +173,9 @@ void through_autograd(const World& w) {
   namespace functional = cadre::functional;
   const Tensor x = at::full({w.size}, w.own).requires_grad_();
   Tensor y = functional::all_reduce(x, w.group, {.timeout = kTimeout});
-  y = functional::all_gather_tensor(y, w.group);
-  y = functional::reduce_scatter_tensor(y, w.group, {.op = ReduceOp::kAvg});
-  y = functional::all_to_all_single(y, w.group);
+  y = functional::all_gather(y, w.group);
+  y = functional::reduce_scatter(y, w.group, {.op = ReduceOp::kAvg});
+  y = functional::all_to_all(y, w.group);
   y = functional::broadcast(y, w.group, {.root = 0});
   y = functional::copy_to_group(y, w.group);
   y = functional::reduce_from_group(y, w.group);
@@ -183,8 +185,30 @@ void through_autograd(const World& w) {
   require(x.grad().defined(), "a gradient through every function");
 }
 
+void one_rank_for_all(const World& w) {
+  const cadre::MainRankOptions options{.of_each_node = true, .timeout = kTimeout};
+  int num_runs = 0;
+  cadre::on_main_rank(w.group, [&] { ++num_runs; });
+  cadre::run_main_rank_first(
+      w.group, [&] { ++num_runs; }, options);
+  num_runs += cadre::main_rank_first(w.group, [] { return 1; });
+  require(num_runs == (cadre::is_main_rank(w.group) ? 3 : 2), "main rank");
+  require(w.group.local_rank() == w.rank && w.group.local_world_size() == w.size, "local rank");
+  require(w.group.node_rank() == 0 && w.group.num_nodes() == 1, "one host");
+  require(!w.group.host().empty(), "host");
+  const cadre::RankLog log(w.group, {.component = "program"});
+  require(log.is_writing() == (w.rank == 0), "is_writing");
+  log.debug("below the level of the log");
+  log.info("below the level of the log");
+  if (w.size == 0) {
+    log.warning("never");
+    log.error("never");
+    log.write(cadre::LogLevel::kError, "never");
+  }
+}
+
 void subgroups(const World& w) {
-  const auto same = w.group.split({.color = 0, .key = w.rank}, kTimeout);
+  const auto same = w.group.split({.color = 0, .key = w.rank, .timeout = kTimeout});
   const auto first = w.group.new_group({0});
   require(first.has_value() == (w.rank == 0), "new_group");
   const ProcessGroup alone =
@@ -212,6 +236,7 @@ int main() try {
   messages(world);
   memory(world);
   through_autograd(world);
+  one_rank_for_all(world);
   subgroups(world);
   std::printf("every call on %d ranks\n", world.size);
   group.close();

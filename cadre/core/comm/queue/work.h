@@ -31,7 +31,7 @@ struct CollectiveOptions {
   // group, which then ends in another thread soon after (Communicator::~Communicator).
   std::shared_ptr<const void> keep_alive;
   // The call that the program made, if the operation is only a part of it or has another name:
-  // "split", "all_gather_into_tensor_async". Errors of the operation name this call. Static text.
+  // "split", "all_gather_async". Errors of the operation name this call. Static text.
   std::string_view call = {};
 };
 

@@ -35,13 +35,12 @@ Tensors tokens_for_heads(const Tensors& tensors, const ContextParallel& context)
     by_ranks.push_back(by_rank(tensor, num_ranks));
     numel_of_a_token += part_numel(tensor) / num_ranks;
   }
-  AllToAllSingleOptions splits;
+  AllToAllOptions splits;
   for (int rank = 0; rank < num_ranks; ++rank) {
     splits.input_split_sizes.push_back(numel_of_a_token * context.num_own_tokens());
     splits.output_split_sizes.push_back(numel_of_a_token * context.num_tokens_of(rank));
   }
-  const at::Tensor received =
-      functional::all_to_all_single(at::cat(by_ranks, 1).flatten(), group, splits);
+  const at::Tensor received = functional::all_to_all(at::cat(by_ranks, 1).flatten(), group, splits);
   std::vector<Tensors> parts(tensors.size());
   int64_t begin = 0;
   for (int rank = 0; rank < num_ranks; ++rank) {
@@ -67,7 +66,7 @@ at::Tensor heads_for_tokens(const at::Tensor& tensor, const ContextParallel& con
   const at::Tensor ordered = context.in_rank_order(tensor, 2);
   const int64_t num_own_tokens = context.num_own_tokens();
   Tensors sent;
-  AllToAllSingleOptions splits;
+  AllToAllOptions splits;
   int64_t first_token = 0;
   for (int rank = 0; rank < num_ranks; ++rank) {
     const int64_t num_tokens = context.num_tokens_of(rank);
@@ -76,7 +75,7 @@ at::Tensor heads_for_tokens(const at::Tensor& tensor, const ContextParallel& con
     splits.output_split_sizes.push_back(part_numel(tensor) * num_own_tokens);
     first_token += num_tokens;
   }
-  return functional::all_to_all_single(at::cat(sent), context.group(), splits)
+  return functional::all_to_all(at::cat(sent), context.group(), splits)
       .view({num_ranks, tensor.size(0), tensor.size(1), num_own_tokens, tensor.size(3)})
       .movedim(0, 1)
       .flatten(1, 2);

@@ -300,12 +300,12 @@ TEST(PipelineValues, OutputsAreJoinedAlongTheirRows) {
     Pipeline pipeline({stage}, group, {.num_microbatches = kMicrobatches});
     const Tensor x = filled({kMicrobatches * kRows, 5, 3}, 1);
     const auto joined =
-        pipeline.eval(x, {}, {}, {.return_outputs = true, .outputs_batch_dim = -2}).outputs;
+        pipeline.forward(x, {}, {}, {.return_outputs = true, .outputs_batch_dim = -2}).outputs;
     if (group.rank() == 1) {
       EXPECT_TRUE(torch::equal(joined.at(0), x.transpose(0, 1)));
     }
-    EXPECT_EQ(failure_of([&] { pipeline.eval(x, {}, {}, {}); }), "");
-    const std::string refusal = failure_of([&] { pipeline.eval(x); });
+    EXPECT_EQ(failure_of([&] { pipeline.forward(x, {}, {}, {}); }), "");
+    const std::string refusal = failure_of([&] { pipeline.forward(x); });
     if (group.rank() == 0) return;  // has sent its outputs, and is told by its next call
     EXPECT_THAT(refusal, HasSubstr("output 0 of microbatch 0 has the sizes (5, 2, 3), whose "
                                    "dimension 0 does not count the 2 rows of the microbatch"));
@@ -329,7 +329,7 @@ TEST(PipelineValues, OutputsAndLossesAreThoseOfTheirMicrobatch) {
     const Tensor running = torch::zeros({});
     const Tensor x = torch::ones({kMicrobatches * kRows});
     const auto evaluated =
-        pipeline.eval(x, x, [=](const Tensors&, const Tensors&) { return running.add_(1); });
+        pipeline.forward(x, x, [=](const Tensors&, const Tensors&) { return running.add_(1); });
     EXPECT_TRUE(torch::equal(evaluated.losses, torch::tensor({1.0, 2.0, 3.0}, torch::kDouble)));
     EXPECT_TRUE(torch::equal(evaluated.outputs[0], torch::tensor({1.0, 1.0, 2.0, 2.0, 3.0, 3.0})));
   });

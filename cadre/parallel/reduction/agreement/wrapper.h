@@ -21,7 +21,7 @@ struct Wrapper {
   const char* name;       // "DistributedDataParallel"; static text
   std::string component;  // name in its log lines: "ddp"
   std::string module;     // "Net"
-  Rank rank;
+  int rank;
   uint32_t number = 0;  // equal on all ranks, different for each wrapper of a group
 
   // "DistributedDataParallel, rank 2": how its errors begin.

@@ -238,65 +238,65 @@ at::Tensor all_reduce(const at::Tensor& tensor, const ProcessGroup& group,
   return output;
 }
 
-at::Tensor all_gather_tensor(const at::Tensor& tensor, const ProcessGroup& group,
-                             const AllGatherOptions& options) {
-  constexpr std::string_view kName = "all_gather_tensor";
+at::Tensor all_gather(const at::Tensor& tensor, const ProcessGroup& group,
+                      const AllGatherOptions& options) {
+  constexpr std::string_view kName = "all_gather";
   const at::Tensor input = checked_input(group, kName, tensor);
   const int64_t rows = input.dim() == 0 ? 1 : input.size(0);
   at::Tensor output = empty_rows(input, rows * group.world_size());
-  group.all_gather_into_tensor(output, contiguous_values(input), options);
+  group.all_gather(output, contiguous_values(input), options);
   if (!records_gradients(input)) return output;
   attach(output, input, std::string(kName), {group},
          [group, sizes = input.sizes().vec()](const at::Tensor& gradient, const at::Tensor&) {
-           return reduce_scatter_tensor(gradient, group).view(sizes);
+           return reduce_scatter(gradient, group).view(sizes);
          });
   return output;
 }
 
-at::Tensor reduce_scatter_tensor(const at::Tensor& tensor, const ProcessGroup& group,
-                                 const ReduceScatterOptions& options) {
-  constexpr std::string_view kName = "reduce_scatter_tensor";
+at::Tensor reduce_scatter(const at::Tensor& tensor, const ProcessGroup& group,
+                          const ReduceScatterOptions& options) {
+  constexpr std::string_view kName = "reduce_scatter";
   const at::Tensor input = checked_input(group, kName, tensor);
   const bool records = records_gradients(input);
   const ReduceOp op = options.op.op();
   const bool is_sum = op == ReduceOp::kSum || op == ReduceOp::kAvg || op == ReduceOp::kPremulSum;
   if (records && !is_sum) {
     refuse_backward(group, kName, options.op.op(),
-                    "exchange the parts with all_to_all_single and reduce them: "
+                    "exchange the parts with all_to_all and reduce them: "
                     "view({world_size, ...}).amax(0), .amin(0) or .prod(0)");
   }
   at::Tensor output = empty_rows(input, part_size(group, kName, input, 0));
-  group.reduce_scatter_tensor(output, contiguous_values(input), options);
+  group.reduce_scatter(output, contiguous_values(input), options);
   if (!records) return output;
   attach(output, input, std::string(kName), {group},
          [group, op, factor = options.op.factor()](const at::Tensor& gradient,
                                                    const at::Tensor&) -> at::Tensor {
-           const at::Tensor gathered = all_gather_tensor(gradient, group);
+           const at::Tensor gathered = all_gather(gradient, group);
            if (op == ReduceOp::kAvg) return gathered / group.world_size();
            return factor ? gathered * *factor : gathered;
          });
   return output;
 }
 
-at::Tensor all_to_all_single(const at::Tensor& tensor, const ProcessGroup& group,
-                             const AllToAllSingleOptions& options) {
-  constexpr std::string_view kName = "all_to_all_single";
+at::Tensor all_to_all(const at::Tensor& tensor, const ProcessGroup& group,
+                      const AllToAllOptions& options) {
+  constexpr std::string_view kName = "all_to_all";
   const at::Tensor input = checked_input(group, kName, tensor);
   int64_t num_rows = input.dim() == 0 ? 0 : input.size(0);
   // Negative ones are refused by the group.
   if (!options.output_split_sizes.empty()) num_rows = 0;
   for (const int64_t split : options.output_split_sizes) num_rows += std::max<int64_t>(split, 0);
   at::Tensor output = empty_rows(input, num_rows);
-  group.all_to_all_single(output, contiguous_values(input), options);
+  group.all_to_all(output, contiguous_values(input), options);
   if (!records_gradients(input)) return output;
-  AllToAllSingleOptions reverse;
+  AllToAllOptions reverse;
   if (!options.input_split_sizes.empty() || !options.output_split_sizes.empty()) {
     reverse = {.output_split_sizes = splits_of(input, group, options.input_split_sizes),
                .input_split_sizes = splits_of(output, group, options.output_split_sizes)};
   }
   attach(output, input, std::string(kName), {group},
          [group, reverse](const at::Tensor& gradient, const at::Tensor&) {
-           return all_to_all_single(gradient, group, reverse);
+           return all_to_all(gradient, group, reverse);
          });
   return output;
 }
@@ -373,7 +373,7 @@ at::Tensor gather_from_group(const at::Tensor& tensor, const ProcessGroup& group
   const int64_t dim = options.dim < 0 ? options.dim + input.dim() : options.dim;
   const at::Tensor first = input.detach().movedim(dim, 0).contiguous();
   at::Tensor output = empty_rows(first, first.size(0) * group.world_size());
-  group.all_gather_into_tensor(output, first, {.timeout = options.timeout});
+  group.all_gather(output, first, {.timeout = options.timeout});
   // A copy, because the result of a node must not be a view: see copy_to_group.
   if (dim != 0) output = copy_of_values(output.movedim(0, dim));
   if (!is_differentiated(input)) return output;

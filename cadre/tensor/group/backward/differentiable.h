@@ -39,16 +39,16 @@ CADRE_EXPORT at::Tensor all_reduce(const at::Tensor& input, const ProcessGroup& 
                                    const AllReduceOptions& options = {});
 // input: (n, ...), of one shape on all ranks, or (); result: (world_size * n, ...), or
 // (world_size).
-CADRE_EXPORT at::Tensor all_gather_tensor(const at::Tensor& input, const ProcessGroup& group,
-                                          const AllGatherOptions& options = {});
+CADRE_EXPORT at::Tensor all_gather(const at::Tensor& input, const ProcessGroup& group,
+                                   const AllGatherOptions& options = {});
 // input: (world_size * n, ...); result: (n, ...). SUM, AVG and PREMUL_SUM have a backward; the
 // others are refused while gradients are recorded.
-CADRE_EXPORT at::Tensor reduce_scatter_tensor(const at::Tensor& input, const ProcessGroup& group,
-                                              const ReduceScatterOptions& options = {});
+CADRE_EXPORT at::Tensor reduce_scatter(const at::Tensor& input, const ProcessGroup& group,
+                                       const ReduceScatterOptions& options = {});
 // input: (n, ...); result: (m, ...), where the splits add up to n and m. Splits that are given for
 // one side only: the other one is even, and m is n if it is the result's.
-CADRE_EXPORT at::Tensor all_to_all_single(const at::Tensor& input, const ProcessGroup& group,
-                                          const AllToAllSingleOptions& options = {});
+CADRE_EXPORT at::Tensor all_to_all(const at::Tensor& input, const ProcessGroup& group,
+                                   const AllToAllOptions& options = {});
 // The result is the root's input. On other ranks only the input's shape and dtype are used; its
 // gradient is zero.
 CADRE_EXPORT at::Tensor broadcast(const at::Tensor& input, const ProcessGroup& group,

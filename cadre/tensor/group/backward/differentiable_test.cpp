@@ -88,7 +88,7 @@ Tensors exchanged(const Tensors& inputs, const std::function<int64_t(int, int)>&
 Tensor uneven_all_to_all(const Tensor& x, const ProcessGroup& group) {
   const int me = group.rank();
   const int size = group.world_size();
-  return functional::all_to_all_single(
+  return functional::all_to_all(
       x, group,
       {.output_split_sizes = splits(size, [&](int from) { return rows_between(from, me); }),
        .input_split_sizes = splits(size, [&](int to) { return rows_between(me, to); })});
@@ -132,28 +132,25 @@ std::vector<DifferentiableCall> exchanges() {
   const auto scattered = [](ReduceOp op) {
     return [op](const Tensor& x, const ProcessGroup& group) {
       const Reduction premul = Reduction::premul_sum(0.5 + group.rank());
-      return functional::reduce_scatter_tensor(x, group,
-                                               {.op = op == ReduceOp::kPremulSum ? premul : op});
+      return functional::reduce_scatter(x, group, {.op = op == ReduceOp::kPremulSum ? premul : op});
     };
   };
   const auto gathered = [](const Tensor& x, const ProcessGroup& group) {
-    return functional::all_gather_tensor(x, group);
+    return functional::all_gather(x, group);
   };
   return {
-      {"all_gather_tensor", same, gathered,
+      {"all_gather", same, gathered,
        [](const Tensors& all) { return copies(torch::cat(all), all.size()); }},
-      {"all_gather_tensor of a number", [](int, int) { return std::vector<int64_t>{}; }, gathered,
+      {"all_gather of a number", [](int, int) { return std::vector<int64_t>{}; }, gathered,
        [](const Tensors& all) { return copies(torch::stack(all), all.size()); }},
-      {"reduce_scatter_tensor sum", large, scattered(ReduceOp::kSum),
+      {"reduce_scatter sum", large, scattered(ReduceOp::kSum),
        [](const Tensors& all) { return slices(torch::stack(all).sum(0), all.size()); }},
-      {"reduce_scatter_tensor avg", large, scattered(ReduceOp::kAvg),
+      {"reduce_scatter avg", large, scattered(ReduceOp::kAvg),
        [](const Tensors& all) { return slices(torch::stack(all).mean(0), all.size()); }},
-      {"reduce_scatter_tensor premul_sum", large, scattered(ReduceOp::kPremulSum),
+      {"reduce_scatter premul_sum", large, scattered(ReduceOp::kPremulSum),
        [](const Tensors& all) { return slices(premultiplied(all), all.size()); }},
       {"all_to_all even", large,
-       [](const Tensor& x, const ProcessGroup& group) {
-         return functional::all_to_all_single(x, group);
-       },
+       [](const Tensor& x, const ProcessGroup& group) { return functional::all_to_all(x, group); },
        [](const Tensors& all) { return exchanged(all, [](int, int) { return 2; }); }},
       {"all_to_all uneven",
        [](int rank, int world_size) {
@@ -168,7 +165,7 @@ std::vector<DifferentiableCall> exchanges() {
          return std::vector<int64_t>{rank * world_size, 3};
        },
        [](const Tensor& x, const ProcessGroup& group) {
-         return functional::all_to_all_single(
+         return functional::all_to_all(
              x, group, {.output_split_sizes = splits(group.world_size(), [](int from) {
                           return int64_t{from};
                         })});
@@ -440,8 +437,8 @@ TEST_P(Differentiable, SeveralCollectivesKeepOneOrder) {
     for (int frozen = -1; frozen < n; ++frozen) {
       const Tensor x = values(rank, {n, 2}).requires_grad_(rank != frozen);
       const Tensor total = functional::all_reduce(x, group);
-      const Tensor gathered = functional::all_gather_tensor(x, group);
-      const Tensor rows = functional::reduce_scatter_tensor(total * x, group);
+      const Tensor gathered = functional::all_gather(x, group);
+      const Tensor rows = functional::reduce_scatter(total * x, group);
       // Required by the order of backward, not by this rank's inputs.
       const Tensor constant = functional::all_reduce(torch::ones({2}, torch::kDouble), group);
       const Tensor first = chain(x, total, rows);

@@ -26,12 +26,12 @@ class PrivateMessages {
 
   const ProcessGroup& group() const { return group_; }
 
-  void send(const at::Tensor& tensor, Rank destination, const SendOptions& options = {}) const;
-  Work send_async(const at::Tensor& tensor, Rank destination,
-                  const SendOptions& options = {}) const;
-  void recv(const at::Tensor& tensor, Rank source, const SendOptions& options = {}) const;
-  Work recv_async(const at::Tensor& tensor, Rank source, const SendOptions& options = {}) const;
-  int recv_from_any(const at::Tensor& tensor, const SendOptions& options = {}) const;
+  void send(const at::Tensor& tensor, int destination, const MessageOptions& options = {}) const;
+  Work send_async(const at::Tensor& tensor, int destination,
+                  const MessageOptions& options = {}) const;
+  void recv(const at::Tensor& tensor, int source, const MessageOptions& options = {}) const;
+  Work recv_async(const at::Tensor& tensor, int source, const MessageOptions& options = {}) const;
+  int recv_from_any(const at::Tensor& tensor, const MessageOptions& options = {}) const;
   Work batch_send_recv_async(const std::vector<P2POp>& ops, const BatchOptions& options = {}) const;
 
  private:

@@ -19,7 +19,7 @@ namespace cadre {
 namespace {
 
 void send_tensor(const GroupCall& call, const MessageSpace& space, const at::Tensor& tensor,
-                 Rank destination, int tag) {
+                 int destination, int tag) {
   const DType dtype = check_tensor(call.group, call.name, kInput, tensor);
   const at::Tensor packed = tensor.detach().contiguous();
   run_message(call.group, space, MessageCall::send(const_bytes_of(packed), dtype, destination, tag),
@@ -27,7 +27,7 @@ void send_tensor(const GroupCall& call, const MessageSpace& space, const at::Ten
 }
 
 Work send_tensor_async(const GroupCall& call, const MessageSpace& space, const at::Tensor& tensor,
-                       Rank destination, int tag) {
+                       int destination, int tag) {
   const DType dtype = check_tensor(call.group, call.name, kInput, tensor);
   const at::Tensor packed = tensor.detach().contiguous();
   const MessageCall message = MessageCall::send(const_bytes_of(packed), dtype, destination, tag);
@@ -49,7 +49,7 @@ Rank recv_tensor(const GroupCall& call, const MessageSpace& space, const at::Ten
 }
 
 Work recv_tensor_async(const GroupCall& call, const MessageSpace& space, const at::Tensor& tensor,
-                       Rank source, int tag) {
+                       int source, int tag) {
   const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);
   check_contiguous(call.group, call.name, kInPlace, tensor);
   check_peer(call.group, call.name, source);
@@ -86,29 +86,29 @@ Work issue_batch(const GroupCall& call, const MessageSpace& space, const std::ve
 
 }  // namespace
 
-void ProcessGroup::send(const at::Tensor& tensor, Rank destination,
-                        const SendOptions& options) const {
+void ProcessGroup::send(const at::Tensor& tensor, int destination,
+                        const MessageOptions& options) const {
   send_tensor({communicator_, "send", options.timeout}, {}, tensor, destination, options.tag);
 }
 
-Work ProcessGroup::send_async(const at::Tensor& tensor, Rank destination,
-                              const SendOptions& options) const {
+Work ProcessGroup::send_async(const at::Tensor& tensor, int destination,
+                              const MessageOptions& options) const {
   const GroupCall call(communicator_, "send_async", options.timeout);
   return send_tensor_async(call, {}, tensor, destination, options.tag);
 }
 
-void ProcessGroup::recv(const at::Tensor& tensor, Rank source, const SendOptions& options) const {
+void ProcessGroup::recv(const at::Tensor& tensor, int source, const MessageOptions& options) const {
   const GroupCall call(communicator_, "recv", options.timeout);
   recv_tensor(call, {}, tensor, source, options.tag);
 }
 
-Work ProcessGroup::recv_async(const at::Tensor& tensor, Rank source,
-                              const SendOptions& options) const {
+Work ProcessGroup::recv_async(const at::Tensor& tensor, int source,
+                              const MessageOptions& options) const {
   const GroupCall call(communicator_, "recv_async", options.timeout);
   return recv_tensor_async(call, {}, tensor, source, options.tag);
 }
 
-int ProcessGroup::recv_from_any(const at::Tensor& tensor, const SendOptions& options) const {
+int ProcessGroup::recv_from_any(const at::Tensor& tensor, const MessageOptions& options) const {
   const GroupCall call(communicator_, "recv_from_any", options.timeout);
   return recv_tensor(call, {}, tensor, std::nullopt, options.tag);
 }
@@ -126,31 +126,31 @@ Work ProcessGroup::batch_send_recv_async(const std::vector<P2POp>& ops,
 PrivateMessages::PrivateMessages(ProcessGroup group, std::string_view user)
     : group_(std::move(group)), space_(reserve_message_space(group_.communicator(), user)) {}
 
-void PrivateMessages::send(const at::Tensor& tensor, Rank destination,
-                           const SendOptions& options) const {
+void PrivateMessages::send(const at::Tensor& tensor, int destination,
+                           const MessageOptions& options) const {
   const GroupCall call(group_.communicator(), "send", options.timeout);
   send_tensor(call, space_, tensor, destination, options.tag);
 }
 
-Work PrivateMessages::send_async(const at::Tensor& tensor, Rank destination,
-                                 const SendOptions& options) const {
+Work PrivateMessages::send_async(const at::Tensor& tensor, int destination,
+                                 const MessageOptions& options) const {
   const GroupCall call(group_.communicator(), "send_async", options.timeout);
   return send_tensor_async(call, space_, tensor, destination, options.tag);
 }
 
-void PrivateMessages::recv(const at::Tensor& tensor, Rank source,
-                           const SendOptions& options) const {
+void PrivateMessages::recv(const at::Tensor& tensor, int source,
+                           const MessageOptions& options) const {
   const GroupCall call(group_.communicator(), "recv", options.timeout);
   recv_tensor(call, space_, tensor, source, options.tag);
 }
 
-Work PrivateMessages::recv_async(const at::Tensor& tensor, Rank source,
-                                 const SendOptions& options) const {
+Work PrivateMessages::recv_async(const at::Tensor& tensor, int source,
+                                 const MessageOptions& options) const {
   const GroupCall call(group_.communicator(), "recv_async", options.timeout);
   return recv_tensor_async(call, space_, tensor, source, options.tag);
 }
 
-int PrivateMessages::recv_from_any(const at::Tensor& tensor, const SendOptions& options) const {
+int PrivateMessages::recv_from_any(const at::Tensor& tensor, const MessageOptions& options) const {
   const GroupCall call(group_.communicator(), "recv_from_any", options.timeout);
   return recv_tensor(call, space_, tensor, std::nullopt, options.tag);
 }

@@ -74,13 +74,13 @@ DType check_beside_list(const Communicator& communicator, std::string_view opera
                         std::string_view role, const at::Tensor& tensor,
                         const std::vector<at::Tensor>& tensors);
 
-// How many rows of all_to_all_single's tensors go to each rank and come from it. Empty: even parts.
+// How many rows of all_to_all's tensors go to each rank and come from it. Empty: even parts.
 struct RowSplits {
   std::span<const int64_t> output;
   std::span<const int64_t> input;
 };
 
-// What all_to_all_single exchanges: even parts when `counts` are empty.
+// What all_to_all exchanges: even parts when `counts` are empty.
 struct Exchange {
   DType dtype;
   std::vector<uint64_t> input_counts;

@@ -72,7 +72,7 @@ std::unique_ptr<DataLoader> make_training_loader(const Config& config, const Tas
   return std::make_unique<DataLoader>(
       task.training_data(),
       DataLoaderOptions{.batch_size = config.run.global_batch_size,
-                        .group = group,
+                        .ranks = group,
                         .seed = config.run.seed,
                         .drop_last = true,
                         .split = has_capacity ? BatchSplit::kConsecutive : BatchSplit::kInTurn,

@@ -81,8 +81,8 @@ Error with_remedy(const Error& error, const std::string& snapshot) {
   return Error(error.code(), cadre::format("{}; {}", error.message(), remedy_for(snapshot)));
 }
 
-NamedTensors named(const std::vector<ParameterState>& states) {
-  NamedTensors named;
+std::vector<NamedTensor> named(const std::vector<ParameterState>& states) {
+  std::vector<NamedTensor> named;
   for (const ParameterState& state : states) {
     for (const auto* tensors : {&state.tensors, &state.scalars}) {
       for (const auto& [key, tensor] : *tensors) {
@@ -183,7 +183,7 @@ void Resumption::throw_wrong_generator(const std::string& problem) const {
 void Resumption::restore(Strategy& strategy, Optimizer& optimizer,
                          const ProcessGroup& world) const {
   try {
-    const NamedTensors states = load(strategy.parts(), world);
+    const std::vector<NamedTensor> states = load(strategy.parts(), world);
     strategy.parts_were_filled();
     optimizer.load_state(states);
   } catch (const Error& error) {
@@ -200,7 +200,8 @@ void Resumption::restore(Strategy& strategy, Optimizer& optimizer,
 }
 
 // Fills the model; returns this rank's optimizer state.
-NamedTensors Resumption::load(const SnapshotParts& parts, const ProcessGroup& world) const {
+std::vector<NamedTensor> Resumption::load(const SnapshotParts& parts,
+                                          const ProcessGroup& world) const {
   if (state_.format >= kFirstFormatInParts) {
     return named(load_sharded(snapshot_, parts, world).optimizer);
   }
@@ -219,7 +220,7 @@ NamedTensors Resumption::load(const SnapshotParts& parts, const ProcessGroup& wo
   const LoadOptions options = {.with_optimizer = false, .with_digests = false};
   load_sharded(model_path, parts, world, options);
   load_sharded(optimizer_path, states, world, options);
-  NamedTensors tensors;
+  std::vector<NamedTensor> tensors;
   for (const SnapshotTensor& state : states.parameters)
     tensors.emplace_back(state.name, state.values);
   return tensors;

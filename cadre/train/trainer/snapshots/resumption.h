@@ -43,7 +43,7 @@ class Resumption {
  private:
   Resumption(std::string snapshot, TrainState state, std::vector<std::string> remarks);
 
-  NamedTensors load(const SnapshotParts& parts, const ProcessGroup& world) const;
+  std::vector<NamedTensor> load(const SnapshotParts& parts, const ProcessGroup& world) const;
   [[noreturn]] void throw_wrong_generator(const std::string& problem) const;
 
   std::string snapshot_;

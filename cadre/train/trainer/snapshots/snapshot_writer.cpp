@@ -15,7 +15,7 @@ namespace {
 
 // Assigns tensors "<parameter>.<state>" to parameters. A tensor without dimensions is one value for
 // the whole parameter, because shards have one dimension.
-std::vector<ParameterState> states_by_parameter(const NamedTensors& named) {
+std::vector<ParameterState> states_by_parameter(const std::vector<NamedTensor>& named) {
   std::vector<ParameterState> states;
   std::map<std::string, size_t> places;
   for (const auto& [name, tensor] : named) {

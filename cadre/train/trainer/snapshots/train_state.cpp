@@ -135,7 +135,8 @@ TrainState state_in_manifest(const SnapshotReader& reader) {
 }  // namespace
 
 Status write_train_state(const std::string& folder, const TrainState& state,
-                         const torch::nn::Module& model, const NamedTensors& optimizer_state) {
+                         const torch::nn::Module& model,
+                         const std::vector<NamedTensor>& optimizer_state) {
   const auto path_of = [&](std::string_view file) { return cadre::format("{}/{}", folder, file); };
   CADRE_RETURN_IF_ERROR(
       write_safetensors(path_of(kModelFile), named_state(model), {{"format", "pt"}}));

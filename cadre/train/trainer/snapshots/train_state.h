@@ -50,7 +50,8 @@ inline constexpr std::string_view kOptimizerFile = "optimizer.safetensors";
 // Fills an empty folder: model.safetensors, optimizer.safetensors, state.json, and B2SUMS with the
 // digests of these three. optimizer_state: that of whole parameters, from Optimizer::state().
 Status write_train_state(const std::string& folder, const TrainState& state,
-                         const torch::nn::Module& model, const NamedTensors& optimizer_state);
+                         const torch::nn::Module& model,
+                         const std::vector<NamedTensor>& optimizer_state);
 
 // The state as JSON, for a sharded snapshot.
 std::string state_text(const TrainState& state);

@@ -26,7 +26,7 @@ class Adam final : public Optimizer {
       : Optimizer(std::move(parameters), config.weight_decay), config_(config) {}
 
  private:
-  NamedTensors initial_state(const at::Tensor& parameter) const override {
+  std::vector<NamedTensor> initial_state(const at::Tensor& parameter) const override {
     return {{"step", at::zeros({}, at::kFloat)},
             {"exp_avg", zeros_beside(parameter)},
             {"exp_avg_sq", zeros_beside(parameter)}};
@@ -57,7 +57,7 @@ class Adagrad final : public Optimizer {
       : Optimizer(std::move(parameters), config.weight_decay), config_(config) {}
 
  private:
-  NamedTensors initial_state(const at::Tensor& parameter) const override {
+  std::vector<NamedTensor> initial_state(const at::Tensor& parameter) const override {
     return {{"step", at::zeros({}, at::kFloat)}, {"sum", zeros_beside(parameter)}};
   }
 
@@ -82,8 +82,8 @@ class RmsProp final : public Optimizer {
       : Optimizer(std::move(parameters), config.weight_decay), config_(config) {}
 
  private:
-  NamedTensors initial_state(const at::Tensor& parameter) const override {
-    NamedTensors state = {{"square_avg", zeros_beside(parameter)}};
+  std::vector<NamedTensor> initial_state(const at::Tensor& parameter) const override {
+    std::vector<NamedTensor> state = {{"square_avg", zeros_beside(parameter)}};
     if (config_.momentum > 0) state.emplace_back("momentum_buffer", zeros_beside(parameter));
     return state;
   }
@@ -116,7 +116,7 @@ class Adadelta final : public Optimizer {
       : Optimizer(std::move(parameters), config.weight_decay), config_(config) {}
 
  private:
-  NamedTensors initial_state(const at::Tensor& parameter) const override {
+  std::vector<NamedTensor> initial_state(const at::Tensor& parameter) const override {
     return {{"square_avg", zeros_beside(parameter)}, {"acc_delta", zeros_beside(parameter)}};
   }
 
@@ -144,7 +144,7 @@ class Sgd final : public Optimizer {
       : Optimizer(std::move(parameters), config.weight_decay), config_(config) {}
 
  private:
-  NamedTensors initial_state(const at::Tensor& parameter) const override {
+  std::vector<NamedTensor> initial_state(const at::Tensor& parameter) const override {
     if (config_.momentum == 0) return {};
     return {{"momentum_buffer", zeros_beside(parameter)}};
   }
@@ -168,7 +168,7 @@ class Sgd final : public Optimizer {
 
 }  // namespace
 
-std::vector<TrainedTensor> trained_tensors(const NamedTensors& parameters) {
+std::vector<TrainedTensor> trained_tensors(const std::vector<NamedTensor>& parameters) {
   std::vector<TrainedTensor> trained;
   for (const auto& [name, tensor] : parameters)
     trained.push_back({name, tensor, tensor.dim() >= 2});
@@ -220,8 +220,8 @@ void Optimizer::make_state(size_t index) {
   }
 }
 
-NamedTensors Optimizer::state() const {
-  NamedTensors named;
+std::vector<NamedTensor> Optimizer::state() const {
+  std::vector<NamedTensor> named;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     for (const auto& [key, tensor] : state_[i]) {
       named.emplace_back(cadre::format("{}.{}", parameters_[i].name, key), tensor);
@@ -231,8 +231,9 @@ NamedTensors Optimizer::state() const {
 }
 
 // What does not fit was saved with other settings: digests detect damage before.
-void Optimizer::load_state(const NamedTensors& state) {
-  std::map<std::string, at::Tensor> by_name(state.begin(), state.end());
+void Optimizer::load_state(const std::vector<NamedTensor>& state) {
+  std::map<std::string, at::Tensor> by_name;
+  for (const auto& [name, tensor] : state) by_name.emplace(name, tensor);
   std::vector<std::map<std::string, at::Tensor>> loaded(parameters_.size());
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& [name, parameter, is_decayed] = parameters_[i];

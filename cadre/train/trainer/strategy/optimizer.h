@@ -34,7 +34,7 @@ struct TrainedTensor {
   bool is_decayed = false;
 };
 
-std::vector<TrainedTensor> trained_tensors(const NamedTensors& parameters);
+std::vector<TrainedTensor> trained_tensors(const std::vector<NamedTensor>& parameters);
 
 class Optimizer {
  public:
@@ -48,10 +48,10 @@ class Optimizer {
   void zero_grad();
 
   // Named "<parameter>.<state>", for snapshots. The tensors are the optimizer's own, not copies.
-  NamedTensors state() const;
+  std::vector<NamedTensor> state() const;
   // REQUIRES: a result of state(). Throws kInvalidArgument, and changes nothing, for an unknown or
   // missing name or another shape: the state of an optimizer with other settings.
-  void load_state(const NamedTensors& state);
+  void load_state(const std::vector<NamedTensor>& state);
 
  protected:
   // The parameters of one kernel call, and their state tensors by name.
@@ -66,7 +66,7 @@ class Optimizer {
   };
 
   // The state tensors of a parameter, with their initial values.
-  virtual NamedTensors initial_state(const at::Tensor& parameter) const = 0;
+  virtual std::vector<NamedTensor> initial_state(const at::Tensor& parameter) const = 0;
   // Runs the kernel. `is_first`: no parameter of the batch has been updated before.
   virtual void update(Batch& batch, const Hyperparameters& hyper, bool is_first) = 0;
   // What `update` computes.

@@ -13,18 +13,18 @@ namespace {
 constexpr double kTolerance = 1e-6;
 
 // A matrix, a transposed one, a vector and one that often has no gradient.
-NamedTensors make_parameters() {
+std::vector<NamedTensor> make_parameters() {
   torch::manual_seed(1);
-  NamedTensors parameters = {{"w", torch::randn({5, 3})},
-                             {"t", torch::randn({4, 6}).t()},
-                             {"b", torch::randn({7})},
-                             {"rare", torch::randn({2, 2})}};
+  std::vector<NamedTensor> parameters = {{"w", torch::randn({5, 3})},
+                                         {"t", torch::randn({4, 6}).t()},
+                                         {"b", torch::randn({7})},
+                                         {"rare", torch::randn({2, 2})}};
   for (auto& [name, tensor] : parameters) tensor.requires_grad_(true);
   return parameters;
 }
 
-NamedTensors clones(const NamedTensors& parameters) {
-  NamedTensors copies;
+std::vector<NamedTensor> clones(const std::vector<NamedTensor>& parameters) {
+  std::vector<NamedTensor> copies;
   for (const auto& [name, tensor] : parameters) {
     copies.emplace_back(name, tensor.detach().clone().requires_grad_(true));
   }
@@ -33,19 +33,19 @@ NamedTensors clones(const NamedTensors& parameters) {
 
 // The same gradients for both; each contiguous, so that the transposed parameter's has other
 // strides; "rare" has one in every third step only.
-void set_gradients(const NamedTensors& a, const NamedTensors& b, int step) {
+void set_gradients(const std::vector<NamedTensor>& a, const std::vector<NamedTensor>& b, int step) {
   torch::manual_seed(100 + step);
   for (size_t i = 0; i < a.size(); ++i) {
-    const at::Tensor gradient = torch::randn(a[i].second.sizes());
-    const bool has_one = a[i].first != "rare" || step % 3 == 1;
-    a[i].second.mutable_grad() = has_one ? gradient : at::Tensor();
-    b[i].second.mutable_grad() = has_one ? gradient.clone() : at::Tensor();
+    const at::Tensor gradient = torch::randn(a[i].tensor.sizes());
+    const bool has_one = a[i].name != "rare" || step % 3 == 1;
+    a[i].tensor.mutable_grad() = has_one ? gradient : at::Tensor();
+    b[i].tensor.mutable_grad() = has_one ? gradient.clone() : at::Tensor();
   }
 }
 
 // Two groups, because decay applies to matrices only.
 template <typename Options>
-std::vector<torch::optim::OptimizerParamGroup> groups_of(const NamedTensors& parameters,
+std::vector<torch::optim::OptimizerParamGroup> groups_of(const std::vector<NamedTensor>& parameters,
                                                          Options options, double decay) {
   std::vector<at::Tensor> matrices;
   std::vector<at::Tensor> others;
@@ -58,23 +58,24 @@ std::vector<torch::optim::OptimizerParamGroup> groups_of(const NamedTensors& par
   return groups;
 }
 
-void expect_equal_steps(const NamedTensors& own, Optimizer& optimizer, const NamedTensors& truth,
-                        torch::optim::Optimizer& oracle, double learning_rate) {
+void expect_equal_steps(const std::vector<NamedTensor>& own, Optimizer& optimizer,
+                        const std::vector<NamedTensor>& truth, torch::optim::Optimizer& oracle,
+                        double learning_rate) {
   for (int step = 0; step < 20; ++step) {
     set_gradients(own, truth, step);
     optimizer.step(learning_rate);
     oracle.step();
     for (size_t i = 0; i < own.size(); ++i) {
-      const double scale = truth[i].second.abs().max().item<double>();
-      const double error = (own[i].second - truth[i].second).abs().max().item<double>();
-      EXPECT_LE(error, kTolerance * scale) << own[i].first << " in step " << step;
+      const double scale = truth[i].tensor.abs().max().item<double>();
+      const double error = (own[i].tensor - truth[i].tensor).abs().max().item<double>();
+      EXPECT_LE(error, kTolerance * scale) << own[i].name << " in step " << step;
     }
   }
 }
 
 TEST(Optimizer, AdamWIsTorchs) {
-  const NamedTensors own = make_parameters();
-  const NamedTensors truth = clones(own);
+  const std::vector<NamedTensor> own = make_parameters();
+  const std::vector<NamedTensor> truth = clones(own);
   const OptimizerConfig config;
   const auto optimizer = make_optimizer(trained_tensors(own), config);
   const double rate = 0.01;
@@ -93,8 +94,8 @@ struct SgdCase {
 class SgdTest : public ::testing::TestWithParam<SgdCase> {};
 
 TEST_P(SgdTest, SgdIsTorchs) {
-  const NamedTensors own = make_parameters();
-  const NamedTensors truth = clones(own);
+  const std::vector<NamedTensor> own = make_parameters();
+  const std::vector<NamedTensor> truth = clones(own);
   OptimizerConfig config;
   config.kind = "sgd";
   config.momentum = GetParam().momentum;
@@ -113,8 +114,8 @@ INSTANTIATE_TEST_SUITE_P(All, SgdTest,
 
 template <typename Oracle, typename Options>
 void expect_torchs(const OptimizerConfig& config, const Options& options) {
-  const NamedTensors own = make_parameters();
-  const NamedTensors truth = clones(own);
+  const std::vector<NamedTensor> own = make_parameters();
+  const std::vector<NamedTensor> truth = clones(own);
   const auto optimizer = make_optimizer(trained_tensors(own), config);
   Oracle oracle(groups_of(truth, options, config.weight_decay));
   expect_equal_steps(own, *optimizer, truth, oracle, config.learning_rate);
@@ -153,8 +154,8 @@ TEST(Optimizer, AdadeltaIsTheFormula) {
   OptimizerConfig config = default_optimizer("adadelta");
   config.rho = 0.8;
   config.weight_decay = 0.05;
-  const NamedTensors own = make_parameters();
-  const NamedTensors truth = clones(own);
+  const std::vector<NamedTensor> own = make_parameters();
+  const std::vector<NamedTensor> truth = clones(own);
   const auto optimizer = make_optimizer(trained_tensors(own), config);
   std::map<std::string, std::pair<at::Tensor, at::Tensor>> state;
   std::map<std::string, at::Tensor> expected;
@@ -187,14 +188,14 @@ TEST(Optimizer, StateGoesOnWhereItStopped) {
   for (const std::string kind : {"adamw", "adam", "sgd", "adagrad", "rmsprop", "adadelta"}) {
     OptimizerConfig config = default_optimizer(kind);
     config.momentum = 0.9;
-    const NamedTensors straight = make_parameters();
+    const std::vector<NamedTensor> straight = make_parameters();
     const auto whole = make_optimizer(trained_tensors(straight), config);
     for (int step = 0; step < 3; ++step) {
       set_gradients(straight, straight, step);
       whole->step(0.01);
     }
-    const NamedTensors copied = clones(straight);
-    NamedTensors state;
+    const std::vector<NamedTensor> copied = clones(straight);
+    std::vector<NamedTensor> state;
     for (const auto& [name, tensor] : whole->state()) state.emplace_back(name, tensor.clone());
     const auto resumed = make_optimizer(trained_tensors(copied), config);
     resumed->load_state(state);
@@ -204,13 +205,13 @@ TEST(Optimizer, StateGoesOnWhereItStopped) {
       resumed->step(0.01);
     }
     for (size_t i = 0; i < copied.size(); ++i) {
-      EXPECT_TRUE(copied[i].second.equal(straight[i].second)) << kind << " " << copied[i].first;
+      EXPECT_TRUE(copied[i].tensor.equal(straight[i].tensor)) << kind << " " << copied[i].name;
     }
   }
 }
 
 TEST(Optimizer, RefusesStateThatDoesNotFit) {
-  const auto message = [](const NamedTensors& state) {
+  const auto message = [](const std::vector<NamedTensor>& state) {
     try {
       make_optimizer(trained_tensors(make_parameters()), {})->load_state(state);
     } catch (const Error& error) {

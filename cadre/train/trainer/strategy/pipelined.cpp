@@ -121,7 +121,7 @@ at::Tensor Pipelined::infer(const at::Tensor& data) {
   const int64_t num_rows = std::max<int64_t>((data.size(0) + count - 1) / count, 1) * count;
   const at::Tensor tokens =
       at::constant_pad_nd(division_.padded(data), {0, 0, 0, num_rows - data.size(0)});
-  const PipelineResult result = pipeline_->eval(tokens, {}, {}, {.return_outputs = true});
+  const PipelineResult result = pipeline_->forward(tokens, {}, {}, {.return_outputs = true});
   const int last = schedule_.rank_of_stage.back();
   const at::Tensor logits =
       mesh_.coordinate("pp") == last

@@ -57,7 +57,7 @@ std::vector<StageTime> StageTimes::of_all_processes(const ProcessGroup& world) c
     own[static_cast<int64_t>(stage)] = total.count() / static_cast<double>(num_microbatches_);
   }
   const at::Tensor all = at::empty({world.world_size(), num_stages}, at::kDouble);
-  world.all_gather_into_tensor(all, own);
+  world.all_gather(all, own);
   std::vector<StageTime> stages;
   for (int64_t stage = 0; stage < num_stages; ++stage) {
     const auto [milliseconds, rank] = all.select(1, stage).max(0);

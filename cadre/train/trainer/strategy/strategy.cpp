@@ -22,7 +22,7 @@ namespace cadre::train {
 namespace {
 
 template <typename Wrapper>
-void set_guard(std::optional<reduction::NoSync>& guard, bool on, Wrapper& wrapper) {
+void set_guard(std::optional<NoSync>& guard, bool on, Wrapper& wrapper) {
   if (!on) {
     guard.reset();
   } else if (!guard) {
@@ -31,8 +31,8 @@ void set_guard(std::optional<reduction::NoSync>& guard, bool on, Wrapper& wrappe
 }
 
 // No model registers a tensor twice.
-NamedTensors parameters_of(const Model& model) {
-  NamedTensors parameters;
+std::vector<NamedTensor> parameters_of(const Model& model) {
+  std::vector<NamedTensor> parameters;
   for (const auto& item : model.named_parameters()) {
     parameters.emplace_back(item.key(), item.value());
   }
@@ -105,7 +105,7 @@ class Replicated : public ForwardStrategy {
 
  private:
   GradientWeighting weighting_;
-  std::optional<reduction::NoSync> no_sync_;
+  std::optional<NoSync> no_sync_;
 };
 
 std::vector<TrainedTensor> trained_of(const std::vector<ParameterShard>& shards) {
@@ -256,7 +256,7 @@ class FullySharded final : public ForwardStrategy {
  private:
   FullyShardedDataParallel<Model> model_;
   GradientWeighting weighting_;
-  std::optional<reduction::NoSync> no_sync_;
+  std::optional<NoSync> no_sync_;
 };
 
 // ddp, zero1 and zero2 of the ranks that have different rows; single, if that is one rank.

@@ -92,7 +92,7 @@ struct VerifiedRun {
 
 std::unique_ptr<Optimizer> optimizer_of(const VerifiedRun& run,
                                         const std::vector<NamedTensor>& parameters) {
-  NamedTensors named;
+  std::vector<NamedTensor> named;
   for (const NamedTensor& parameter : parameters) {
     named.emplace_back(parameter.name, parameter.tensor);
   }

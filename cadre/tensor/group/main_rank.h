@@ -1,0 +1,60 @@
+// Work that one rank does for all ranks, or before them: downloads, files that every rank reads,
+// lines of a log.
+//
+//   cadre::on_main_rank(world, [&] { download(folder); });
+//   const auto data = cadre::main_rank_first(world, [&] { return load_or_convert(folder); },
+//                                            {.of_each_node = true});
+//
+// The main rank is rank 0 of the group or, with of_each_node, the lowest rank of the group on each
+// host: for files on the hosts' own disks.
+//
+// Threads: as ProcessGroup. Blocking: collective; all ranks of the group call the same in the same
+// order. The ranks that wait do so at most for the timeout, which is longer than that of a
+// collective. Errors: what `work` throws on one rank, of any type, is thrown as cadre::Error on all
+// ranks, with the rank, and the group stays usable; errors of the group.
+// REQUIRES: `work` contains no collective of the group.
+// Source: main_process_first() and on_main_process() of Hugging Face Accelerate.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <type_traits>
+
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/export.h"
+#include "cadre/core/os/defaults.h"
+#include "cadre/tensor/group/process_group.h"
+
+namespace cadre {
+
+struct MainRankOptions {
+  bool of_each_node = false;
+  // For the work of the main rank, and again for that of the others.
+  Duration timeout = kDefaultMainRankTimeout;
+};
+
+// Whether this rank is a main rank. No communication.
+CADRE_EXPORT bool is_main_rank(const ProcessGroup& group, const MainRankOptions& options = {});
+
+// Runs `work` on the main rank. Returns on all ranks when it has ended.
+CADRE_EXPORT void on_main_rank(const ProcessGroup& group, const std::function<void()>& work,
+                               const MainRankOptions& options = {});
+
+// Runs `work` on the main rank, then on all others at the same time, which find what it has left
+// behind. Returns when all have ended, on each rank what its own `work` has returned.
+CADRE_EXPORT void run_main_rank_first(const ProcessGroup& group, const std::function<void()>& work,
+                                      const MainRankOptions& options = {});
+template <typename Work>
+std::invoke_result_t<Work&> main_rank_first(const ProcessGroup& group, Work work,
+                                            const MainRankOptions& options = {}) {
+  if constexpr (std::is_void_v<std::invoke_result_t<Work&>>) {
+    run_main_rank_first(group, work, options);
+  } else {
+    std::optional<std::invoke_result_t<Work&>> result;
+    run_main_rank_first(
+        group, [&] { result.emplace(work()); }, options);
+    return *std::move(result);
+  }
+}
+
+}  // namespace cadre
