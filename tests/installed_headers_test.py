@@ -60,7 +60,6 @@ ACCEPTED = {
     "cadre/parallel/shard/flat_parameters.h": ["FlatParameters(", "group() const", "pool =",
                                                "reshard_group ="],
     "cadre/tensor/hooks/activations/activation_checkpoint.h": ["wrap::ForwardPointer<M>"],
-    "cadre/tensor/hooks/activations/activation_offload.h": ["wrap::ForwardPointer<M>"],
     "cadre/tensor/hooks/sample_weight.h": ["agree_on_weight(", "equal_weight("],
     "cadre/tensor/group/file_memory.h": ["FileMemory("],
     "cadre/train/checkpoint/snapshot_folder.h": ["SnapshotFolder(", "files() const"],
