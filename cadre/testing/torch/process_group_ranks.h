@@ -6,6 +6,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
 
 #include <functional>
 #include <memory>
