@@ -5,7 +5,9 @@
 // take a LogSink& and never print to stdout.
 #pragma once
 
+#include <memory>
 #include <string_view>
+#include <utility>
 
 #include "cadre/core/base/export.h"
 
@@ -22,5 +24,29 @@ class CADRE_EXPORT LogSink {
 
 // A sink that drops every line.
 CADRE_EXPORT LogSink& null_log_sink();
+
+// A log of the program as threads and destructors of the library use it: what the sink throws is
+// dropped with its line, because nobody could catch it there.
+class QuietLog final : public LogSink {
+ public:
+  // null: every line is dropped.
+  explicit QuietLog(LogSink* borrowed) : sink_(borrowed) {}
+  explicit QuietLog(std::shared_ptr<LogSink> shared)
+      : sink_(shared.get()), shared_(std::move(shared)) {}
+
+  void write(LogLevel level, std::string_view component,
+             std::string_view message) noexcept override {
+    if (sink_ == nullptr) return;
+    try {
+      sink_->write(level, component, message);
+    } catch (...) {
+      // Dropped, as the header says.
+    }
+  }
+
+ private:
+  LogSink* const sink_;
+  const std::shared_ptr<LogSink> shared_;  // null if the sink is borrowed
+};
 
 }  // namespace cadre

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/base/quiet_log.h"
+#include "cadre/core/base/log.h"
 #include "cadre/core/comm/checks.h"
 #include "cadre/core/comm/communicator_impl.h"
 #include "cadre/core/comm/group_destruction.h"

@@ -5,7 +5,7 @@
 #include <span>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/base/quiet_log.h"
+#include "cadre/core/base/log.h"
 #include "cadre/core/rendezvous/missing_ranks.h"
 
 namespace cadre {

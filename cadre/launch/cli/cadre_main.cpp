@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/base/nearest.h"
 #include "cadre/core/os/proc/inherited.h"
 #include "cadre/launch/cli/command.h"
-#include "cadre/launch/cli/nearest.h"
 
 namespace {
 
@@ -63,7 +63,7 @@ int dispatch(const std::string& command, Words words, const cadre::os::Inherited
   if (command == "--version" || command == "version") {
     return cadre::cli::print("cadre " CADRE_VERSION "\n");
   }
-  const std::string near = cadre::cli::nearest(command, kCommands);
+  const std::string near = cadre::nearest(command, kCommands);
   return cadre::cli::fail(
       "cadre",
       near.empty() ? cadre::format("unknown command \"{}\"; cadre help lists all", command)

@@ -4,7 +4,6 @@
 #include <sstream>
 
 #include "cadre/launch/cli/command.h"
-#include "cadre/launch/cli/nearest.h"
 #include "cadre/launch/cli/torch_finder.h"
 #include "cadre/testing/core/cadre_command_test.h"
 #include "cadre/testing/core/paths.h"
@@ -71,13 +70,6 @@ TEST(Command, SuggestsTheNearestCommand) {
   EXPECT_EQ(typo.error, "cadre: unknown command \"trian\"; did you mean \"train\"?\n");
   EXPECT_EQ(run_cadre({"frobnicate"}).error,
             "cadre: unknown command \"frobnicate\"; cadre help lists all\n");
-}
-
-TEST(Nearest, FindsTypingErrorsOnly) {
-  const std::vector<std::string> known{"run", "train", "info"};
-  EXPECT_EQ(nearest("rnu", known), "run");
-  EXPECT_EQ(nearest("inof", known), "info");
-  EXPECT_EQ(nearest("checkpoint", known), "");
 }
 
 // "1.5 GiB" as bytes.

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
-#include "cadre/launch/cli/nearest.h"
+#include "cadre/core/base/nearest.h"
 
 namespace cadre::cli {
 namespace {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/base/quiet_log.h"
+#include "cadre/core/base/log.h"
 #include "cadre/core/store/checks.h"
 #include "cadre/core/store/tcp/server_connection.h"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/base/quiet_log.h"
+#include "cadre/core/base/log.h"
 #include "cadre/core/os/host/descriptor_limit.h"
 #include "cadre/core/os/io/poll_set.h"
 #include "cadre/core/store/key_table.h"

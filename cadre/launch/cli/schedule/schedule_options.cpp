@@ -8,8 +8,8 @@
 #include <system_error>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/base/nearest.h"
 #include "cadre/core/schedule/partition.h"
-#include "cadre/launch/cli/nearest.h"
 #include "cadre/launch/cli/option_words.h"
 
 namespace cadre::cli {

@@ -4,29 +4,15 @@
 #include <array>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <numeric>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/base/nearest.h"
 #include "cadre/core/schedule/generate.h"
 
 namespace cadre::train {
 namespace {
 
 constexpr size_t kMaxComparedKey = 100;  // no key is as long
-
-// Levenshtein's: insertions, deletions and replacements.
-size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), size_t{0});
-  for (size_t i = 1; i <= a.size(); ++i) {
-    size_t diagonal = std::exchange(row[0], i);
-    for (size_t j = 1; j <= b.size(); ++j) {
-      const size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, replaced}));
-    }
-  }
-  return row.back();
-}
 
 void add_model_fields(std::vector<ConfigField>& fields, ModelConfig& model) {
   fields.push_back({.name = "model.kind",

@@ -1,11 +1,10 @@
-#include "cadre/launch/cli/nearest.h"
+#include "cadre/core/base/nearest.h"
 
 #include <algorithm>
 #include <numeric>
 #include <vector>
 
-namespace cadre::cli {
-namespace {
+namespace cadre {
 
 size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
@@ -22,8 +21,6 @@ size_t edit_distance(std::string_view a, std::string_view b) {
   return row.back();
 }
 
-}  // namespace
-
 std::string nearest(std::string_view word, std::span<const std::string> known) {
   std::string best;
   size_t best_distance = std::max<size_t>(2, word.size() / 3) + 1;
@@ -37,4 +34,4 @@ std::string nearest(std::string_view word, std::span<const std::string> known) {
   return best;
 }
 
-}  // namespace cadre::cli
+}  // namespace cadre
