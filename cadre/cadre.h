@@ -35,7 +35,6 @@
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/tensor/group/symmetric_tensor.h"
 #include "cadre/tensor/hooks/activations/activation_checkpoint.h"
-#include "cadre/tensor/hooks/activations/activation_offload.h"
 #include "cadre/tensor/hooks/autocast.h"
 #include "cadre/tensor/hooks/gradient_norm.h"
 #include "cadre/tensor/mesh/data_ranks.h"

@@ -9,8 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "cadre/tensor/hooks/activations/activation_offload.h"
-#include "cadre/testing/core/temporary_folder.h"
 #include "cadre/testing/torch/fsdp_test_tower.h"
 
 namespace cadre {
@@ -76,25 +74,6 @@ TEST(FsdpRecomputation, TrainsAsThePlainModelInTheMemoryOfTwoUnits) {
     FullyShardedDataParallel model{std::make_shared<Recomputed>(), group, every_unit()};
     expect_equal(train_wrapped(model, group, PlainSteps{}), expected);
     EXPECT_EQ(model.peak_full_bytes(), bytes_of_linear(1, 2) + 2 * bytes_of_linear(kWidth, 2));
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
-TEST(FsdpActivationOffload, TrainsAsThePlainModelAndWritesNoParameter) {
-  const Snapshot expected = train_plain(std::make_shared<Tower>(4), PlainSteps{});
-  const testing::TemporaryFolder folder;
-  const auto result = run_groups(2, [&](const ProcessGroup& group) {
-    const auto net = std::make_shared<TowerOf<ActivationOffload<HalfImpl>>>();
-    const auto file = ActivationFile::make({.folder = folder.path(), .min_bytes = 1});
-    EXPECT_EQ(offload_activations(*net, file), 4);
-    FullyShardedDataParallel model{net, group, every_unit()};
-    const Tensor rows = rows_of(group, 0).clone();
-    model(rows).sum().backward();
-    // Each unit saves its argument and what tanh returns.
-    EXPECT_EQ(file->written_bytes(), 4 * 2 * rows.size(0) * kWidth * 8);
-    EXPECT_EQ(file->used_bytes(), 0);
-    model.zero_grad();
-    expect_equal(train_wrapped(model, group, PlainSteps{}), expected);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

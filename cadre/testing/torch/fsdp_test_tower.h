@@ -81,11 +81,10 @@ struct HalfImpl : nn::LinearImpl {
   Tensor forward(const Tensor& h) { return h + torch::tanh(nn::LinearImpl::forward(h)); }
 };
 
-// A tower whose units are wrapped once more.
-template <typename Wrapped>
-struct TowerOf : nn::Module {
-  using Unit = nn::ModuleHolder<ShardUnit<Wrapped>>;
-  TowerOf() {
+// A tower that computes its activations again in backward.
+struct Recomputed : nn::Module {
+  using Unit = nn::ModuleHolder<ShardUnit<ActivationCheckpoint<HalfImpl>>>;
+  Recomputed() {
     for (int i = 0; i < 4; ++i) {
       units.push_back(register_module("unit" + std::to_string(i), Unit(kWidth, kWidth)));
     }
@@ -101,8 +100,6 @@ struct TowerOf : nn::Module {
   std::vector<Unit> units;
   nn::Linear head{nullptr};
 };
-// It computes its activations again in backward.
-using Recomputed = TowerOf<ActivationCheckpoint<HalfImpl>>;
 
 // Size of the flat buffer of a Linear(kWidth, num_outputs).
 inline int64_t bytes_of_linear(int64_t num_outputs, int world_size) {

@@ -1,6 +1,7 @@
 #include "cadre/core/os/files/scratch_memory.h"
 
 #include <fcntl.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -21,14 +22,30 @@ size_t free_bytes_of(int fd) {
   return static_cast<size_t>(status.f_bavail) * status.f_frsize;
 }
 
+// For file systems that have no O_TMPFILE: the name exists for an instant.
+Fd open_and_unlink(const std::string& folder) {
+  std::string path = folder + "/cadre-scratch-XXXXXX";
+  Fd fd(::mkostemp(path.data(), O_CLOEXEC));
+  if (fd.is_open()) ::unlink(path.c_str());
+  return fd;
+}
+
 }  // namespace
 
-ScratchArena::ScratchArena(Key, ScratchFile file) : file_(std::move(file)), owner_(::getpid()) {}
+ScratchArena::ScratchArena(Key, Fd file, std::string folder)
+    : file_(std::move(file)), folder_(std::move(folder)), owner_(::getpid()) {}
 
 Result<std::shared_ptr<ScratchArena>> ScratchArena::create(const std::string& folder) {
-  Result<ScratchFile> file = ScratchFile::make(folder);
-  if (!file.ok()) return file.error();
-  return std::make_shared<ScratchArena>(Key(), std::move(file).value());
+  Fd file(::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, kNewFileMode));
+  if (!file.is_open() && (errno == EOPNOTSUPP || errno == EISDIR)) file = open_and_unlink(folder);
+  if (!file.is_open()) {
+    return errno_error(
+        ErrorCode::kUnavailable,
+        cadre::format("make a scratch file in the folder \"{}\", which must exist on a disk",
+                      folder),
+        errno);
+  }
+  return std::make_shared<ScratchArena>(Key(), std::move(file), folder);
 }
 
 size_t ScratchArena::in_pages(size_t num_bytes) {
@@ -42,20 +59,20 @@ Status ScratchArena::reserve(size_t num_bytes) {
 }
 
 Status ScratchArena::reserve_up_to(size_t end) {
-  CADRE_RETURN_IF_ERROR(file_.check_own());
+  CADRE_RETURN_IF_ERROR(file_.check(cadre::format("use a scratch file in {}", folder_)));
   if (end <= reserved_end_) return {};
   const size_t begin = reserved_end_;
   const size_t num_bytes = end - begin;
   CADRE_RETURN_IF_ERROR(check_file_size(
       cadre::format("reserve {} bytes in folder \"{}\"", num_bytes, folder()), end));
   const int status =
-      ::posix_fallocate(file_.fd().get(), static_cast<off_t>(begin), static_cast<off_t>(num_bytes));
+      ::posix_fallocate(file_.get(), static_cast<off_t>(begin), static_cast<off_t>(num_bytes));
   if (status != 0) {
     free_blocks(begin, num_bytes);  // those that were found
     return errno_error(
         ErrorCode::kUnavailable,
         cadre::format("reserve {} bytes in folder \"{}\", whose disk has {} bytes free", num_bytes,
-                      folder(), free_bytes_of(file_.fd().get())),
+                      folder(), free_bytes_of(file_.get())),
         status);
   }
   reserved_end_ = end;
@@ -70,7 +87,7 @@ Result<ScratchMemory> ScratchArena::allocate(size_t num_bytes) {
     if (const Status status = reserve_up_to(end_ + size); !status.ok()) return status.error();
     offset = std::exchange(end_, end_ + size);
   }
-  void* const start = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file_.fd().get(),
+  void* const start = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(),
                              static_cast<off_t>(offset));
   if (start == MAP_FAILED) {
     const int error_number = errno;
@@ -84,9 +101,9 @@ Result<ScratchMemory> ScratchArena::allocate(size_t num_bytes) {
 
 // Where the file system cannot, the blocks stay until the file goes.
 void ScratchArena::free_blocks(size_t begin, size_t num_bytes) {
-  if (::getpid() != owner_ || !file_.fd().is_own()) return;
-  ::fallocate(file_.fd().get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-              static_cast<off_t>(begin), static_cast<off_t>(num_bytes));
+  if (::getpid() != owner_ || !file_.is_own()) return;
+  ::fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(begin),
+              static_cast<off_t>(num_bytes));
 }
 
 ScratchMemory::ScratchMemory(ScratchMemory&& other) noexcept

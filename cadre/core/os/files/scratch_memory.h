@@ -23,7 +23,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/export.h"
 #include "cadre/core/base/types.h"
-#include "cadre/core/os/files/scratch_file.h"
+#include "cadre/core/os/io/fd.h"
 
 namespace cadre::os {
 
@@ -36,9 +36,9 @@ class CADRE_EXPORT ScratchArena : public std::enable_shared_from_this<ScratchAre
 
  public:
   static Result<std::shared_ptr<ScratchArena>> create(const std::string& folder);
-  ScratchArena(Key, ScratchFile file);
+  ScratchArena(Key, Fd file, std::string folder);
 
-  const std::string& folder() const { return file_.folder(); }
+  const std::string& folder() const { return folder_; }
   // Reserves blocks, in whole pages, for the calls of allocate() that follow.
   Status reserve(size_t num_bytes);
   // Whole pages, page-aligned and zeroed. num_bytes: at least 1.
@@ -53,7 +53,8 @@ class CADRE_EXPORT ScratchArena : public std::enable_shared_from_this<ScratchAre
   Status reserve_up_to(size_t end);  // under the lock
   void free_blocks(size_t begin, size_t num_bytes);
 
-  const ScratchFile file_;
+  const Fd file_;
+  const std::string folder_;
   const pid_t owner_;
   std::mutex mutex_;
   size_t end_ = 0;           // end of what was handed out; offsets are not used again

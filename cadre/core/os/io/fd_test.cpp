@@ -212,17 +212,13 @@ TEST_F(ClosedFromOutside, AConnectionSaysNothingToAStranger) {
   expect_intact();
 }
 
-TEST_F(ClosedFromOutside, ScratchFilesAndTheirMemoryTouchNoOtherFile) {
+TEST_F(ClosedFromOutside, ScratchMemoryTouchesNoOtherFile) {
   {
-    const auto scratch = ScratchFile::make(folder_.path()).value_or_throw();
     const auto arena = ScratchArena::create(folder_.path()).value_or_throw();
     const ScratchMemory memory = arena->allocate(kPages).value_or_throw();
     memory.bytes()[0] = std::byte{7};
     steal();
-    std::array<std::byte, 8> bytes{};
     const std::string what = "use a scratch file in " + folder_.path().string();
-    expect_refused(scratch.write(0, bytes), what);
-    expect_refused(scratch.read(0, bytes), what);
     expect_refused(arena->reserve(kPages), what);
     expect_refused(arena->allocate(kPages), what);
     EXPECT_EQ(memory.bytes()[0], std::byte{7});

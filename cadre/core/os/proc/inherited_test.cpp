@@ -20,7 +20,7 @@
 #include "cadre/core/os/files/locked_file.h"
 #include "cadre/core/os/files/mapped_file.h"
 #include "cadre/core/os/files/native_file_system.h"
-#include "cadre/core/os/files/scratch_file.h"
+#include "cadre/core/os/files/scratch_memory.h"
 #include "cadre/core/os/io/fd.h"
 #include "cadre/core/os/native/native_thread.h"
 #include "cadre/core/os/proc/environment.h"
@@ -217,9 +217,8 @@ TEST_F(UnderAFileLimit, ASharedFileIsRefusedAndKeepsItsContent) {
 }
 
 TEST_F(UnderAFileLimit, AScratchFileIsRefused) {
-  const ScratchFile file = ScratchFile::make(folder_.path()).value_or_throw();
-  EXPECT_THAT(refusal_of([&] { return file.write(kLimit, ConstBytes(large_).first(1)); }),
-              names_the_limit());
+  const auto scratch = ScratchArena::create(folder_.path()).value_or_throw();
+  EXPECT_THAT(refusal_of([&] { return scratch->reserve(kTooLarge); }), names_the_limit());
 }
 
 // A name of something that is no file must neither be waited for nor removed.
