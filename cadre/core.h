@@ -27,7 +27,6 @@
 #include "cadre/core/schedule/partition.h"
 #include "cadre/core/schedule/schedule_csv.h"
 #include "cadre/core/schedule/simulate.h"
-#include "cadre/core/schedule/timeline_svg.h"
 #include "cadre/core/schedule/timeline_text.h"
 #include "cadre/core/store/file/file_store.h"
 #include "cadre/core/store/hash_store.h"

@@ -39,6 +39,7 @@ install(TARGETS cadre_core EXPORT CadreCoreTargets COMPONENT core
 install(EXPORT CadreCoreTargets NAMESPACE Cadre:: COMPONENT core DESTINATION ${cadre_cmake_folder})
 install(TARGETS cadre_command COMPONENT core RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(FILES LICENSE COMPONENT core DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(PROGRAMS tools/timeline_svg.py COMPONENT core DESTINATION ${CMAKE_INSTALL_DATADIR}/cadre)
 
 # What needs libtorch. The wheel stays where it is; our own libraries are found relative to the
 # program.

@@ -221,6 +221,12 @@ class Package(unittest.TestCase):
         self.assertEqual(run(program).stdout, "sum 1 on 1 ranks\n")
         self.assertEqual(self.run_on_two(program), ["[0] sum 3 on 2 ranks", "[1] sum 3 on 2 ranks"])
 
+    def test_the_script_draws_what_the_command_writes(self):
+        command = [self.prefix / "bin/cadre", "schedule", "--name", "1f1b", "--ranks", "2", "--microbatches", "3"]
+        run(*command, "--json", self.folder / "step.json")
+        picture = run(self.prefix / "share/cadre/timeline_svg.py", self.folder / "step.json").stdout
+        self.assertEqual(picture.count("</title></rect>"), 2 * 3 * 2)
+
     def test_a_project_with_old_policies_configures(self):
         """Before CMake 3.3, as without a cmake_minimum_required(), if() knows no IN_LIST."""
         project = self.folder / "old_policies"

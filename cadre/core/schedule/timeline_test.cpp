@@ -1,22 +1,15 @@
-#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
 
 #include "cadre/core/schedule/lowering.h"
-#include "cadre/core/schedule/timeline_svg.h"
 #include "cadre/core/schedule/timeline_text.h"
 #include "cadre/testing/core/schedule_cases_test.h"
 
 namespace cadre {
 namespace {
 
-using ::testing::HasSubstr;
-using ::testing::Not;
 using Kind = PipelineScheduleKind;
-
-size_t count(std::string_view text, std::string_view word) {
-  size_t number = 0;
-  for (size_t at = text.find(word); at != text.npos; at = text.find(word, at + 1)) ++number;
-  return number;
-}
 
 TEST(PipelineTimelineTest, ATableShowsWhenEachActionBegins) {
   const PipelineSchedule schedule = make(Kind::k1F1B, 2, 2);
@@ -54,35 +47,39 @@ TEST(PipelineTimelineTest, ASummaryHasTheBubbleAndTheLiveActivationsOfEachRank) 
             "   1  1 2     24       4.0 %   4\n");
 }
 
-TEST(PipelineTimelineTest, APictureHasABoxForEachComputation) {
-  const PipelineSchedule schedule = make(Kind::kDualPipeV, 3, 8);
-  const PipelineTimeline timeline = simulate_pipeline(schedule, {}).value_or_throw();
-  const std::string svg = timeline_svg(schedule, timeline, "a & <b>");
-  EXPECT_THAT(svg, HasSubstr("a &amp; &lt;b&gt;"));
-  EXPECT_THAT(svg, HasSubstr("OVERLAP_F_B: "));
-  size_t num_computations = 0;
-  for (const auto& actions : schedule.ranks) {
-    for (const PipelineAction& action : actions) num_computations += leaves_of(action).size();
-  }
-  EXPECT_EQ(count(svg, "</title></rect>"), num_computations);
-  EXPECT_EQ(count(svg, "bubble "), 3U);
-  // Neither messages nor a length of 0 make boxes.
-  const auto lowered = lower_pipeline(schedule, {}).value_or_throw();
-  const std::string lowered_svg =
-      timeline_svg(lowered, simulate_pipeline(lowered, {}).value_or_throw(), "");
-  EXPECT_EQ(count(lowered_svg, "</title></rect>"), num_computations);
-  EXPECT_THAT(timeline_svg({}, {}, ""), Not(HasSubstr("nan")));
+TEST(PipelineTimelineTest, JsonHasTheTimesOfEveryAction) {
+  const auto lowered = lower_pipeline(make(Kind::kGPipe, 2, 1), {}).value_or_throw();
+  const auto timeline = simulate_pipeline(lowered, {.message_ms = 0.5}).value_or_throw();
+  const auto json = nlohmann::json::parse(timeline_json(lowered, timeline, "a \"b\""));
+  EXPECT_EQ(json["title"], "a \"b\"");
+  EXPECT_EQ(json["num_stages"], 2);
+  EXPECT_EQ(json["num_microbatches"], 1);
+  EXPECT_EQ(json["step_ms"], 7);
+  ASSERT_EQ(json["ranks"].size(), 2U);
+  const auto& rank = json["ranks"][1];
+  EXPECT_EQ(rank["stages"], nlohmann::json::array({1}));
+  EXPECT_EQ(rank["busy_ms"], 3);
+  EXPECT_NEAR(rank["bubble_share"].get<double>(), 4.0 / 7, 1e-12);
+  EXPECT_EQ(rank["live_activations"], 1);
+  EXPECT_EQ(rank["actions"][0], nlohmann::json::parse(R"({"action": "1RECV_F0", "begin_ms": 0.0,
+      "end_ms": 1.5, "computations": []})"));
+  EXPECT_EQ(rank["actions"][2], nlohmann::json::parse(R"({"action": "1B0", "begin_ms": 2.5,
+      "end_ms": 4.5, "computations": [{"kind": "B", "stage": 1, "microbatch": 0}]})"));
 }
 
-// The step is too short for any number of pixels per millisecond to make it visible.
-TEST(PipelineTimelineTest, APictureOfAnExtremelyShortStepHasNoScale) {
-  const PipelineSchedule schedule = make(Kind::kGPipe, 2, 2);
-  const PipelineCosts costs{.stages = {{1e-310, 0, 0, 0}, {1e-310, 0, 0, 0}}};
-  const std::string svg =
-      timeline_svg(schedule, simulate_pipeline(schedule, costs).value_or_throw(), "");
-  EXPECT_LT(svg.size(), 10'000U);
-  EXPECT_THAT(svg, Not(HasSubstr("nan")));
-  EXPECT_THAT(svg, Not(HasSubstr("inf")));
+TEST(PipelineTimelineTest, JsonHasBothComputationsOfAnOverlap) {
+  const PipelineSchedule schedule = make(Kind::kDualPipeV, 3, 8);
+  const auto json = nlohmann::json::parse(
+      timeline_json(schedule, simulate_pipeline(schedule, {}).value_or_throw(), ""));
+  size_t num_overlaps = 0;
+  for (size_t rank = 0; rank < 3; ++rank) {
+    for (size_t i = 0; i < schedule.ranks[rank].size(); ++i) {
+      const bool is_overlap = schedule.ranks[rank][i].kind == PipelineActionKind::kOverlap;
+      num_overlaps += is_overlap ? 1 : 0;
+      EXPECT_EQ(json["ranks"][rank]["actions"][i]["computations"].size(), is_overlap ? 2U : 1U);
+    }
+  }
+  EXPECT_GT(num_overlaps, 0U);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <nlohmann/json.hpp>
 #include <utility>
 #include <vector>
 
@@ -68,6 +69,27 @@ std::string percent(double share) {
   return cadre::format("{:.1f} %", share * 100);
 }
 
+std::vector<int> stages_of(const PipelineSchedule& schedule, int rank) {
+  std::vector<int> stages;
+  for (int stage = 0; stage < schedule.num_stages(); ++stage) {
+    if (schedule.rank_of_stage[stage] == rank) stages.push_back(stage);
+  }
+  return stages;
+}
+
+nlohmann::ordered_json json_of(const TimedAction& timed) {
+  auto computations = nlohmann::ordered_json::array();
+  for (const PipelineAction& leaf : leaves_of(timed.action)) {
+    if (!is_computation(leaf.kind)) continue;
+    computations.push_back(
+        {{"kind", to_string(leaf.kind)}, {"stage", leaf.stage}, {"microbatch", *leaf.microbatch}});
+  }
+  return {{"action", to_text(timed.action)},
+          {"begin_ms", timed.begin_ms},
+          {"end_ms", timed.end_ms},
+          {"computations", std::move(computations)}};
+}
+
 }  // namespace
 
 std::string milliseconds_text(double ms) {
@@ -91,8 +113,7 @@ std::string timeline_summary(const PipelineSchedule& schedule, const PipelineTim
   double idle_share = 0;
   for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
     std::string stages;
-    for (int stage = 0; stage < schedule.num_stages(); ++stage) {
-      if (schedule.rank_of_stage[stage] != rank) continue;
+    for (const int stage : stages_of(schedule, rank)) {
       stages += cadre::format("{}{}", stages.empty() ? "" : " ", stage);
     }
     idle_share += timeline.bubble_share(rank) / schedule.num_ranks();
@@ -106,6 +127,27 @@ std::string timeline_summary(const PipelineSchedule& schedule, const PipelineTim
                        milliseconds_text(timeline.makespan_ms), milliseconds_text(busiest),
                        percent(idle_share)) +
          aligned(columns);
+}
+
+std::string timeline_json(const PipelineSchedule& schedule, const PipelineTimeline& timeline,
+                          std::string_view title) {
+  auto ranks = nlohmann::ordered_json::array();
+  for (int rank = 0; rank < schedule.num_ranks(); ++rank) {
+    auto actions = nlohmann::ordered_json::array();
+    for (const TimedAction& timed : timeline.ranks[rank]) actions.push_back(json_of(timed));
+    ranks.push_back({{"stages", stages_of(schedule, rank)},
+                     {"busy_ms", timeline.busy_ms[rank]},
+                     {"bubble_share", timeline.bubble_share(rank)},
+                     {"live_activations", timeline.peak_live_activations[rank]},
+                     {"actions", std::move(actions)}});
+  }
+  const nlohmann::ordered_json json = {{"title", title},
+                                       {"num_stages", schedule.num_stages()},
+                                       {"num_microbatches", schedule.num_microbatches},
+                                       {"step_ms", timeline.makespan_ms},
+                                       {"ranks", std::move(ranks)}};
+  // A title with a file's name may have bytes that are no UTF-8.
+  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace cadre

@@ -6,7 +6,6 @@
 #include "cadre/core/base/printable.h"
 #include "cadre/core/os/files/file.h"
 #include "cadre/core/schedule/schedule_csv.h"
-#include "cadre/core/schedule/timeline_svg.h"
 #include "cadre/core/schedule/timeline_text.h"
 #include "cadre/launch/cli/command.h"
 #include "cadre/launch/cli/schedule/schedule_options.h"
@@ -26,7 +25,7 @@ runs, how long ranks wait (the bubble), and of how many microbatches they keep a
   cadre schedule --list                                          which there are
   cadre schedule --name gpipe --ranks 4 --microbatches 8         the simplest one
   cadre schedule --name 1f1b --ranks 4 --microbatches 8          the same bubble, half the memory
-  cadre schedule --name interleaved-1f1b --ranks 4 --microbatches 8 --virtual 2 --svg step.svg
+  cadre schedule --name interleaved-1f1b --ranks 4 --microbatches 8 --virtual 2
   cadre schedule --name zb-v --ranks 4 --microbatches 8 --forward-ms 5 --backward-ms 12 \
                  --message-ms 0.4                                with measured times
   cadre schedule --name 1f1b --ranks 4 --microbatches 8 \
@@ -62,8 +61,10 @@ commas
   --overlap SHARE       how much of the shorter part of an OVERLAP_F_B is hidden, 0 to 1 (default 0)
 
 Output
-  --svg FILE            a picture of the step
   --csv FILE            the schedule; "-" for standard output, without the table
+  --json FILE           the times of all actions; "-" for standard output, without the table.
+                        tools/timeline_svg.py, in share/cadre of an installation, makes a picture
+                        of it: cadre schedule ... --json - | timeline_svg.py > step.svg
   --list                the schedules
   --help                this text
 
@@ -148,12 +149,13 @@ int schedule_command(Words words) {
   if (!timeline.ok()) return fail(kScheduleCommand, timeline.error().message(), kUsageExitCode);
 
   const std::string csv = options->csv_output.empty() ? "" : to_csv(schedule);
+  const std::string json =
+      options->json_output.empty() ? "" : timeline_json(schedule, *timeline, named->title);
   Status written = write_text(options->csv_output, csv);
-  if (written.ok() && !options->svg_output.empty()) {
-    written = write_text(options->svg_output, timeline_svg(schedule, *timeline, named->title));
-  }
+  if (written.ok()) written = write_text(options->json_output, json);
   if (!written.ok()) return fail(kScheduleCommand, written.error().message(), 1);
   if (options->csv_output == "-") return print(csv);
+  if (options->json_output == "-") return print(json);
   return print(cadre::format("{}\n\n{}{}\n{}", named->title, text_of_layers(*costs),
                              timeline_table(*timeline), timeline_summary(schedule, *timeline)));
 }

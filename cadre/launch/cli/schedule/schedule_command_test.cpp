@@ -43,7 +43,7 @@ TEST(ScheduleCommand, HelpTeachesAndTheListNamesAll) {
   const auto help = run_cadre({"schedule", "--help"});
   EXPECT_EQ(help.exit_code, 0);
   for (const char* text : {"--name NAME ", "--microbatches M ", "--from FILE ", "--lower WHERE ",
-                           "--svg FILE ", "Exit code: 0"}) {
+                           "--json FILE ", "Exit code: 0"}) {
     EXPECT_THAT(help.output, HasSubstr(text));
   }
   EXPECT_EQ(run_cadre({"help", "schedule"}).output, help.output);
@@ -57,14 +57,16 @@ TEST(ScheduleCommand, HelpTeachesAndTheListNamesAll) {
 TEST(ScheduleCommand, WritesFilesAndReadsThemAgain) {
   const cadre::testing::TemporaryFolder folder;
   const std::string csv = folder.file("step.csv");
-  const std::string svg = folder.file("step.svg");
+  const std::string json = folder.file("step.json");
   const std::vector<std::string> zb_v{"schedule",       "--name", "ZBVZeroBubble", "--ranks", "2",
                                       "--microbatches", "4"};
   auto words = zb_v;
-  words.insert(words.end(), {"--csv", csv, "--svg", svg});
+  words.insert(words.end(), {"--csv", csv, "--json", json});
   const auto written = run_cadre(words);
   ASSERT_EQ(written.exit_code, 0) << written.error;
-  EXPECT_TRUE(content_of(svg).starts_with("<svg ")) << content_of(svg);
+  EXPECT_TRUE(
+      content_of(json).starts_with("{\"title\":\"zb-v: 4 stages on 2 ranks, 4 microbatches\","))
+      << content_of(json);
   EXPECT_TRUE(content_of(csv).starts_with("0F0,0F1,0F2,3F0,3I0,3W0,")) << content_of(csv);
   const auto read = run_cadre({"schedule", "--from", csv});
   EXPECT_EQ(read.output.substr(read.output.find(':')),
@@ -73,6 +75,9 @@ TEST(ScheduleCommand, WritesFilesAndReadsThemAgain) {
   words.insert(words.end(), {"--csv", "-", "--lower", "as-sent"});
   const auto lowered = run_cadre(words);
   EXPECT_TRUE(lowered.output.starts_with("0UNSHARD,3UNSHARD,0F0,0SEND_F0,")) << lowered.output;
+  words = zb_v;
+  words.insert(words.end(), {"--json", "-"});
+  EXPECT_EQ(run_cadre(words).output, content_of(json));
 }
 
 TEST(ScheduleCommand, TimesAreThoseOfTheStages) {
@@ -117,6 +122,8 @@ TEST(ScheduleCommand, RefusesWhatMakesNoSense) {
       {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--layer-ms", "1,1",
         "--forward-ms", "1"},
        "give --layer-ms or --forward-ms: both say how long forwards take"},
+      {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--csv", "-", "--json", "-"},
+       "--csv - and --json -: standard output is for one of them"},
       {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--lower", "late"},
        "--lower late: expected before-use or as-sent"},
       {{"--name", "gpipe", "--ranks", "2", "--microbatches", "2", "--message-ms", "-1"},
@@ -152,7 +159,7 @@ TEST(ScheduleCommand, AFileThatCannotRunIsRefusedWithThePlace) {
             "(0B0) needs rank 1, step 3 (1B0); rank 1, step 1 (1B1) needs rank 1, step 2 (1F1)\n");
   EXPECT_EQ(run_cadre({"schedule", "--from", folder.file("none.csv")}).exit_code, 1);
   EXPECT_EQ(run_cadre({"schedule", "--name", "gpipe", "--ranks", "2", "--microbatches", "2",
-                       "--svg", folder.file("none/step.svg")})
+                       "--json", folder.file("none/step.json")})
                 .exit_code,
             1);
 }

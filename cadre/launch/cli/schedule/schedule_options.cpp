@@ -21,8 +21,8 @@ constexpr std::array kScheduleOptions{OptionSpec{"--name", "NAME"},
                                       OptionSpec{"--virtual", "V"},
                                       OptionSpec{"--from", "FILE"},
                                       OptionSpec{"--lower", "WHERE"},
-                                      OptionSpec{"--svg", "FILE"},
                                       OptionSpec{"--csv", "FILE"},
+                                      OptionSpec{"--json", "FILE"},
                                       OptionSpec{"--forward-ms", "T,T,..."},
                                       OptionSpec{"--backward-ms", "T,T,..."},
                                       OptionSpec{"--input-grad-ms", "T,..."},
@@ -212,8 +212,11 @@ Result<ScheduleOptions> parse_schedule_options(Words words) {
   CADRE_RETURN_IF_ERROR(take_input(*parsed, options));
   CADRE_RETURN_IF_ERROR(take_lowering(*parsed, options));
   CADRE_RETURN_IF_ERROR(take_costs(*parsed, options));
-  if (const GivenOption* svg = parsed->find("--svg")) options.svg_output = svg->value;
   if (const GivenOption* csv = parsed->find("--csv")) options.csv_output = csv->value;
+  if (const GivenOption* json = parsed->find("--json")) options.json_output = json->value;
+  if (options.csv_output == "-" && options.json_output == "-") {
+    return wrong_words("--csv - and --json -: standard output is for one of them");
+  }
   return options;
 }
 

@@ -39,8 +39,9 @@ struct ScheduleOptions {
   StageTimes times;
   double message_ms = 0;
   double overlap_share = 0;
-  std::string svg_output;  // empty: none
-  std::string csv_output;  // empty: none; "-": standard output
+  // The schedule and its timeline. Empty: none; "-": standard output, which is for one of them.
+  std::string csv_output;
+  std::string json_output;
 };
 
 Result<ScheduleOptions> parse_schedule_options(Words words);
