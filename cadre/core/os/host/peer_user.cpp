@@ -11,11 +11,9 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <sstream>
-#include <string>
+#include <string_view>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/os/files/file.h"
 #include "cadre/core/os/io/errno_error.h"
 #include "cadre/core/os/io/fd.h"
 #include "cadre/core/os/io/socket_address.h"
@@ -23,7 +21,8 @@
 namespace cadre::os {
 namespace {
 
-constexpr size_t kMaxTableBytes = 64 << 20;
+constexpr std::string_view kNotFound =
+    "the kernel finds no such connection, or is built without inet_diag";
 
 Error unknown_user(std::string_view reason) {
   return Error(ErrorCode::kUnavailable,
@@ -85,16 +84,7 @@ Result<uint32_t> owner(uint32_t user, uint64_t inode) {
   return user;
 }
 
-std::string to_table_text(const TcpEnd& end) {
-  std::string text;
-  const size_t num_words = end.family == AF_INET ? 1 : end.words.size();
-  for (size_t i = 0; i < num_words; ++i) text += cadre::format("{:08X}", end.words[i]);
-  return text + cadre::format(":{:04X}", ntohs(end.port));
-}
-
-}  // namespace
-
-Result<uint32_t> tcp_peer_user_by_diag(int fd) {
+Result<uint32_t> tcp_peer_user(int fd) {
   const auto view = view_of_peer(fd);
   if (!view.ok()) return view.error();
   struct {
@@ -121,38 +111,18 @@ Result<uint32_t> tcp_peer_user_by_diag(int fd) {
   alignas(nlmsghdr) std::array<char, 8192> answer;
   const ssize_t received = ::recv(netlink.get(), answer.data(), answer.size(), MSG_DONTWAIT);
   if (received < static_cast<ssize_t>(NLMSG_LENGTH(sizeof(inet_diag_msg)))) {
-    return unknown_user("the kernel finds no such connection");
+    return unknown_user(kNotFound);
   }
   const auto* header = reinterpret_cast<const nlmsghdr*>(answer.data());
   if (header->nlmsg_type != SOCK_DIAG_BY_FAMILY) {
-    return unknown_user("the kernel finds no such connection");
+    return unknown_user(kNotFound);
   }
   inet_diag_msg message{};
   std::memcpy(&message, NLMSG_DATA(header), sizeof(message));
   return owner(message.idiag_uid, message.idiag_inode);
 }
 
-// "sl local rem st tx:rx tr:when retrnsmt uid timeout inode ...", a line for each socket.
-Result<uint32_t> tcp_peer_user_by_table(int fd) {
-  const auto view = view_of_peer(fd);
-  if (!view.ok()) return view.error();
-  const auto table = read_file(
-      view->own.family == AF_INET ? "/proc/thread-self/net/tcp" : "/proc/thread-self/net/tcp6",
-      kMaxTableBytes);
-  if (!table.ok()) return table.error();
-  const std::string ends =
-      cadre::format(" {} {} ", to_table_text(view->own), to_table_text(view->remote));
-  const size_t at = table->find(ends);
-  if (at == std::string::npos) return unknown_user("the kernel finds no such connection");
-  std::istringstream fields(table->substr(at + ends.size(), 256));
-  std::string skipped;
-  for (int field = 0; field < 4; ++field) fields >> skipped;
-  uint32_t user = 0;
-  uint64_t inode = 0;
-  fields >> user >> skipped >> inode;
-  if (!fields) return unknown_user("/proc/net/tcp has another form");
-  return owner(user, inode);
-}
+}  // namespace
 
 Result<uint32_t> peer_user_of(int fd) {
   ucred peer{};
@@ -164,8 +134,7 @@ Result<uint32_t> peer_user_of(int fd) {
     if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0) return peer.uid;
     return errno_error(ErrorCode::kUnavailable, "read the user of a unix socket's peer", errno);
   }
-  auto user = tcp_peer_user_by_diag(fd);
-  return user.ok() ? user : tcp_peer_user_by_table(fd);
+  return tcp_peer_user(fd);
 }
 
 Status require_own_user(const Result<uint32_t>& user) {

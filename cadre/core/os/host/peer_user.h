@@ -3,8 +3,7 @@
 // Threads: any. Blocking: for a few system calls. Lifetime: plain values.
 // Errors: kUnavailable where the kernel cannot tell: the peer is on another host, or has closed its
 // socket; kInvalidArgument for a user that is refused.
-// Source: SO_PEERCRED of unix sockets; of TCP the owner of the peer's socket, by sock_diag(7), and
-// by proc(5)'s net/tcp on kernels without it.
+// Source: SO_PEERCRED for unix sockets; for TCP the owner of the peer's socket, by sock_diag(7).
 #pragma once
 
 #include <cstdint>
@@ -14,9 +13,6 @@
 namespace cadre::os {
 
 Result<uint32_t> peer_user_of(int fd);
-// The two sources for TCP.
-Result<uint32_t> tcp_peer_user_by_diag(int fd);
-Result<uint32_t> tcp_peer_user_by_table(int fd);
 
 // Refuses all but root and the user of this process.
 Status require_own_user(const Result<uint32_t>& user);

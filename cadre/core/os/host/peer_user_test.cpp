@@ -11,7 +11,7 @@
 namespace cadre::os {
 namespace {
 
-TEST(PeerUser, BothSourcesNameTheOwnerOfTheOtherEnd) {
+TEST(PeerUser, TheOwnerOfTheOtherEndIsKnown) {
   const auto system = make_native_system();
   const Deadline soon = system->deadline_in(std::chrono::seconds(20));
   for (const char* host : {"127.0.0.1", "::1"}) {
@@ -21,14 +21,12 @@ TEST(PeerUser, BothSourcesNameTheOwnerOfTheOtherEnd) {
     ASSERT_TRUE(system->poll(std::span(&item, 1), soon));
     const auto server = listener->try_accept().value_or_throw();
     for (const Socket* end : {client.get(), server.get()}) {
-      EXPECT_EQ(tcp_peer_user_by_diag(end->poll_handle()).value_or_throw(), ::geteuid());
-      EXPECT_EQ(tcp_peer_user_by_table(end->poll_handle()).value_or_throw(), ::geteuid());
+      EXPECT_EQ(peer_user_of(end->poll_handle()).value_or_throw(), ::geteuid());
       EXPECT_TRUE(end->check_peer_user().ok());
     }
     // The kernel finishes the connection of a closed socket in root's name.
     client.reset();
-    EXPECT_FALSE(tcp_peer_user_by_diag(server->poll_handle()).ok());
-    EXPECT_FALSE(tcp_peer_user_by_table(server->poll_handle()).ok());
+    EXPECT_FALSE(peer_user_of(server->poll_handle()).ok());
     EXPECT_FALSE(server->check_peer_user().ok());
   }
 }
