@@ -474,6 +474,8 @@ void install_recorder() {
 }
 
 std::shared_ptr<Tape>& tape_of_scope() {
+  // By thread, because the dispatcher calls the recorder without a context. The scope that sets it
+  // resets it in its destructor, on the same thread.
   static thread_local std::shared_ptr<Tape> tape;
   return tape;
 }

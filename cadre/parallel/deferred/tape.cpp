@@ -31,7 +31,8 @@ void delete_storage(void* context) {
   if (owned->writable) owned->writable->storage = nullptr;
 }
 
-// Numbers operations and storages across all tapes: joined tapes keep the order.
+// Numbers operations and storages across all tapes, of all threads, so that joined tapes keep the
+// order: no tape can own the counter.
 uint64_t next_number() {
   static std::atomic<uint64_t> number{0};
   return ++number;

@@ -16,7 +16,9 @@ Error closed_error() {
   return Error(ErrorCode::kAborted, "the group is closed");
 }
 
-// How many callbacks of operations this thread runs, one within the other.
+// How many callbacks of operations this thread runs, one within the other. By thread, because a
+// callback is a function of the program, which calls wait() of any Work without a handle to the
+// callback that it runs in. RunningCallback takes back what it adds.
 thread_local int num_running_callbacks = 0;
 
 class RunningCallback {
@@ -27,7 +29,9 @@ class RunningCallback {
   RunningCallback& operator=(const RunningCallback&) = delete;
 };
 
-// The innermost mark of this thread, as ProgressQueue::OnThread; its type is not visible here.
+// The innermost mark of this thread, as ProgressQueue::OnThread, whose type is not visible here. By
+// thread, for the same reason: a callback or a destructor asks whether it runs on a thread of a
+// queue. The destructor of a mark restores the outer one.
 thread_local const void* innermost_mark = nullptr;
 
 std::exception_ptr exception_of(const Work::Callback& callback, const std::optional<Error>& error) {

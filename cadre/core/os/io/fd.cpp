@@ -28,7 +28,8 @@ uint64_t mark_of(int number) {
 }
 
 // In turn, so that a descriptor of the library that follows another one with the same number has
-// another mark. Where the kernel refuses, descriptors of one kind stay alike.
+// another mark; the numbers are the process's, and so is the counter. Where the kernel refuses,
+// descriptors of one kind stay alike.
 void mark(int number) {
   static std::atomic<uint32_t> last{0};
   const uint32_t turn = last.fetch_add(1, std::memory_order_relaxed);
