@@ -78,26 +78,15 @@ std::vector<Wrapping> wrappings() {
 
 // What both ranks are told; rank 1 alone does it in inference mode, or with such a module.
 std::string refusal_of(const Make& make, bool is_of_module) {
-  const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
-    std::shared_ptr<Net> net;
-    {
-      const c10::InferenceMode mode(is_of_module && group.rank() == 1);
-      net = std::make_shared<Net>();
-    }
-    const void* const memory = net->in->weight.const_data_ptr();
-    output = failure_of([&] {
-      const c10::InferenceMode mode(!is_of_module && group.rank() == 1);
-      make(net, group);
-    });
-    require(net->in->weight.const_data_ptr() == memory, "it has its memory");
-    require(net->in->weight.sizes() == at::IntArrayRef({4, 4}), "it is whole");
-    const Tensor sum = torch::ones({1});
-    group.all_reduce(sum);
-    require(sum.item<float>() == 2, "the group works");
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-  EXPECT_EQ(result.ranks[0].output, result.ranks[1].output);
-  return result.ranks[0].output;
+  return testing::refusal_of_both_ranks(
+      [&](const ProcessGroup& group) {
+        const c10::InferenceMode mode(is_of_module && group.rank() == 1);
+        return std::make_shared<Net>();
+      },
+      [&](const std::shared_ptr<Net>& net, const ProcessGroup& group) {
+        const c10::InferenceMode mode(!is_of_module && group.rank() == 1);
+        make(net, group);
+      });
 }
 
 TEST(InferenceMode, NoWrapperIsConstructedInIt) {

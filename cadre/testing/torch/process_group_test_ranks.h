@@ -5,10 +5,13 @@
 #pragma once
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
 
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cadre/core/base/log.h"
 #include "cadre/core/comm/communicator.h"
@@ -49,6 +52,28 @@ inline RanksResult run_groups(int world_size, const std::function<void(const Pro
   return run_groups(
       world_size, [&](const ProcessGroup& group, std::string&) { body(group); }, nullptr,
       transport);
+}
+
+// The sentence with which both ranks of a group of two refuse `wrap(module, group)`, the same on
+// both. make_module: returns a pointer to a module with a layer `in`, whose weight keeps its memory
+// and sizes. The group works afterwards.
+template <typename MakeModule, typename Wrap>
+std::string refusal_of_both_ranks(const MakeModule& make_module, const Wrap& wrap) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+    const auto module = make_module(group);
+    const at::Tensor& weight = module->in->weight;
+    const void* const memory = weight.const_data_ptr();
+    const std::vector<int64_t> sizes = weight.sizes().vec();
+    output = failure_of([&] { wrap(module, group); });
+    require(weight.const_data_ptr() == memory, "it has its memory");
+    require(weight.sizes() == sizes, "it is whole");
+    const at::Tensor sum = at::ones({1});
+    group.all_reduce(sum);
+    require(sum.item<float>() == 2, "the group works");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_EQ(result.ranks[0].output, result.ranks[1].output);
+  return result.ranks[0].output;
 }
 
 }  // namespace cadre::testing
