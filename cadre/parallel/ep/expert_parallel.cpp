@@ -121,15 +121,9 @@ void check_experts_only_in_layers(torch::nn::Module& module, const DividedParame
   }
 }
 
-std::vector<std::string> names_of_axes(const DeviceMesh& mesh) {
-  std::vector<std::string> names;
-  for (const MeshAxis& axis : mesh.axes()) names.push_back(axis.name);
-  return names;
-}
-
 std::shared_ptr<const parallel::ExpertGroups> groups_of(const DeviceMesh& mesh,
                                                         const std::string& axis) {
-  const ProcessGroup& tokens = mesh.joint_group(names_of_axes(mesh));
+  const ProcessGroup& tokens = mesh.joint_group();
   const ProcessGroup& experts = mesh.group(axis);
   std::vector<int> members;
   for (const int rank : experts.global_ranks()) members.push_back(tokens.group_rank(rank).value());
@@ -154,7 +148,7 @@ ExpertParallel::ExpertParallel(torch::nn::Module& module, const DeviceMesh& mesh
   DividedParameters divided;
   const layers::ModuleDivision division(module, mesh, axis, divided, "ExpertParallel");
   check_equal_on_all_ranks(
-      mesh.joint_group(names_of_axes(mesh)), "ExpertParallel",
+      mesh.joint_group(), "ExpertParallel",
       [&] {
         experts = layers_of(module);
         if (experts.empty()) {
@@ -177,8 +171,7 @@ ExpertParallel::ExpertParallel(torch::nn::Module& module, const DeviceMesh& mesh
 }
 
 at::Tensor ExpertParallel::mean_over_tokens(const at::Tensor& sum, int64_t count) const {
-  return cadre::mean_over_tokens(sum, count, mesh_.joint_group(names_of_axes(mesh_)),
-                                 "ExpertParallel");
+  return cadre::mean_over_tokens(sum, count, mesh_.joint_group(), "ExpertParallel");
 }
 
 void ExpertParallel::sum_gradients(const SumGradientsOptions& options) const {

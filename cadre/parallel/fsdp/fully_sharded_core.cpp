@@ -109,7 +109,7 @@ ShardGroups ShardGroups::of(const DeviceMesh& mesh) {
   }
   return {.mesh = mesh,
           .shard_axis = axes[1].name,
-          .all = mesh.joint_group({axes[0].name, axes[1].name}),
+          .all = mesh.joint_group(),
           .shard = mesh.group(axes[1].name),
           .replicate = mesh.group(axes[0].name)};
 }

@@ -36,10 +36,7 @@ AgreedField field_of(const PipelineSchedule& schedule) {
 
 // The ranks that hold the same stages, each with a batch of its own.
 std::optional<ProcessGroup> replicas_of(const PipelineOptions& options) {
-  if (!options.shards) return options.replicas;
-  std::vector<std::string> names;
-  for (const MeshAxis& axis : options.shards->axes()) names.push_back(axis.name);
-  return options.shards->joint_group(names);
+  return options.shards ? options.shards->joint_group() : options.replicas;
 }
 
 // What the ranks of a pipeline have alike, beside the schedule.

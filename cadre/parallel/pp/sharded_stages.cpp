@@ -16,12 +16,6 @@ namespace {
 
 constexpr const char* kShardedPipeline = "Pipeline with sharded stages";
 
-ProcessGroup all_of(const DeviceMesh& mesh) {
-  std::vector<std::string> names;
-  for (const MeshAxis& axis : mesh.axes()) names.push_back(axis.name);
-  return mesh.joint_group(names);
-}
-
 std::map<at::ScalarType, std::vector<NamedTensor>> by_dtype(std::span<const PipelineStage> stages) {
   std::map<at::ScalarType, std::vector<NamedTensor>> parameters;
   std::set<const void*> seen;
@@ -46,7 +40,7 @@ void ShardedStages::check_shardable(const std::vector<PipelineStage>& stages) {
 ShardedStages::ShardedStages(const DeviceMesh& mesh, const std::vector<PipelineStage>& stages)
     : mesh_(mesh),
       axis_(mesh.axes().back().name),
-      all_(all_of(mesh)),
+      all_(mesh.joint_group()),
       shard_(mesh.group(mesh.axes().back().name)) {
   const auto pool = std::make_shared<shard::FlatBufferPool>();
   std::vector<NamedTensor> trained;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -174,16 +175,23 @@ int DeviceMesh::coordinate(std::string_view axis) const {
 
 const ProcessGroup& DeviceMesh::group(std::string_view axis) const {
   const size_t index = index_of(axis);
-  return groups_->group(ranks_along(std::span(&index, 1)), view_->axes[index].name);
+  return group_along(std::span(&index, 1));
 }
 
 const ProcessGroup& DeviceMesh::joint_group(const std::vector<std::string>& axes) const {
-  const std::vector<size_t> indices = indices_of(axes);
+  return group_along(indices_of(axes));
+}
+
+const ProcessGroup& DeviceMesh::joint_group() const {
+  std::vector<size_t> indices(view_->axes.size());
+  std::iota(indices.begin(), indices.end(), size_t{0});
+  return group_along(indices);
+}
+
+const ProcessGroup& DeviceMesh::group_along(std::span<const size_t> axes) const {
   std::string name;
-  for (const size_t index : indices) {
-    name += (name.empty() ? "" : "+") + view_->axes[index].name;
-  }
-  return groups_->group(ranks_along(indices), name);
+  for (const size_t index : axes) name += (name.empty() ? "" : "+") + view_->axes[index].name;
+  return groups_->group(ranks_along(axes), name);
 }
 
 std::vector<int> DeviceMesh::ranks(std::string_view axis) const {

@@ -59,6 +59,8 @@ class CADRE_EXPORT DeviceMesh {
   // group of one.
   const ProcessGroup& group(std::string_view axis) const;
   const ProcessGroup& joint_group(const std::vector<std::string>& axes) const;
+  // The group of all ranks of this mesh, which for a slice are those that differ in its axes only.
+  const ProcessGroup& joint_group() const;
   // The ranks of group(axis) in the group that was connected first, by coordinate; no
   // communication.
   std::vector<int> ranks(std::string_view axis) const;
@@ -113,6 +115,7 @@ class CADRE_EXPORT DeviceMesh {
   size_t index_of(std::string_view axis) const;
   // In ascending order. Throws if an axis is named twice, or for an empty list.
   std::vector<size_t> indices_of(std::span<const std::string> axes) const;
+  const ProcessGroup& group_along(std::span<const size_t> axes) const;
   // Ranks of the world that differ from this one in these axes, in row-major order.
   std::vector<int> ranks_along(std::span<const size_t> axes) const;
   [[noreturn]] void refuse(const std::string& problem) const;

@@ -111,9 +111,11 @@ TEST(DeviceMesh, AGroupIsMadeAtItsFirstUseAndOnce) {
       require(first == address_of(mesh.joint_group({"y"})), "a list of one");
       const Communicator* both = address_of(mesh.joint_group({"y", "z"}));
       require(both == address_of(mesh.flatten({"z", "y"}, "yz").group("yz")), "two axes flat");
+      require(both == address_of(mesh.slice({"y", "z"}).joint_group()), "all axes of a slice");
       require(both != first, "other ranks");
       require(both->num_collectives() == 0 && first->num_collectives() == 0, "no collective");
     }
+    require(mesh.joint_group().global_ranks() == world.global_ranks(), "all axes of the mesh");
     require(world.communicator().num_collectives() == num_collectives, "none of the world");
   });
   EXPECT_TRUE(result.ok()) << result.failures();

@@ -253,7 +253,7 @@ Duration Trainer::time_in_communication() const {
     if (axis.size > 1) add(layout_->mesh->group(axis.name));
   }
   if (config_.model.experts > 0) {
-    add(layout_->mesh->joint_group(token_axes(config_.parallel, layout_->degrees)));
+    add(layout_->mesh->joint_group(token_axes(config_.parallel)));
   }
   return sum;
 }

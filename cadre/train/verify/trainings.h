@@ -267,7 +267,7 @@ class ShardedTraining final : public FsdpTraining<Program> {
     const DeviceMesh mesh(
         world, {{"replicate", num_replicas}, {"shard", world.world_size() / num_replicas}});
     parallel::ShardGroups groups = parallel::ShardGroups::of(mesh);
-    groups.all = group_for(mesh.joint_group({"replicate", "shard"}));
+    groups.all = group_for(mesh.joint_group());
     groups.shard = group_for(mesh.group("shard"));
     groups.replicate = group_for(mesh.group("replicate"));
     return groups;

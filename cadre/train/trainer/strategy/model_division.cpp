@@ -45,11 +45,9 @@ ModelDivision::ModelDivision(const Gpt& whole, const std::vector<std::shared_ptr
       num_tokens_(whole.context()),
       vocabulary_(whole.vocabulary()),
       pads_(config.parallel.sequence || config.parallel.context > 1),
+      averaged_axes_(data_axis_names(config.parallel)),
       num_averaged_(layout.degrees.data) {
   const ParallelConfig& parallel = config.parallel;
-  for (const MeshAxis& axis : data_axes(parallel, layout.degrees)) {
-    averaged_axes_.push_back(axis.name);
-  }
   for (const auto& parameter : whole.named_parameters()) {
     num_dims_[parameter.key()] = parameter.value().dim();
   }
@@ -71,7 +69,7 @@ ModelDivision::ModelDivision(const Gpt& whole, const std::vector<std::shared_ptr
     if (context_) set_context_parallel(*part, *context_);
   }
   if (config.model.experts > 0) {  // in one part, as check_layout() has required
-    token_axes_ = token_axes(parallel, layout.degrees);
+    token_axes_ = token_axes(parallel);
     experts_.emplace(*parts[0], mesh_.slice(token_axes_));
     records_ = experts_->parameter_shards();
   }

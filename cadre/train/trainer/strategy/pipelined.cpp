@@ -64,8 +64,7 @@ void Pipelined::make_pipeline(const Config& config, const RunLayout& layout) {
                         PipelineStageOptions{.stage = stage, .num_stages = schedule_.num_stages()});
   }
   PipelineOptions options{.schedule = schedule_};
-  std::vector<std::string> axes;
-  for (const MeshAxis& axis : data_axes(config.parallel, layout.degrees)) axes.push_back(axis.name);
+  const std::vector<std::string> axes = data_axis_names(config.parallel);
   if (layout.degrees.data > 1 && shards_parameters(config.parallel)) {
     options.shards = mesh_.slice(axes);
   } else if (layout.degrees.data > 1) {

@@ -138,11 +138,17 @@ Degrees degrees_of(const ParallelConfig& parallel, int world_size) {
           .tensor = static_cast<int>(parallel.tensor)};
 }
 
+std::vector<std::string> data_axis_names(const ParallelConfig& parallel) {
+  if (parallel.strategy == "fsdp") return {"dp_shard"};
+  if (parallel.strategy == "hsdp") return {"dp_replicate", "dp_shard"};
+  return {"dp"};
+}
+
 std::vector<MeshAxis> data_axes(const ParallelConfig& parallel, const Degrees& degrees) {
-  if (parallel.strategy == "fsdp") return {{"dp_shard", degrees.data}};
-  if (parallel.strategy != "hsdp") return {{"dp", degrees.data}};
+  const std::vector<std::string> names = data_axis_names(parallel);
+  if (names.size() == 1) return {{names[0], degrees.data}};
   const int num_replicas = static_cast<int>(parallel.replicas);
-  return {{"dp_replicate", num_replicas}, {"dp_shard", degrees.data / num_replicas}};
+  return {{names[0], num_replicas}, {names[1], degrees.data / num_replicas}};
 }
 
 std::string layout_name(const ParallelConfig& parallel) {
@@ -193,11 +199,10 @@ RunLayout lay_out(const Config& config, const ProcessGroup& world) {
   return {.world = world, .degrees = degrees, .mesh = mesh, .data = data_ranks(mesh)};
 }
 
-std::vector<std::string> token_axes(const ParallelConfig& parallel, const Degrees& degrees) {
-  std::vector<std::string> names;
-  for (const MeshAxis& axis : data_axes(parallel, degrees)) names.push_back(axis.name);
+std::vector<std::string> token_axes(const ParallelConfig& parallel) {
+  std::vector<std::string> names = data_axis_names(parallel);
   names.emplace_back("ep");
-  if (degrees.context > 1) names.emplace_back("cp");
+  if (parallel.context > 1) names.emplace_back("cp");
   return names;
 }
 

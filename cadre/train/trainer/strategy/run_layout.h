@@ -40,6 +40,7 @@ Degrees degrees_of(const ParallelConfig& parallel, int world_size);
 
 // The axes of parallel.strategy, of which the sizes multiply to degrees.data.
 std::vector<MeshAxis> data_axes(const ParallelConfig& parallel, const Degrees& degrees);
+std::vector<std::string> data_axis_names(const ParallelConfig& parallel);
 
 // "fsdp", or "fsdp, pipeline 2, tensor 2".
 std::string layout_name(const ParallelConfig& parallel);
@@ -65,6 +66,6 @@ RunLayout lay_out(const Config& config, const ProcessGroup& world);
 
 // Axes in the mesh of a model with experts along which processes have different tokens, of other
 // rows or of the same.
-std::vector<std::string> token_axes(const ParallelConfig& parallel, const Degrees& degrees);
+std::vector<std::string> token_axes(const ParallelConfig& parallel);
 
 }  // namespace cadre::train

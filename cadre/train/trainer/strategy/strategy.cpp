@@ -274,12 +274,6 @@ std::unique_ptr<ForwardStrategy> make_data_strategy(const Config& config,
   return std::make_unique<Replicated>(model, group, options);
 }
 
-std::vector<std::string> names_of(const std::vector<MeshAxis>& axes) {
-  std::vector<std::string> names;
-  for (const MeshAxis& axis : axes) names.push_back(axis.name);
-  return names;
-}
-
 // The processes that have different rows also have different parts of the model, or exchange tokens
 // for experts.
 std::unique_ptr<Strategy> make_divided_strategy(const Config& config,
@@ -292,7 +286,7 @@ std::unique_ptr<Strategy> make_divided_strategy(const Config& config,
   ModelDivision division(*gpt, {gpt}, layout, config);
   std::unique_ptr<ForwardStrategy> replicas;
   if (shards_parameters(parallel)) {
-    const DeviceMesh shards = layout.mesh->slice(names_of(data_axes(parallel, layout.degrees)));
+    const DeviceMesh shards = layout.mesh->slice(data_axis_names(parallel));
     replicas = std::make_unique<FullySharded>(model, shards, config);
   } else {
     replicas = make_data_strategy(config, model, layout.mesh->group("dp"), std::move(buckets));
