@@ -4,7 +4,6 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <exception>
 #include <iterator>
 #include <map>
 #include <utility>
@@ -144,34 +143,19 @@ struct FullyShardedCore::Gathered final : UnitMemory {
     for (const auto& flat : flats) flat->wait_unsharded();
   }
   void release() override {
-    for_each([](FlatParameters& flat) { flat.reshard(); });
+    for_all(flats, [](const auto& flat) { flat->reshard(); });
   }
   void release_onto_group() override {
-    for_each([](FlatParameters& flat) { flat.reshard_onto_group(); });
+    for_all(flats, [](const auto& flat) { flat->reshard_onto_group(); });
   }
   void mark_stale() override {
-    for_each([](FlatParameters& flat) { flat.mark_stale(); });
+    for_all(flats, [](const auto& flat) { flat->mark_stale(); });
   }
   bool is_outdated() const override {
     return std::ranges::any_of(flats, [](const auto& flat) { return flat->is_outdated(); });
   }
 
   std::vector<std::shared_ptr<FlatParameters>> flats;  // one for each dtype
-
- private:
-  // Releases the flat parameters of all dtypes, also where one of them throws.
-  template <typename Release>
-  void for_each(const Release& release) {
-    std::exception_ptr first;
-    for (const auto& flat : flats) {
-      try {
-        release(*flat);
-      } catch (...) {
-        if (!first) first = std::current_exception();
-      }
-    }
-    if (first) std::rethrow_exception(first);
-  }
 };
 
 // State of the constructor.

@@ -1,7 +1,6 @@
 #include "cadre/parallel/fsdp/unit_schedule.h"
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 #include "cadre/core/base/error.h"
@@ -308,18 +307,10 @@ void UnitSchedule::prefetch() {
   if (const auto next = order_.next()) gather(*next);
 }
 
-// All of them, also where one throws.
 void UnitSchedule::release_all(bool (*is_released)(Reshard)) {
-  std::exception_ptr first;
-  for (const Unit& unit : units_) {
-    if (!is_released(unit.reshard)) continue;
-    try {
-      unit.memory->release();
-    } catch (...) {
-      if (!first) first = std::current_exception();
-    }
-  }
-  if (first) std::rethrow_exception(first);
+  for_all(units_, [&](const Unit& unit) {
+    if (is_released(unit.reshard)) unit.memory->release();
+  });
 }
 
 }  // namespace cadre::parallel

@@ -23,6 +23,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -55,6 +56,21 @@ class UnitMemory {
   // Gathered, or on its way, with values that this rank's shard no longer has.
   virtual bool is_outdated() const = 0;
 };
+
+// Calls `call` for every element, also after one of the calls has thrown; then throws what the
+// first of them threw.
+template <typename Range, typename Call>
+void for_all(const Range& elements, const Call& call) {
+  std::exception_ptr first;
+  for (const auto& element : elements) {
+    try {
+      call(element);
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  if (first) std::rethrow_exception(first);
+}
 
 class UnitSchedule {
  public:
