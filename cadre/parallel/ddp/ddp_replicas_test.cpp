@@ -217,9 +217,9 @@ TEST(DdpReplicas, ModelsThatDifferAreNamedOnAllRanks) {
   expect_ok(result);
   for (const testing::RankOutcome& rank : result.ranks) {
     EXPECT_THAT(rank.output,
-                HasSubstr("DistributedDataParallel: the models differ: parameter \"0.weight\" is "
-                          "Float (5, 4) that requires grad on rank 0 but Float (6, 4) that "
-                          "requires grad on rank 2. Build the same model on all ranks"));
+                HasSubstr("DistributedDataParallel on group \"world\": parameter \"0.weight\" is "
+                          "Float (5, 4) that requires grad on rank 0 and Float (6, 4) that "
+                          "requires grad on rank 2; build the same model on all ranks"));
   }
   const auto shorter = run_groups(2, [](const ProcessGroup& group, std::string& output) {
     nn::Sequential model(nn::Linear(4, 5));

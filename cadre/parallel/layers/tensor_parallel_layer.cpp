@@ -121,8 +121,7 @@ void TensorParallelLayer::refuse_copy_if_parallelized() const {
                      parallelism_->group.name()));
 }
 
-void make_equal(const torch::nn::Module& module, const ProcessGroup& group,
-                std::string_view caller) {
+void make_equal(const torch::nn::Module& module, const ProcessGroup& group, const char* caller) {
   if (group.world_size() == 1) return;
   const std::vector<NamedTensor> parameters = distinct_parameters(module);
   const std::vector<NamedTensor> buffers = distinct_buffers(module);

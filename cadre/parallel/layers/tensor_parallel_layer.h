@@ -107,9 +107,9 @@ class CADRE_EXPORT TensorParallelLayer {
 };
 
 // Throws the same sentence on all ranks if the ranks' modules differ in names, shapes or dtypes;
-// else gives all ranks the parameters and buffers of rank 0.
+// else gives all ranks the parameters and buffers of rank 0. caller: static text.
 CADRE_EXPORT void make_equal(const torch::nn::Module& module, const ProcessGroup& group,
-                             std::string_view caller);
+                             const char* caller);
 
 namespace layers {
 

@@ -11,7 +11,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/shard/shard_fence.h"
 #include "cadre/parallel/shard/shardable.h"
-#include "cadre/parallel/zero/gradient_comparison.h"
+#include "cadre/parallel/shard/step_agreement.h"
 #include "cadre/parallel/zero/zero_core.h"
 #include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/hooks/replica_check.h"
@@ -29,6 +29,24 @@ constexpr std::string_view kEqualGroups =
     "same state on all of them";
 constexpr std::string_view kInConstruction = "its construction";
 constexpr std::string_view kInStep = "its step {}";
+// Adds up to 16 elements of the parameter's gradient, from its first to its last, or that there is
+// none.
+void add_gradient_sample(Fnv1a& digest, const at::Tensor& parameter) {
+  constexpr int64_t kNumSamples = 16;
+  at::Tensor gradient = parameter.grad();
+  digest.add(gradient.defined() ? 1 : 0);
+  if (!gradient.defined() || gradient.layout() != at::kStrided || gradient.numel() == 0) return;
+  if (!gradient.is_non_overlapping_and_dense()) gradient = gradient.contiguous();
+  const auto element = static_cast<int64_t>(gradient.element_size());
+  const auto* const bytes = static_cast<const char*>(gradient.const_data_ptr());
+  const int64_t last = gradient.numel() - 1;
+  const int64_t count = std::min(kNumSamples, gradient.numel());
+  for (int64_t k = 0; k < count; ++k) {
+    const int64_t index = count == 1 ? 0 : last * k / (count - 1);
+    digest.add(std::string_view(bytes + index * element, static_cast<size_t>(element)));
+  }
+}
+
 
 }  // namespace
 
@@ -218,30 +236,36 @@ uint64_t ZeroCore::digest_of_samples(const Groups& groups) const {
   return digest.value();
 }
 
-// Gradients that were not reduced differ between the ranks. The first step compares the sum of each
-// gradient, later steps only some elements, which does not read all gradients.
+// Gradients that were not reduced differ between the ranks. The first step compares whole
+// gradients, later steps only some elements.
 void ZeroCore::check_reduced() {
-  if (!std::exchange(is_reduction_checked_, true)) return check_sums();
+  if (!std::exchange(is_reduction_checked_, true)) return check_whole_gradients();
   if (samples_are_equal_) return;
-  check_sums();
+  check_whole_gradients();
   refuse(
       "the ranks have different gradients. With whole gradients they must be reduced before "
       "step(): run the model through DistributedDataParallel, or reduce them in the same way on "
       "all ranks");
 }
 
-void ZeroCore::check_sums() const {
+void ZeroCore::check_whole_gradients() const {
+  std::vector<at::Tensor> gradients;
+  const at::Tensor none = at::empty({0});
   std::vector<NamedTensor> stepped;
   for (const auto& flat : buckets_) {
-    stepped.insert(stepped.end(), flat->parameters().begin(), flat->parameters().end());
+    for (const NamedTensor& parameter : flat->parameters()) {
+      const at::Tensor& gradient = parameter.tensor.grad();
+      stepped.push_back(parameter);
+      gradients.push_back(gradient.defined() ? gradient.detach().to_dense() : none);
+    }
   }
-  const std::optional<UnlikeGradient> unlike = first_unlike_sum(stepped, group_);
+  const std::optional<wrap::UnlikeTensor> unlike = wrap::first_unlike(gradients, group_);
   if (!unlike) return;
   refuse(
       format("ranks 0 and {} have different gradients of \"{}\". With whole gradients they "
              "must be reduced before step(): run the model through "
              "DistributedDataParallel, or reduce them in the same way on all ranks",
-             unlike->rank, stepped[unlike->parameter].name));
+             unlike->rank, stepped[unlike->place].name));
 }
 
 }  // namespace cadre::parallel

@@ -130,7 +130,7 @@ class CADRE_EXPORT ZeroCore {
   at::Tensor gradient_of(const FlatParameters& flat, size_t parameter) const;
   void check_frozen() const;
   void check_reduced();
-  void check_sums() const;
+  void check_whole_gradients() const;
   void warn_of_uncompared(const Groups& groups, const torch::optim::OptimizerOptions* defaults);
 
   std::string optimizer_;

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "cadre/core/base/error.h"
 #include "cadre/core/base/fnv1a.h"
 #include "cadre/core/base/format.h"
+#include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/hooks/shard_mark.h"
 #include "cadre/tensor/hooks/tensor_version.h"
 
@@ -23,21 +23,22 @@ constexpr int64_t kBroadcastChunkBytes = int64_t{64} << 20;
 // Tensors of at least this size are broadcast in place, without a copy.
 constexpr size_t kLargeTensorBytes = size_t{1} << 20;
 
-// One line for each tensor: what kind, its name, then what must agree.
-std::string describe(const ReplicaTensors& tensors) {
-  std::string text;
-  const auto add = [&text](std::string_view kind, const NamedTensor& named) {
+// What must agree of each tensor.
+std::vector<AgreedField> fields_of(const ReplicaTensors& tensors) {
+  std::vector<AgreedField> fields;
+  const auto add = [&fields](std::string_view kind, const NamedTensor& named) {
     const at::Tensor& tensor = named.tensor;
     const ShardMark* const mark = shard_mark_of(tensor);
-    text += format("{} \"{}\"\t{} {}{}{}{}\n", kind, named.name,
-                   c10::toString(tensor.scalar_type()), list_of(tensor.sizes()),
-                   tensor.is_contiguous() ? "" : " with strides " + list_of(tensor.strides()),
-                   tensor.requires_grad() ? " that requires grad" : "",
-                   mark == nullptr ? "" : format(", shard {} ({})", mark->rank, mark->owner));
+    fields.push_back(
+        {format("{} \"{}\"", kind, named.name),
+         format("{} {}{}{}{}", c10::toString(tensor.scalar_type()), list_of(tensor.sizes()),
+                tensor.is_contiguous() ? "" : " with strides " + list_of(tensor.strides()),
+                tensor.requires_grad() ? " that requires grad" : "",
+                mark == nullptr ? "" : format(", shard {} ({})", mark->rank, mark->owner))});
   };
   for (const NamedTensor& named : tensors.parameters) add("parameter", named);
   for (const NamedTensor& named : tensors.buffers) add("buffer", named);
-  return text;
+  return fields;
 }
 
 bool has_shards(std::span<const NamedTensor> tensors) {
@@ -45,63 +46,16 @@ bool has_shards(std::span<const NamedTensor> tensors) {
       tensors, [](const NamedTensor& named) { return shard_mark_of(named.tensor) != nullptr; });
 }
 
-std::string broadcast_text(const std::string& own, int64_t size, Rank root,
-                           const LocatedGroup& group) {
-  const at::Tensor bytes = at::empty({size}, at::kByte);
-  if (group.rank() == root) std::memcpy(bytes.mutable_data_ptr(), own.data(), own.size());
-  group.broadcast(bytes, root);
-  return std::string(static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(size));
-}
-
-std::string_view take_line(std::string_view& text) {
-  const size_t end = text.find('\n');
-  const std::string_view line = text.substr(0, end);
-  text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
-  return line;
-}
-
-// "parameter "fc.weight" is Float (4, 3) on rank 0 but Float (4, 5) on rank 2".
-std::string first_difference(std::string_view zero, std::string_view other, int other_rank) {
-  while (true) {
-    const std::string_view a = take_line(zero);
-    const std::string_view b = take_line(other);
-    if (a == b) continue;
-    const std::string_view a_name = a.substr(0, a.find('\t'));
-    const std::string_view b_name = b.substr(0, b.find('\t'));
-    if (a_name == b_name) {
-      return format("{} is {} on rank 0 but {} on rank {}", a_name, a.substr(a_name.size() + 1),
-                    b.substr(b_name.size() + 1), other_rank);
-    }
-    return format("rank 0 has {} where rank {} has {}", a.empty() ? "nothing more" : a_name,
-                  other_rank, b.empty() ? "nothing more" : b_name);
-  }
-}
-
 }  // namespace
 
-void check_replicas_match(std::string_view wrapper, const ReplicaTensors& tensors,
+void check_replicas_match(const char* wrapper, const ReplicaTensors& tensors,
                           const LocatedGroup& group) {
-  const std::string own = describe(tensors);
-  const at::Tensor mine = at::empty({2}, at::kLong);
-  mine.mutable_data_ptr<int64_t>()[0] = static_cast<int64_t>(fnv1a(own));
-  mine.mutable_data_ptr<int64_t>()[1] = static_cast<int64_t>(own.size());
-  const at::Tensor gathered = at::empty({2 * group.world_size()}, at::kLong);
-  group.all_gather(gathered, mine);
-  const int64_t* all = gathered.const_data_ptr<int64_t>();
-  int differing = 1;
-  while (differing < group.world_size() && all[2 * differing] == all[0] &&
-         all[2 * differing + 1] == all[1]) {
-    ++differing;
-  }
-  if (differing >= group.world_size()) return;
-  const std::string zero = broadcast_text(own, all[1], 0, group);
-  const std::string other = broadcast_text(own, all[2 * differing + 1], differing, group);
-  throw Error(ErrorCode::kInvalidArgument,
-              format("{}: the models differ: {}. Build the same model on all ranks{}", wrapper,
-                     first_difference(zero, other, differing),
-                     has_shards(tensors.parameters)
-                         ? ", in a group of ranks that hold the same shards of its parameters"
-                         : ""));
+  check_equal_on_all_ranks(
+      group.process_group(), wrapper, [&] { return fields_of(tensors); },
+      has_shards(tensors.parameters)
+          ? "build the same model on all ranks, in a group of ranks that "
+            "hold the same shards of its parameters"
+          : "build the same model on all ranks");
 }
 
 namespace {

@@ -27,8 +27,8 @@ struct ReplicaTensors {
 
 // Names, shapes, strides, dtypes and requires_grad of parameters, and of buffers, are the same on
 // all ranks, and so is the shard of a tensor that is marked as one. `wrapper`: the name with which
-// the error begins.
-void check_replicas_match(std::string_view wrapper, const ReplicaTensors& tensors,
+// the error begins; static text.
+void check_replicas_match(const char* wrapper, const ReplicaTensors& tensors,
                           const LocatedGroup& group);
 
 // Rank `root`'s values everywhere, in few messages. Any dtype. A tensor that gets other values
