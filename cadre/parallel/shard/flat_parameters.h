@@ -232,11 +232,6 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   bool is_private_ = false;                        // the program may write to them
 };
 
-// The program has changed values() of these, on all ranks, between two steps: whole parameters that
-// are there have old values. Those with keep_full are gathered, the others when they are used next.
-// Collective.
-CADRE_EXPORT void gather_changed(std::span<const std::shared_ptr<FlatParameters>> changed);
-
 // A wrapper that may keep its parameters in such buffers; an empty list says that their gradients
 // are whole on every rank.
 template <typename Model>

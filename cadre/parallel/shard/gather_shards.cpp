@@ -107,19 +107,3 @@ void follow_memory(std::span<const ParameterShard> shards) {
 }
 
 }  // namespace cadre::shard
-
-namespace cadre {
-
-// The values may have been written without a change of autograd's version counters.
-void gather_changed(std::span<const std::shared_ptr<FlatParameters>> changed) {
-  for (const auto& flat : changed) {
-    if (!flat->is_mapped()) flat->shard_.unsafeGetTensorImpl()->bump_version();
-    flat->mark_stale();
-    if (flat->options_.keep_full) flat->unshard_async();
-  }
-  for (const auto& flat : changed) {
-    if (flat->options_.keep_full) flat->wait_unsharded();
-  }
-}
-
-}  // namespace cadre

@@ -86,6 +86,11 @@ CADRE_EXPORT std::vector<Box> boxes_of_range(const Box& box, const FlatRange& ra
 // the other.
 CADRE_EXPORT std::vector<ProcessGroup> dividing_groups(std::span<const ParameterShard> shards);
 
+// For a program that has changed `values` of records with these FlatParameters, on all ranks,
+// between two steps: gathers those with keep_full, whose whole parameters have old values; the
+// others are gathered when they are used next. Collective.
+CADRE_EXPORT void gather_changed(std::span<const std::shared_ptr<FlatParameters>> changed);
+
 // A wrapper of which every rank owns a part of the parameters, or all of them. The list has the
 // same parameters in the same order on all ranks.
 template <typename Model>
