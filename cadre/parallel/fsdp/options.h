@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "cadre/parallel/shard/shard_form.h"
+#include "cadre/parallel/shard/flat_layout.h"
 #include "cadre/tensor/hooks/sample_weight.h"
 
 namespace torch::nn {

@@ -1,4 +1,5 @@
-// Where tensors lie in a flat buffer that ranks hold in equal consecutive shards.
+// Where tensors lie in a flat buffer that ranks hold in equal consecutive shards, and how a rank
+// reads the shards of the others.
 //
 // Threads: plain values. Blocking: never. Lifetime: owns what it holds. Errors: kInvalidArgument
 // for numbers that make no layout. All numbers are in elements. Source: the flat parameters of
@@ -12,6 +13,17 @@
 #include "cadre/core/base/export.h"
 
 namespace cadre {
+
+// How the ranks that share parameters come to the shards of the others. Equal on all ranks.
+enum class ShardForm : uint8_t {
+  // Each rank copies them into a buffer of its own.
+  kGathered,
+  // Where all ranks share memory each reads them where their owners keep them: the buffer is one
+  // mapping of all shards, nothing is copied, and a host holds the parameters once. Shards are
+  // whole pages. They are written in updates only, see shard_fence.h; else a write throws. Across
+  // hosts they are gathered, too.
+  kMapped,
+};
 
 // Elements [begin, end) of a tensor in row-major order.
 struct FlatRange {

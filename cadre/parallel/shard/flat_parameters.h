@@ -38,7 +38,6 @@
 #include "cadre/parallel/shard/guarded_storage.h"
 #include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/parallel/shard/shard_fence.h"
-#include "cadre/parallel/shard/shard_form.h"
 #include "cadre/tensor/group/mapped_parts.h"
 #include "cadre/tensor/hooks/located_group.h"
 #include "cadre/tensor/hooks/named_tensors.h"

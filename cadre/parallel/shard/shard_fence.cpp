@@ -11,9 +11,9 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/shard/flat_parameters.h"
+#include "cadre/parallel/shard/step_agreement.h"
 #include "cadre/tensor/hooks/shard_mark.h"
 #include "cadre/tensor/optim/optimizer_options.h"
-#include "cadre/tensor/optim/step_agreement.h"
 
 namespace cadre {
 namespace {
@@ -146,18 +146,18 @@ void ShardFence::agree_on_step(const Step& step) {
   const wrap::LocatedGroup located(*ranks,
                                    {.wrapper = "ShardedOptimizer", .module = step.optimizer});
   located.enter({"its step {}", step.number});
-  optim_state::agree_on_step(
-      located, {.subject = "cadre::ShardedOptimizer",
-                .check = check,
-                .digest = [&] { return digest_of(terms); },
-                .fields =
-                    [&] {
-                      std::vector<AgreedField> fields;
-                      add_fields_of(terms, fields);
-                      return fields;
-                    },
-                .remedy = "give all ranks the same groups with the same options, load "
-                          "the same state on all of them, and call step() on all or none"});
+  shard::agree_on_step(located,
+                       {.subject = "cadre::ShardedOptimizer",
+                        .check = check,
+                        .digest = [&] { return digest_of(terms); },
+                        .fields =
+                            [&] {
+                              std::vector<AgreedField> fields;
+                              add_fields_of(terms, fields);
+                              return fields;
+                            },
+                        .remedy = "give all ranks the same groups with the same options, load "
+                                  "the same state on all of them, and call step() on all or none"});
   if (located.rank() == 0) uncompared_options_.warn(located.log_sink(), "shard", terms);
 }
 

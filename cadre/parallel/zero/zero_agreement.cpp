@@ -17,7 +17,6 @@
 #include "cadre/tensor/hooks/replica_check.h"
 #include "cadre/tensor/hooks/tensor_version.h"
 #include "cadre/tensor/optim/optimizer_options.h"
-#include "cadre/tensor/optim/step_agreement.h"
 
 namespace cadre::parallel {
 namespace {
@@ -29,6 +28,7 @@ constexpr std::string_view kEqualGroups =
     "same state on all of them";
 constexpr std::string_view kInConstruction = "its construction";
 constexpr std::string_view kInStep = "its step {}";
+
 // Adds up to 16 elements of the parameter's gradient, from its first to its last, or that there is
 // none.
 void add_gradient_sample(Fnv1a& digest, const at::Tensor& parameter) {
@@ -46,7 +46,6 @@ void add_gradient_sample(Fnv1a& digest, const at::Tensor& parameter) {
     digest.add(std::string_view(bytes + index * element, static_cast<size_t>(element)));
   }
 }
-
 
 }  // namespace
 
@@ -208,7 +207,7 @@ void ZeroCore::agree_on_step(const Groups& groups, const StateMarkOf& state_mark
   if (state_mark_of) {
     mark_of = [&](const at::Tensor& parameter) { return state_mark_of(leaf_of(parameter)); };
   }
-  samples_are_equal_ = optim_state::agree_on_step(
+  samples_are_equal_ = shard::agree_on_step(
       group_, {.subject = kZeroCall,
                .check = [&] { check_step(groups); },
                .digest = [&] { return digest_of(terms_of(groups, nullptr, mark_of)); },
@@ -249,9 +248,9 @@ void ZeroCore::check_reduced() {
 }
 
 void ZeroCore::check_whole_gradients() const {
+  std::vector<NamedTensor> stepped;
   std::vector<at::Tensor> gradients;
   const at::Tensor none = at::empty({0});
-  std::vector<NamedTensor> stepped;
   for (const auto& flat : buckets_) {
     for (const NamedTensor& parameter : flat->parameters()) {
       const at::Tensor& gradient = parameter.tensor.grad();

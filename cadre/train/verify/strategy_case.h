@@ -11,7 +11,7 @@
 
 #include "cadre/core/base/export.h"
 #include "cadre/parallel/fsdp/options.h"
-#include "cadre/parallel/shard/shard_form.h"
+#include "cadre/parallel/shard/flat_layout.h"
 
 namespace cadre {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cadre/parallel/shard/shard_form.h"
+#include "cadre/parallel/shard/flat_layout.h"
 
 namespace cadre::train {
 

@@ -1,10 +1,10 @@
-#include "cadre/tensor/optim/step_agreement.h"
+#include "cadre/parallel/shard/step_agreement.h"
 
 #include <ATen/ops/tensor.h>
 
 #include <exception>
 
-namespace cadre::optim_state {
+namespace cadre::shard {
 
 bool agree_on_step(const wrap::LocatedGroup& group, const StepTerms& terms) {
   std::exception_ptr refusal;
@@ -35,4 +35,4 @@ bool agree_on_step(const wrap::LocatedGroup& group, const StepTerms& terms) {
   return largest[2] == ~largest[3];
 }
 
-}  // namespace cadre::optim_state
+}  // namespace cadre::shard

@@ -16,7 +16,7 @@
 #include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/hooks/located_group.h"
 
-namespace cadre::optim_state {
+namespace cadre::shard {
 
 struct StepTerms {
   const char* subject;                               // the optimizer, as in AgreementSubject
@@ -31,4 +31,4 @@ struct StepTerms {
 // Whether the samples are equal on all ranks.
 CADRE_EXPORT bool agree_on_step(const wrap::LocatedGroup& group, const StepTerms& terms);
 
-}  // namespace cadre::optim_state
+}  // namespace cadre::shard
