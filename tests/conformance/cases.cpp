@@ -109,7 +109,7 @@ void write_number(std::vector<std::byte>& bytes, uint64_t i, DType dtype, int64_
 }  // namespace
 
 std::string Case::to_string() const {
-  const Collective& entry = collectives()[collective];
+  const CollectiveEntry& entry = collectives()[collective];
   std::string text = format("{} of {} x {}", entry.name, dtype, count);
   if (entry.has_op) text += format(", {}", op);
   if (entry.has_root) text += format(", root {}", root);
@@ -120,7 +120,7 @@ std::vector<Case> cases_for(int world_size) {
   std::vector<Case> cases;
   const auto world = static_cast<uint64_t>(world_size);
   for (size_t i = 0; i < collectives().size(); ++i) {
-    const Collective& entry = collectives()[i];
+    const CollectiveEntry& entry = collectives()[i];
     const uint64_t large = entry.takes_count_per_rank ? kLargeCount / world : kLargeCount;
     for (int dtype = 0; dtype < (entry.has_data ? kNumDTypes : 1); ++dtype) {
       for (int op = 0; op < (entry.has_op ? kNumReduceOps : 1); ++op) {

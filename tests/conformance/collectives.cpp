@@ -3,184 +3,28 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <numeric>
+
+#include "cadre/testing/core/collective_call.h"
 
 namespace cadre::conformance {
 namespace {
 
 using Buffer = std::vector<std::byte>;
 
-Reduction reduction_of(const Communicator& group, const Case& c) {
-  return c.op == ReduceOp::kPremulSum ? Reduction::premul_sum(factor_of(group.rank())) : c.op;
-}
-
-uint64_t begin_of(const Case& c, Rank rank) {
-  return c.count * static_cast<uint64_t>(rank.value);
-}
-
-Buffer run_broadcast(Communicator& group, const Case& c, const Brought& brought) {
-  Buffer data = brought(c.count);
-  group.broadcast(data, c.dtype, c.root);
-  return data;
-}
-
-Buffer expected_of_broadcast(const Case& c, Rank, int world_size) {
-  return numbers(c, c.root, world_size, 0, c.count);
-}
-
-Buffer run_all_reduce(Communicator& group, const Case& c, const Brought& brought) {
-  const Buffer in = brought(c.count);
-  Buffer out(in.size());
-  group.all_reduce(in, out, c.dtype, reduction_of(group, c));
-  return out;
-}
-
-Buffer expected_of_all_reduce(const Case& c, Rank, int world_size) {
-  return reduced(c, world_size, 0, c.count);
-}
-
-Buffer run_all_gather(Communicator& group, const Case& c, const Brought& brought) {
-  const Buffer in = brought(c.count);
-  Buffer out(in.size() * static_cast<size_t>(group.world_size()));
-  group.all_gather(in, out, c.dtype);
-  return out;
-}
-
-Buffer expected_of_all_gather(const Case& c, Rank, int world_size) {
-  Buffer all;
-  for (int rank = 0; rank < world_size; ++rank) {
-    const Buffer part = numbers(c, rank, world_size, 0, c.count);
-    all.insert(all.end(), part.begin(), part.end());
-  }
-  return all;
-}
-
-// Elements of one rank: some are empty, and all counts occur.
-uint64_t uneven_part(const Case& c, int rank) {
-  return rank % 4 == 3 ? 0 : c.count + static_cast<uint64_t>(2 * rank % 3);
-}
-
-Buffer run_all_gather_v(Communicator& group, const Case& c, const Brought& brought) {
-  std::vector<uint64_t> counts;
-  for (int rank = 0; rank < group.world_size(); ++rank) counts.push_back(uneven_part(c, rank));
-  const Buffer in = brought(counts[static_cast<size_t>(group.rank().value)]);
-  Buffer out(std::accumulate(counts.begin(), counts.end(), uint64_t{0}) * size_of(c.dtype));
-  group.all_gather_v(in, out, c.dtype, counts);
-  return out;
-}
-
-Buffer expected_of_all_gather_v(const Case& c, Rank, int world_size) {
-  Buffer all;
-  for (int rank = 0; rank < world_size; ++rank) {
-    const Buffer part = numbers(c, rank, world_size, 0, uneven_part(c, rank));
-    all.insert(all.end(), part.begin(), part.end());
-  }
-  return all;
-}
-
-Buffer run_reduce_scatter(Communicator& group, const Case& c, const Brought& brought) {
-  const Buffer in = brought(c.count * static_cast<uint64_t>(group.world_size()));
-  Buffer out(c.count * size_of(c.dtype));
-  group.reduce_scatter(in, out, c.dtype, reduction_of(group, c));
-  return out;
-}
-
-Buffer expected_of_reduce_scatter(const Case& c, Rank rank, int world_size) {
-  return reduced(c, world_size, begin_of(c, rank), c.count);
-}
-
-Buffer run_reduce_scatter_v(Communicator& group, const Case& c, const Brought& brought) {
-  std::vector<uint64_t> counts;
-  for (int rank = 0; rank < group.world_size(); ++rank) counts.push_back(uneven_part(c, rank));
-  const Buffer in = brought(std::accumulate(counts.begin(), counts.end(), uint64_t{0}));
-  Buffer out(counts[static_cast<size_t>(group.rank().value)] * size_of(c.dtype));
-  group.reduce_scatter_v(in, out, c.dtype, reduction_of(group, c), counts);
-  return out;
-}
-
-Buffer expected_of_reduce_scatter_v(const Case& c, Rank rank, int world_size) {
-  uint64_t begin = 0;
-  for (int before = 0; before < rank.value; ++before) begin += uneven_part(c, before);
-  return reduced(c, world_size, begin, uneven_part(c, rank));
-}
-
-Buffer run_reduce(Communicator& group, const Case& c, const Brought& brought) {
-  const Buffer in = brought(c.count);
-  Buffer out(group.rank() == c.root ? in.size() : 0);
-  group.reduce(in, out, c.dtype, reduction_of(group, c), c.root);
-  return out;
-}
-
-Buffer expected_of_reduce(const Case& c, Rank rank, int world_size) {
-  return rank == c.root ? reduced(c, world_size, 0, c.count) : Buffer();
-}
-
-Buffer run_gather(Communicator& group, const Case& c, const Brought& brought) {
-  const Buffer in = brought(c.count);
-  const auto num_parts = static_cast<size_t>(group.world_size());
-  Buffer out(group.rank() == c.root ? in.size() * num_parts : 0);
-  group.gather(in, out, c.dtype, c.root);
-  return out;
-}
-
-Buffer expected_of_gather(const Case& c, Rank rank, int world_size) {
-  return rank == c.root ? expected_of_all_gather(c, rank, world_size) : Buffer();
-}
-
-Buffer run_scatter(Communicator& group, const Case& c, const Brought& brought) {
-  const auto num_parts = static_cast<uint64_t>(group.world_size());
-  const Buffer in = group.rank() == c.root ? brought(c.count * num_parts) : Buffer();
-  Buffer out(c.count * size_of(c.dtype));
-  group.scatter(in, out, c.dtype, c.root);
-  return out;
-}
-
-Buffer expected_of_scatter(const Case& c, Rank rank, int world_size) {
-  return numbers(c, c.root, world_size, begin_of(c, rank), c.count);
-}
-
-Buffer run_all_to_all(Communicator& group, const Case& c, const Brought& brought) {
-  const Buffer in = brought(c.count * static_cast<uint64_t>(group.world_size()));
-  Buffer out(in.size());
-  group.all_to_all(in, out, c.dtype);
-  return out;
-}
-
-Buffer expected_of_all_to_all(const Case& c, Rank rank, int world_size) {
-  Buffer all;
-  for (int from = 0; from < world_size; ++from) {
-    const Buffer part = numbers(c, from, world_size, begin_of(c, rank), c.count);
-    all.insert(all.end(), part.begin(), part.end());
-  }
-  return all;
-}
-
-// Elements from one rank to another in the uneven exchange: some pairs differ, all counts occur.
-uint64_t uneven_count(const Case& c, int from, int to) {
-  return c.count + static_cast<uint64_t>((from + 2 * to) % 3);
-}
-
-Buffer run_all_to_all_v(Communicator& group, const Case& c, const Brought& brought) {
-  std::vector<uint64_t> sent, received;
-  for (int peer = 0; peer < group.world_size(); ++peer) {
-    sent.push_back(uneven_count(c, group.rank(), peer));
-    received.push_back(uneven_count(c, peer, group.rank()));
-  }
-  const Buffer in = brought(std::accumulate(sent.begin(), sent.end(), uint64_t{0}));
-  Buffer out(std::accumulate(received.begin(), received.end(), uint64_t{0}) * size_of(c.dtype));
-  group.all_to_all_v(in, out, c.dtype, {sent, received});
-  return out;
-}
-
-Buffer expected_of_all_to_all_v(const Case& c, Rank rank, int world_size) {
-  Buffer all;
-  for (int from = 0; from < world_size; ++from) {
-    uint64_t begin = 0;
-    for (int to = 0; to < rank; ++to) begin += uneven_count(c, from, to);
-    const Buffer part = numbers(c, from, world_size, begin, uneven_count(c, from, rank));
-    all.insert(all.end(), part.begin(), part.end());
-  }
-  return all;
+testing::CollectiveCall call_of(const Case& c, Rank rank, int world_size) {
+  const OpKind kind = collectives()[c.collective].kind;
+  return {.kind = kind,
+          .dtype = c.dtype,
+          .count = c.count,
+          .root = c.root,
+          .reduction = c.op == ReduceOp::kPremulSum ? Reduction::premul_sum(factor_of(rank)) : c.op,
+          .world_size = world_size,
+          .parts = [kind, count = c.count](int from, int to) -> uint64_t {
+            // Some pairs differ, and all counts occur; of the parts of ranks some are empty.
+            if (kind == OpKind::kAllToAllV)
+              return count + static_cast<uint64_t>((from + 2 * to) % 3);
+            return from % 4 == 3 ? 0 : count + static_cast<uint64_t>(2 * from % 3);
+          }};
 }
 
 int64_t ticks_now() {
@@ -237,67 +81,59 @@ Buffer expected_of_send_recv(const Case& c, Rank rank, int world_size) {
   return numbers(c, (rank + world_size - 1) % world_size, world_size, 0, c.count);
 }
 
-constexpr std::array<Collective, 13> kCollectives = {{
-    {.name = "broadcast",
-     .has_root = true,
-     .is_same_everywhere = true,
-     .run = run_broadcast,
-     .expected = expected_of_broadcast},
-    {.name = "all_reduce",
-     .has_op = true,
-     .is_same_everywhere = true,
-     .run = run_all_reduce,
-     .expected = expected_of_all_reduce},
+constexpr std::array<CollectiveEntry, 13> kCollectives = {{
+    {.name = "broadcast", .kind = OpKind::kBroadcast, .has_root = true, .is_same_everywhere = true},
+    {.name = "all_reduce", .kind = OpKind::kAllReduce, .has_op = true, .is_same_everywhere = true},
     {.name = "all_gather",
+     .kind = OpKind::kAllGather,
      .takes_count_per_rank = true,
-     .is_same_everywhere = true,
-     .run = run_all_gather,
-     .expected = expected_of_all_gather},
+     .is_same_everywhere = true},
     {.name = "all_gather_v",
+     .kind = OpKind::kAllGatherV,
      .takes_count_per_rank = true,
-     .is_same_everywhere = true,
-     .run = run_all_gather_v,
-     .expected = expected_of_all_gather_v},
+     .is_same_everywhere = true},
     {.name = "reduce_scatter",
+     .kind = OpKind::kReduceScatter,
      .has_op = true,
-     .takes_count_per_rank = true,
-     .run = run_reduce_scatter,
-     .expected = expected_of_reduce_scatter},
+     .takes_count_per_rank = true},
     {.name = "reduce_scatter_v",
+     .kind = OpKind::kReduceScatterV,
      .has_op = true,
-     .takes_count_per_rank = true,
-     .run = run_reduce_scatter_v,
-     .expected = expected_of_reduce_scatter_v},
-    {.name = "reduce",
-     .has_op = true,
-     .has_root = true,
-     .run = run_reduce,
-     .expected = expected_of_reduce},
-    {.name = "gather",
-     .has_root = true,
-     .takes_count_per_rank = true,
-     .run = run_gather,
-     .expected = expected_of_gather},
-    {.name = "scatter",
-     .has_root = true,
-     .takes_count_per_rank = true,
-     .run = run_scatter,
-     .expected = expected_of_scatter},
-    {.name = "all_to_all",
-     .takes_count_per_rank = true,
-     .run = run_all_to_all,
-     .expected = expected_of_all_to_all},
-    {.name = "all_to_all_v",
-     .takes_count_per_rank = true,
-     .run = run_all_to_all_v,
-     .expected = expected_of_all_to_all_v},
+     .takes_count_per_rank = true},
+    {.name = "reduce", .kind = OpKind::kReduce, .has_op = true, .has_root = true},
+    {.name = "gather", .kind = OpKind::kGather, .has_root = true, .takes_count_per_rank = true},
+    {.name = "scatter", .kind = OpKind::kScatter, .has_root = true, .takes_count_per_rank = true},
+    {.name = "all_to_all", .kind = OpKind::kAllToAll, .takes_count_per_rank = true},
+    {.name = "all_to_all_v", .kind = OpKind::kAllToAllV, .takes_count_per_rank = true},
     {.name = "barrier", .has_data = false, .run = run_barrier, .expected = expected_of_barrier},
     {.name = "send and recv", .run = run_send_recv, .expected = expected_of_send_recv},
 }};
 
 }  // namespace
 
-std::span<const Collective> collectives() {
+std::vector<std::byte> run_collective(Communicator& group, const Case& c, const Brought& brought) {
+  const Rank rank = group.rank();
+  const auto call = call_of(c, rank, group.world_size());
+  const Buffer in = brought(call.num_input(rank));
+  Buffer out = in;
+  if (call.kind != OpKind::kBroadcast) {
+    out.assign(call.num_output(rank) * size_of(c.dtype), std::byte{});
+  }
+  group.run(call.collective(rank, in, out));
+  return out;
+}
+
+std::vector<std::byte> expected_of_collective(const Case& c, Rank rank, int world_size) {
+  Buffer all;
+  for (const auto& [from, begin, count] : call_of(c, rank, world_size).output(rank)) {
+    const Buffer piece =
+        from ? numbers(c, *from, world_size, begin, count) : reduced(c, world_size, begin, count);
+    all.insert(all.end(), piece.begin(), piece.end());
+  }
+  return all;
+}
+
+std::span<const CollectiveEntry> collectives() {
   return kCollectives;
 }
 

@@ -69,7 +69,7 @@ void expect_refusal(Communicator& group, const Case& c, const Error& rule) {
 
 // The digest of what random floats gave; 0 for a refused case.
 uint64_t run_case(Communicator& group, const Case& c) {
-  const Collective& entry = collectives()[c.collective];
+  const CollectiveEntry& entry = collectives()[c.collective];
   if (entry.has_op) {
     const Status rule = check_reduction(c.dtype, c.op);
     if (!rule.ok()) {

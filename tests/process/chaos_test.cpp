@@ -167,7 +167,7 @@ class Survivor {
   }
 
   void run_case(Communicator& group, const Case& c) {
-    const conformance::Collective& entry = conformance::collectives()[c.collective];
+    const conformance::CollectiveEntry& entry = conformance::collectives()[c.collective];
     const int world_size = group.world_size();
     const auto brought = [&](uint64_t count) {
       return conformance::numbers(c, group.rank(), world_size, 0, count);

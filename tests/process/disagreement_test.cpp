@@ -16,6 +16,7 @@
 #include "cadre/core/collective/op.h"
 #include "cadre/core/comm/groups/split.h"
 #include "cadre/core/comm/messages/message_header.h"
+#include "cadre/testing/core/collective_call.h"
 #include "cadre/testing/core/leftovers.h"
 #include "cadre/testing/core/seeds.h"
 #include "job.h"
@@ -60,43 +61,23 @@ std::vector<int64_t> sizes_of(const Args& args) {
   return {args.num_rows, num_elements / args.num_rows};
 }
 
-// Parts of args.count for everybody; dtypes here have 4 bytes.
+// Dtypes here have 4 bytes.
 void call(Communicator& group, const Args& args) {
-  std::vector<std::byte> small(args.count * 4);
-  std::vector<std::byte> large(small.size() * kWorldSize);
-  std::vector<std::byte> other(large.size());
-  const std::vector<uint64_t> counts(kWorldSize, args.count);
+  std::vector<std::byte> message(args.count * 4);
+  if (args.kind == OpKind::kSend) return group.send(message, args.dtype, args.root, kTag);
+  if (args.kind == OpKind::kRecv) return group.recv(message, args.dtype, args.root, kTag);
+  const testing::CollectiveCall call{.kind = args.kind,
+                                     .dtype = args.dtype,
+                                     .count = args.count,
+                                     .root = args.root,
+                                     .reduction = ReduceOp::kSum,
+                                     .world_size = kWorldSize};
+  const std::vector<std::byte> in(call.num_input(group.rank()) * 4);
+  std::vector<std::byte> out(call.num_output(group.rank()) * 4);
+  Collective collective = call.collective(group.rank(), in, out);
   const std::vector<int64_t> sizes = sizes_of(args);
-  const auto run = [&](Collective collective) {
-    collective.shape = sizes;
-    group.run(std::move(collective));
-  };
-  switch (args.kind) {
-    case OpKind::kBroadcast:
-      return run(Collective::broadcast(small, args.dtype, args.root));
-    case OpKind::kAllReduce:
-      return run(Collective::all_reduce(small, small, args.dtype, ReduceOp::kSum));
-    case OpKind::kAllGather:
-      return run(Collective::all_gather(small, large, args.dtype));
-    case OpKind::kReduceScatter:
-      return run(Collective::reduce_scatter(large, small, args.dtype, ReduceOp::kSum));
-    case OpKind::kReduce:
-      return run(Collective::reduce(small, small, args.dtype, ReduceOp::kSum, args.root));
-    case OpKind::kGather:
-      return run(Collective::gather(small, large, args.dtype, args.root));
-    case OpKind::kScatter:
-      return run(Collective::scatter(large, small, args.dtype, args.root));
-    case OpKind::kAllToAll:
-      return run(Collective::all_to_all(large, other, args.dtype));
-    case OpKind::kAllToAllV:
-      return group.all_to_all_v(large, other, args.dtype, {counts, counts});
-    case OpKind::kSend:
-      return group.send(small, args.dtype, args.root, kTag);
-    case OpKind::kRecv:
-      return group.recv(small, args.dtype, args.root, kTag);
-    default:
-      return group.barrier();
-  }
+  if (args.kind != OpKind::kAllToAllV && args.kind != OpKind::kBarrier) collective.shape = sizes;
+  group.run(std::move(collective));
 }
 
 bool has_root(OpKind kind) {

@@ -11,6 +11,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/comm/groups/split.h"
+#include "cadre/testing/core/collective_call.h"
 #include "cadre/testing/core/leftovers.h"
 #include "cadre/testing/core/seeds.h"
 #include "job.h"
@@ -68,55 +69,37 @@ std::string name_of(const ::testing::TestParamInfo<Case>& info) {
                                             : "_two_groups");
 }
 
-bool has_whole(OpKind kind) {
-  return kind == OpKind::kGather || kind == OpKind::kScatter;
+bool is_message(OpKind kind) {
+  return kind == OpKind::kSend || kind == OpKind::kRecv;
+}
+
+// With these roots the victim waits inside for the killer. In broadcast, gather and scatter data
+// goes one way, so there must be enough of it to fill the sockets' buffers in a few calls.
+testing::CollectiveCall collective_call(OpKind kind) {
+  const bool goes_one_way =
+      kind == OpKind::kBroadcast || kind == OpKind::kGather || kind == OpKind::kScatter;
+  const bool is_root_victim = kind == OpKind::kBroadcast || kind == OpKind::kGather;
+  return {.kind = is_message(kind) ? OpKind::kBroadcast : kind,
+          .dtype = DType::kFloat32,
+          .count = goes_one_way ? kCount * kWorldSize : kCount,
+          .root = is_root_victim ? kVictim : kKiller,
+          .reduction = ReduceOp::kSum,
+          .world_size = kWorldSize};
 }
 
 // One call of the operation under test.
 class Call {
  public:
-  Call(OpKind kind, int world_size)
+  Call(OpKind kind, Rank rank)
       : kind_(kind),
-        in_(kCount, 1.0F),
-        large_in_(kCount * static_cast<size_t>(world_size), 1.0F),
-        out_(kCount * static_cast<size_t>(world_size), 1.0F),
-        whole_(has_whole(kind) ? out_.size() * static_cast<size_t>(world_size) : 0, 1.0F) {}
+        call_(collective_call(kind)),
+        in_(call_.num_input(rank), 1.0F),
+        out_(call_.num_output(rank), 1.0F) {}
 
   void operator()(Communicator& group) {
-    const ConstBytes in = std::as_bytes(std::span(in_));
     const Bytes out = std::as_writable_bytes(std::span(out_));
-    const ConstBytes large = std::as_bytes(std::span(large_in_));
-    const Bytes same = out.first(in.size());
-    switch (kind_) {
-      case OpKind::kBroadcast:
-        return group.broadcast(out, DType::kFloat32, kVictim);
-      case OpKind::kAllReduce:
-        return group.all_reduce(in, same, DType::kFloat32, ReduceOp::kSum);
-      case OpKind::kAllGather:
-        return group.all_gather(in, out, DType::kFloat32);
-      case OpKind::kReduceScatter:
-        return group.reduce_scatter(large, same, DType::kFloat32, ReduceOp::kSum);
-      case OpKind::kReduce:
-        return group.reduce(in, same, DType::kFloat32, ReduceOp::kSum, kKiller);
-      // With these roots the victim waits inside for the killer. Data goes one way, so there must
-      // be enough of it to fill the sockets' buffers in a few calls.
-      case OpKind::kGather:
-        return group.gather(large, std::as_writable_bytes(std::span(whole_)), DType::kFloat32,
-                            kVictim);
-      case OpKind::kScatter:
-        return group.scatter(std::as_bytes(std::span(whole_)), out, DType::kFloat32, kKiller);
-      case OpKind::kAllToAll:
-        return group.all_to_all(large, out, DType::kFloat32);
-      case OpKind::kAllToAllV: {
-        const std::vector<uint64_t> counts(static_cast<size_t>(group.world_size()), kCount);
-        return group.all_to_all_v(large, out, DType::kFloat32, {counts, counts});
-      }
-      case OpKind::kSend:
-      case OpKind::kRecv:
-        return exchange(group, same);
-      default:
-        return group.barrier();
-    }
+    if (is_message(kind_)) return exchange(group, out);
+    group.run(call_.collective(group.rank(), std::as_bytes(std::span(in_)), out));
   }
 
  private:
@@ -129,10 +112,9 @@ class Call {
   }
 
   OpKind kind_;
+  testing::CollectiveCall call_;  // of a message: a broadcast of as many elements
   std::vector<float> in_;
-  std::vector<float> large_in_;
   std::vector<float> out_;
-  std::vector<float> whole_;  // the root's, of gather and scatter
 };
 
 // A slow rank may still be in the barrier before the operation under test, which would fail there.
@@ -143,11 +125,11 @@ bool is_past_barrier(const PeerStatus& peer) {
 
 // Returns the moment just before the signal.
 TimePoint disturb_when_inside(RankContext& context, Communicator& group, const Case& test) {
-  const bool is_message = test.kind == OpKind::kSend || test.kind == OpKind::kRecv;
   // After the barrier, and after the exchange that makes the second group.
   const int number = test.place == Place::kTwoGroups ? 3 : 2;
-  const std::string inside =
-      is_message ? "last seen in recv #1," : format("last seen in {} #{},", test.kind, number);
+  const std::string inside = is_message(test.kind)
+                                 ? "last seen in recv #1,"
+                                 : format("last seen in {} #{},", test.kind, number);
   const Deadline patience = context.system.deadline_in(seconds(10));
   int pid = 0;
   while (pid == 0 && !patience.has_passed(context.system.now())) {
@@ -238,7 +220,7 @@ void live_through(RankContext& context, const Membership& membership, const Case
     group.barrier();
     std::optional<SecondGroup> second;
     if (test.place == Place::kTwoGroups) second.emplace(context, group);
-    Call call(test.kind, kWorldSize);
+    Call call(test.kind, group.rank());
     const int victim_pid = group.peers()[kVictim].pid;
     testing::FailureReport report;
     if (group.rank() == kKiller) report.disturbed = disturb_when_inside(context, group, test);

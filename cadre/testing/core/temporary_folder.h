@@ -4,23 +4,27 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <string>
+
+#include "cadre/core/os/proc/temporary_folder.h"
 
 namespace cadre::testing {
 
 class TemporaryFolder {
  public:
   // Throws Error(kUnavailable) when none can be made.
-  TemporaryFolder();
-  ~TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  TemporaryFolder()
+      : folder_(os::TemporaryFolder::make(std::filesystem::temp_directory_path(), "cadre-test-")
+                    .value_or_throw()),
+        path_(folder_->path()) {}
 
   const std::filesystem::path& path() const { return path_; }
   // The path of a file in it.
   std::string file(const std::string& name) const { return path_ / name; }
 
  private:
+  std::unique_ptr<os::TemporaryFolder> folder_;
   std::filesystem::path path_;
 };
 
