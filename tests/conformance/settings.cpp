@@ -5,12 +5,12 @@
 #include <string_view>
 #include <vector>
 
-#include "../process/job.h"
 #include "cadre/core/base/format.h"
 #include "cadre/core/sim/simulator.h"
 #include "cadre/core/store/hash_store.h"
 #include "cadre/testing/core/fake_backend.h"
 #include "cadre/testing/core/fake_stream_backend.h"
+#include "cadre/testing/core/process_job.h"
 
 namespace cadre::conformance {
 namespace {

@@ -26,7 +26,7 @@
 #include "cadre/core/comm/groups/split.h"
 #include "cadre/core/os/native/monotonic_clock.h"
 #include "cadre/testing/core/leftovers.h"
-#include "job.h"
+#include "cadre/testing/core/process_job.h"
 #include "tests/conformance/cases.h"
 #include "tests/conformance/collectives.h"
 

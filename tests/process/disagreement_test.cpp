@@ -18,8 +18,8 @@
 #include "cadre/core/comm/messages/message_header.h"
 #include "cadre/testing/core/collective_call.h"
 #include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/seeds.h"
-#include "job.h"
 
 namespace cadre {
 namespace {

@@ -13,8 +13,8 @@
 #include "cadre/core/comm/groups/split.h"
 #include "cadre/testing/core/collective_call.h"
 #include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/seeds.h"
-#include "job.h"
 
 namespace cadre {
 namespace {

@@ -17,7 +17,7 @@
 #include "cadre/core/comm/groups/split.h"
 #include "cadre/core/store/hash_store.h"
 #include "cadre/testing/core/leftovers.h"
-#include "job.h"
+#include "cadre/testing/core/process_job.h"
 
 namespace cadre {
 namespace {

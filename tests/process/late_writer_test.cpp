@@ -13,7 +13,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/testing/core/leftovers.h"
-#include "job.h"
+#include "cadre/testing/core/process_job.h"
 
 namespace cadre {
 namespace {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "job.h"
+#include "cadre/testing/core/process_job.h"
 
 namespace cadre {
 namespace {

@@ -15,8 +15,8 @@
 #include "cadre/core/os/defaults.h"
 #include "cadre/core/rendezvous/tcp_rendezvous.h"
 #include "cadre/core/store/tcp/tcp_store_server.h"
+#include "cadre/testing/core/namespaces.h"
 #include "cadre/testing/core/ranks.h"
-#include "namespaces.h"
 
 namespace cadre {
 namespace {

@@ -12,8 +12,8 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/store/file/file_store.h"
 #include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/temporary_folder.h"
-#include "job.h"
 
 namespace cadre {
 namespace {

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "cadre/testing/core/seeds.h"
-#include "tests/training/axes_layouts.h"
-#include "tests/training/axes_training.h"
+#include "cadre/testing/torch/axes_layouts.h"
+#include "cadre/testing/torch/axes_training.h"
 
 namespace cadre {
 namespace {

@@ -15,10 +15,10 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/testing/core/seeds.h"
-#include "tests/training/axes_layouts.h"
-#include "tests/training/axes_training.h"
-#include "tests/training/survivors.h"
-#include "tests/training/victim.h"
+#include "cadre/testing/torch/axes_layouts.h"
+#include "cadre/testing/torch/axes_training.h"
+#include "cadre/testing/torch/disturbed_job.h"
+#include "cadre/testing/torch/victim.h"
 
 namespace cadre {
 namespace {

@@ -11,8 +11,8 @@
 
 #include "cadre/parallel/layers/linear.h"
 #include "cadre/parallel/shard/nonfinite_gradients.h"
-#include "tests/training/axes_layouts.h"
-#include "tests/training/axes_training.h"
+#include "cadre/testing/torch/axes_layouts.h"
+#include "cadre/testing/torch/axes_training.h"
 
 namespace cadre {
 namespace {

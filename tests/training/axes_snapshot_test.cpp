@@ -11,11 +11,11 @@
 
 #include "cadre/testing/core/seeds.h"
 #include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/axes_layouts.h"
+#include "cadre/testing/torch/axes_training.h"
 #include "cadre/train/checkpoint/optimizer_state.h"
 #include "cadre/train/checkpoint/sharded_load.h"
 #include "cadre/train/checkpoint/sharded_save.h"
-#include "tests/training/axes_layouts.h"
-#include "tests/training/axes_training.h"
 
 namespace cadre {
 

@@ -18,10 +18,10 @@
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/temporary_folder.h"
 #include "cadre/testing/torch/group_fakes.h"
-#include "tests/process/job.h"
-#include "tests/training/victim.h"
+#include "cadre/testing/torch/victim.h"
 
 namespace cadre {
 namespace {

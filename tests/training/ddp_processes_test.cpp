@@ -10,10 +10,10 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/seeds.h"
 #include "cadre/testing/torch/ddp_training.h"
 #include "cadre/testing/torch/wrap_bounds.h"
-#include "tests/process/job.h"
 
 namespace cadre {
 namespace {

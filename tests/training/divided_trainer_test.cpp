@@ -21,13 +21,13 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/seeds.h"
 #include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/disturbed_job.h"
 #include "cadre/testing/torch/group_fakes.h"
+#include "cadre/testing/torch/victim.h"
 #include "cadre/train/trainer/trainer.h"
-#include "tests/process/job.h"
-#include "tests/training/survivors.h"
-#include "tests/training/victim.h"
 
 namespace cadre::train {
 namespace {

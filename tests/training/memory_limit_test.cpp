@@ -22,9 +22,9 @@
 #include "cadre/tensor/group/file_memory.h"
 #include "cadre/tensor/optim/offloaded_optimizer.h"
 #include "cadre/tensor/optim/optimizers.h"
+#include "cadre/testing/core/memory_cgroup.h"
+#include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/temporary_folder.h"
-#include "tests/process/job.h"
-#include "tests/training/memory_cgroup.h"
 
 namespace cadre {
 namespace {

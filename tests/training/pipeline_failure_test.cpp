@@ -20,8 +20,8 @@
 #include "cadre/parallel/pp/pipeline.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/core/seeds.h"
-#include "tests/training/survivors.h"
-#include "tests/training/victim.h"
+#include "cadre/testing/torch/disturbed_job.h"
+#include "cadre/testing/torch/victim.h"
 
 namespace cadre {
 namespace {

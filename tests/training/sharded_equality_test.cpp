@@ -16,7 +16,7 @@
 
 #include "cadre/core/base/random.h"
 #include "cadre/testing/core/seeds.h"
-#include "tests/training/sharded_training.h"
+#include "cadre/testing/torch/sharded_training.h"
 
 namespace cadre {
 namespace {

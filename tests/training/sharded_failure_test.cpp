@@ -16,15 +16,15 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/shard/sharded_norm.h"
+#include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/seeds.h"
 #include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/disturbed_job.h"
+#include "cadre/testing/torch/sharded_training.h"
+#include "cadre/testing/torch/victim.h"
 #include "cadre/train/checkpoint/optimizer_state.h"
 #include "cadre/train/checkpoint/sharded_load.h"
 #include "cadre/train/checkpoint/sharded_save.h"
-#include "tests/process/job.h"
-#include "tests/training/sharded_training.h"
-#include "tests/training/survivors.h"
-#include "tests/training/victim.h"
 
 namespace cadre {
 namespace {

@@ -11,7 +11,7 @@
 #include <tuple>
 #include <vector>
 
-#include "tests/training/sharded_training.h"
+#include "cadre/testing/torch/sharded_training.h"
 
 namespace cadre {
 namespace {

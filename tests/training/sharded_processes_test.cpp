@@ -10,9 +10,9 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/seeds.h"
-#include "tests/process/job.h"
-#include "tests/training/sharded_training.h"
+#include "cadre/testing/torch/sharded_training.h"
 
 namespace cadre {
 namespace {

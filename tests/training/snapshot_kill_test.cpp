@@ -20,11 +20,11 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/random.h"
 #include "cadre/tensor/group/process_group.h"
+#include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/seeds.h"
 #include "cadre/testing/core/temporary_folder.h"
 #include "cadre/train/checkpoint/sharded_load.h"
 #include "cadre/train/checkpoint/snapshot_saver.h"
-#include "tests/process/job.h"
 
 namespace cadre {
 namespace {

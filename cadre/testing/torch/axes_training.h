@@ -6,7 +6,10 @@
 #pragma once
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
 
 #include <algorithm>
 #include <functional>
@@ -29,11 +32,11 @@
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/tensor/mesh/data_ranks.h"
 #include "cadre/tensor/mesh/device_mesh.h"
+#include "cadre/testing/torch/axes_model.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 #include "cadre/testing/torch/wrap_bounds.h"
 #include "cadre/testing/torch/wrap_training.h"
 #include "cadre/train/checkpoint/snapshot_parts.h"
-#include "tests/training/axes_model.h"
 
 namespace cadre::testing {
 

@@ -12,7 +12,7 @@
 #include <memory>
 #include <string>
 
-#include "tests/process/job.h"
+#include "cadre/testing/core/process_job.h"
 
 namespace cadre::testing {
 

@@ -1,4 +1,4 @@
-#include "job.h"
+#include "cadre/testing/core/process_job.h"
 
 #include <fcntl.h>
 #include <unistd.h>

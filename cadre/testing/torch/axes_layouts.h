@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/training/axes_training.h"
+#include "cadre/testing/torch/axes_training.h"
 
 namespace cadre::testing {
 

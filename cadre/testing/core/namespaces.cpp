@@ -1,4 +1,4 @@
-#include "namespaces.h"
+#include "cadre/testing/core/namespaces.h"
 
 #include <fcntl.h>
 #include <sched.h>

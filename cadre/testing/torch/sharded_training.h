@@ -5,7 +5,9 @@
 // wrappers. For tests only.
 #pragma once
 
-#include <torch/torch.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <filesystem>

@@ -20,9 +20,9 @@
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/temporary_folder.h"
-#include "tests/process/job.h"
-#include "tests/training/victim.h"
+#include "cadre/testing/torch/victim.h"
 
 namespace cadre::testing {
 
