@@ -18,15 +18,13 @@
 #include "cadre/testing/torch/axes_layouts.h"
 #include "cadre/testing/torch/axes_training.h"
 #include "cadre/testing/torch/disturbed_job.h"
-#include "cadre/testing/torch/victim.h"
 
 namespace cadre {
 namespace {
 
 using testing::AxesRank;
-using testing::kVictim;
+using testing::DisturbedRank;
 using testing::Layout;
-using testing::RankContext;
 
 constexpr int kSteps = 4;
 constexpr int kStepOfFailure = 2;  // from 0
@@ -69,29 +67,25 @@ class AxesFailure : public ::testing::TestWithParam<AxesFailureCase> {};
 
 TEST_P(AxesFailure, IsNamedByAllSurvivorsInTime) {
   const AxesFailureCase& test = GetParam();
-  const auto train = [&](RankContext& context, const ProcessGroup& group,
-                         const std::string& moment_file) {
+  const testing::DisturbedJob job{.world_size = test.layout.num_ranks(), .signal = test.signal};
+  const auto train = [&](DisturbedRank& self, const ProcessGroup& group) {
     const auto whole = testing::make_axes_gpt(test.layout.kind, torch::kDouble, 3);
     AxesRank rank(test.layout, {"gpt", "sgd", testing::kAxesRows, torch::kDouble}, group, *whole);
-    const auto report = testing::report_of(context,
-                                           [&] {
-                                             const auto batches = testing::axes_batches(kSteps);
-                                             for (size_t i = 0; i < batches.size(); ++i) {
-                                               const bool is_disturbed =
-                                                   i == kStepOfFailure && context.rank == kVictim;
-                                               step_disturbed(rank, batches[i], test.phase,
-                       is_disturbed ? [&] { testing::disturb_self(context, test.signal, moment_file); }
-                                    : std::function<void()>());
-                                             }
-                                           });
+    const auto report = self.report_of([&] {
+      const auto batches = testing::axes_batches(kSteps);
+      for (size_t i = 0; i < batches.size(); ++i) {
+        std::function<void()> act;
+        if (i == kStepOfFailure && self.is_victim()) act = [&] { self.disturb_self(); };
+        step_disturbed(rank, batches[i], test.phase, act);
+      }
+    });
     rank.close();
     return report;
   };
-  const testing::DisturbedOutcome outcome =
-      testing::run_disturbed({.world_size = test.layout.num_ranks(), .signal = test.signal}, train);
-  const bool is_of_axes = test.layout.axes.size() > 1 && test.signal == SIGSTOP;
+  const auto outcome = testing::run_disturbed(job, testing::on_group(train));
   testing::expect_victim_named(
-      outcome, is_of_axes ? testing::WaitsIn::kGroupsOfTwoAxes : testing::WaitsIn::kOneGroup);
+      job, outcome,
+      test.layout.axes.size() > 1 ? testing::WaitsIn::kGroupsOfAxes : testing::WaitsIn::kOneGroup);
 }
 
 std::vector<AxesFailureCase> axes_failure_cases() {

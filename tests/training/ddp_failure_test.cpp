@@ -1,7 +1,6 @@
 // A rank is killed or stopped, by its own hand, in each phase of a step of DistributedDataParallel,
 // or ends its loop early: every survivor raises the named failure in time, and in the same
 // processes a group is rebuilt on which the next step has the right gradients. Nothing is left.
-#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -17,23 +16,17 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
-#include "cadre/testing/core/leftovers.h"
-#include "cadre/testing/core/process_job.h"
-#include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/disturbed_job.h"
 #include "cadre/testing/torch/group_fakes.h"
-#include "cadre/testing/torch/victim.h"
 
 namespace cadre {
 namespace {
 
 using std::chrono::seconds;
+using testing::DisturbedRank;
 using testing::FakeGroup;
 using testing::GroupCall;
-using testing::kLimit;
-using testing::kStopTimeout;
-using testing::kVictim;
 using testing::mask;
-using testing::RankContext;
 using testing::require;
 using torch::Tensor;
 
@@ -132,9 +125,8 @@ struct Watch {
 
 // A group and a wrapper on it, as one round of a job has them.
 struct Replica {
-  Replica(RankContext& context, const Membership& membership, const std::shared_ptr<Net>& net,
-          const CommunicatorOptions& options)
-      : fake(testing::connect(context, membership, options)),
+  Replica(const DisturbedRank& self, const Membership& membership, const std::shared_ptr<Net>& net)
+      : fake(testing::connect(self.context, membership, self.options())),
         group(fake.group()),
         watch(fake),
         model(net, group, {.bucket_caps = {.first_bytes = 256, .bytes = 1024}}) {}
@@ -171,23 +163,20 @@ void check_step(Replica& replica) {
   }
 }
 
-void backward(RankContext& context, Replica& replica, const FailureCase& test,
-              const std::string& moment_file) {
+void backward(const DisturbedRank& self, Replica& replica, Moment moment) {
   Net& net = *replica.model.module();
   Watch& watch = replica.watch;
   const int before = watch.num_buckets;
   const auto disturb = [&](int num_buckets) {
     // A bucket that was launched is counted when its reduction begins, in another thread.
     for (int i = 0; i < 5000 && watch.num_buckets - before < num_buckets; ++i) {
-      testing::nap(context.system, std::chrono::milliseconds(1));
+      testing::nap(self.context.system, std::chrono::milliseconds(1));
     }
     require(watch.num_buckets - before == num_buckets,
             format("{} buckets are on their way", num_buckets));
-    testing::disturb_self(context, test.signal, moment_file);
+    self.disturb_self();
   };
-  const auto is_due = [&](Moment moment) {
-    return context.rank == kVictim && test.moment == moment;
-  };
+  const auto is_due = [&](Moment due) { return self.is_victim() && moment == due; };
   net.zero_grad();
   if (is_due(Moment::kInForward)) watch.before_broadcast = [&] { disturb(0); };
   if (is_due(Moment::kAfterTheFirstBucket)) net.behind_third = [&] { disturb(1); };
@@ -208,87 +197,64 @@ void backward(RankContext& context, Replica& replica, const FailureCase& test,
 
 // A barrier of all ranks, without the group: how its last operation ends on a rank when another one
 // has left already is not tested here.
-void meet(RankContext& context, const Membership& membership) {
-  const Deadline deadline = context.system.deadline_in(seconds(20));
+void meet(const DisturbedRank& self) {
+  const Membership& membership = self.membership;
+  const Deadline deadline = self.context.system.deadline_in(seconds(20));
   std::vector<std::string> keys;
   for (int rank = 0; rank < membership.world_size; ++rank) keys.push_back(format("here/{}", rank));
-  membership.store->set(keys[static_cast<size_t>(context.rank.value)], "1", deadline)
+  membership.store->set(keys[static_cast<size_t>(self.context.rank.value)], "1", deadline)
       .value_or_throw();
   membership.store->wait(keys, deadline).value_or_throw();
 }
 
-// Throws, on the survivors; a second attempt on the failed group throws the same, at once.
-Error failure_in_backward(RankContext& context, Replica& replica, const FailureCase& test,
-                          const std::string& moment_file, TimePoint& raised) {
-  try {
-    // A rank that waits only for gradients that the victim has sent still receives them.
-    const bool ends_well = test.moment >= Moment::kInTheOptimizer && test.signal != 0;
-    for (int step = 0; step < (ends_well ? 2 : 1); ++step) {
-      backward(context, replica, test, moment_file);
-    }
-  } catch (const Error& error) {
-    raised = context.system.now();
-    const std::string again =
-        testing::failure_of([&] { backward(context, replica, test, moment_file); });
-    require(again == format("{}: {}", to_string(error.code()), error.message()),
-            "the next step throws the first failure, not: " + again);
-    return error;
-  }
-  throw Error(ErrorCode::kInternal, "no failure in backward");
+// A second attempt on the failed group throws the same, at once.
+testing::FailureReport failure_in_backward(const DisturbedRank& self, Replica& replica,
+                                           Moment moment) {
+  // A rank that waits only for gradients that the victim has sent still receives them.
+  const int num_steps = moment == Moment::kInTheOptimizer ? 2 : 1;
+  return self.report_of(
+      [&] {
+        for (int step = 0; step < num_steps; ++step) backward(self, replica, moment);
+      },
+      [&](const Error& error) {
+        const std::string again = testing::failure_of([&] { backward(self, replica, moment); });
+        require(again == format("{}: {}", to_string(error.code()), error.message()),
+                "the next step throws the first failure, not: " + again);
+      });
 }
 
-// libtorch starts some things once, which are not what the test leaves.
-void warm_up() {
-  at::set_num_threads(1);
-  Net net;
-  loss_of(net.forward(input_of(0))).backward();
-}
-
-void live_through(RankContext& context, const Membership& membership, const FailureCase& test,
-                  const std::string& moment_file) {
-  warm_up();
-  const testing::Resources before = testing::count_resources();
+testing::FailureReport live_through(const DisturbedRank& self, Moment moment) {
+  torch::manual_seed(static_cast<uint64_t>(self.context.rank.value));
+  const auto net = std::make_shared<Net>();
+  testing::FailureReport report;
+  std::vector<Rank> lost;
   {
-    torch::manual_seed(static_cast<uint64_t>(context.rank.value));
-    const auto net = std::make_shared<Net>();
-    CommunicatorOptions options;
-    options.transport = test.transport;
-    options.timeout = test.signal == SIGSTOP ? kStopTimeout : Duration(seconds(30));
-    std::vector<Rank> lost;
-    int victim_pid = 0;
-    {
-      Replica replica(context, membership, net, options);
-      victim_pid = replica.group.communicator().peers()[kVictim].pid;
-      check_step(replica);
-      check_step(replica);  // the first one learned the order of the buckets
-      meet(context, membership);
-      if (test.moment == Moment::kAtTheEndOfTheLoop && context.rank == kVictim) {
-        context.output =
-            format("{}", replica.group.communicator().flight_record().entries.back().number);
-        return replica.group.close();
-      }
-      testing::FailureReport report;
-      const Error error = failure_in_backward(context, replica, test, moment_file, report.raised);
-      report.message = format("{}: {}", to_string(error.code()), error.message());
-      context.output = testing::to_text(report);
-      lost = replica.group.communicator().lost_ranks();
+    Replica replica(self, self.membership, net);
+    check_step(replica);
+    check_step(replica);  // the first one learned the order of the buckets
+    meet(self);
+    if (moment == Moment::kAtTheEndOfTheLoop && self.is_victim()) {
+      report.message =
+          format("{}", replica.group.communicator().flight_record().entries.back().number);
       replica.group.close();
+      return report;
     }
-    const Membership next =
-        rejoin(context.system, membership, lost, context.system.deadline_in(seconds(3)))
-            .value_or_throw();
-    require(
-        next.world_size == test.world_size - 1,
-        format("the survivors meet again; {} of them after: {}", next.world_size, context.output));
-    Replica replica(context, next, net, options);
-    check_step(replica);
-    check_step(replica);
+    report = failure_in_backward(self, replica, moment);
+    lost = replica.group.communicator().lost_ranks();
     replica.group.close();
-    net->zero_grad();  // gradients are views of the group's memory
-    if (context.rank == 0 && test.signal == SIGSTOP) ::kill(victim_pid, SIGKILL);
   }
-  const std::string left = testing::leftovers_since(before);
-  require(left.empty(), left);
+  os::System& system = self.context.system;
+  const Membership next =
+      rejoin(system, self.membership, lost, system.deadline_in(seconds(3))).value_or_throw();
+  require(
+      next.world_size == self.job.world_size - 1,
+      format("the survivors meet again; {} of them after: {}", next.world_size, report.message));
+  Replica replica(self, next, net);
+  check_step(replica);
+  check_step(replica);
+  replica.group.close();
+  net->zero_grad();  // gradients are views of the group's memory
+  return report;
 }
 
 // The operation of the victim. A bucket that it launched may not have begun, or may be complete;
@@ -354,37 +320,17 @@ class DdpFailureTest : public ::testing::TestWithParam<FailureCase> {};
 
 TEST_P(DdpFailureTest, EverySurvivorNamesTheCulpritAndTrainsOnInANewGroup) {
   const FailureCase& test = GetParam();
-  const testing::Resources before = testing::count_resources();
-  const testing::TemporaryFolder folder;
-  const std::string moment_file = folder.file("moment");
-  int victim_pid = 0;
-  testing::JobOptions options{.world_size = test.world_size};
-  options.processes.time_limit = seconds(60);
-  options.processes.disturb = [&](std::span<const int> pids) { victim_pid = pids[kVictim]; };
-  const auto result =
-      testing::run_job(options, [&](RankContext& context, const Membership& membership) {
-        live_through(context, membership, test, moment_file);
-      });
-  EXPECT_EQ(result.ranks[kVictim].signal, test.signal == 0 ? 0 : SIGKILL);
-  for (int rank = 0; rank < test.world_size; ++rank) {
-    if (rank == kVictim) continue;
-    const auto& outcome = result.ranks[static_cast<size_t>(rank)];
-    ASSERT_EQ(outcome.failure, "") << "rank " << rank << ", of all:\n" << result.failures();
-    const testing::FailureReport report = testing::parse_report(outcome.output);
-    SCOPED_TRACE(report.message);
-    EXPECT_THAT(mask(report.message), ::testing::AnyOfArray(golden_texts(test, rank)));
-    EXPECT_THAT(report.message, ::testing::HasSubstr(format(", pid {})", victim_pid)));
-    if (test.signal == 0) {
-      EXPECT_THAT(report.message, ::testing::HasSubstr(format("left the group after #{} (",
-                                                              result.ranks[kVictim].output)));
-      continue;
-    }
-    const Duration limit = test.signal == SIGKILL ? kLimit : kStopTimeout + kLimit;
-    const Duration waited = report.raised - testing::read_moment(moment_file);
-    EXPECT_GE(waited.count(), 0) << "ns, rank " << rank;
-    EXPECT_LT(waited.count(), limit.count()) << "ns, rank " << rank;
+  const auto outcome = testing::run_disturbed(
+      {.world_size = test.world_size, .signal = test.signal, .transport = test.transport},
+      [&](DisturbedRank& self) { return live_through(self, test.moment); });
+  for (const auto& [rank, message] : outcome.messages) {
+    SCOPED_TRACE(message);
+    EXPECT_THAT(mask(message), ::testing::AnyOfArray(golden_texts(test, rank)));
+    EXPECT_THAT(message, ::testing::HasSubstr(outcome.victim));
+    if (test.signal != 0) continue;
+    EXPECT_THAT(message,
+                ::testing::HasSubstr(format("left the group after #{} (", outcome.farewell)));
   }
-  EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
 std::vector<FailureCase> all_cases() {

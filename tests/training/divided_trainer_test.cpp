@@ -26,15 +26,14 @@
 #include "cadre/testing/core/temporary_folder.h"
 #include "cadre/testing/torch/disturbed_job.h"
 #include "cadre/testing/torch/group_fakes.h"
-#include "cadre/testing/torch/victim.h"
 #include "cadre/train/trainer/trainer.h"
 
 namespace cadre::train {
 namespace {
 
+using testing::DisturbedRank;
 using testing::FakeGroup;
 using testing::GroupCall;
-using testing::kVictim;
 using testing::RankContext;
 
 struct DividedRun {
@@ -154,16 +153,14 @@ TEST_P(DividedTrainerFailure, IsNamedByAllSurvivorsInTime) {
   const DividedFailureCase& test = GetParam();
   const testing::TemporaryFolder folder;
   const Config config = config_of(test.run, folder);
-  const auto train = [&](RankContext& context, const ProcessGroup& group,
-                         const std::string& moment_file) {
+  const auto train = [&](DisturbedRank& self, const ProcessGroup& group) {
     const FakeGroup world(group);
-    const bool is_victim = context.rank == kVictim;
     Trap trap(test.phase, world, [&] {
-      if (is_victim) testing::disturb_self(context, test.signal, moment_file);
+      if (self.is_victim()) self.disturb_self();
     });
-    return testing::report_of(context, [&] {
+    return self.report_of([&] {
       Trainer trainer(config, {.world = world.group(),
-                               .system = context.system,
+                               .system = self.context.system,
                                .time_in_communication =
                                    [&] {
                                      trap.begin_step();
@@ -178,11 +175,11 @@ TEST_P(DividedTrainerFailure, IsNamedByAllSurvivorsInTime) {
       trainer.run();
     });
   };
-  const testing::DisturbedOutcome outcome =
-      testing::run_disturbed({.world_size = test.run.world_size, .signal = test.signal}, train);
-  const bool is_of_axes = test.run.world_size > 2 && test.signal == SIGSTOP;
+  const testing::DisturbedJob job{.world_size = test.run.world_size, .signal = test.signal};
+  const auto outcome = testing::run_disturbed(job, testing::on_group(train));
   testing::expect_victim_named(
-      outcome, is_of_axes ? testing::WaitsIn::kGroupsOfTwoAxes : testing::WaitsIn::kOneGroup);
+      job, outcome,
+      test.run.world_size > 2 ? testing::WaitsIn::kGroupsOfAxes : testing::WaitsIn::kOneGroup);
 }
 
 std::vector<DividedFailureCase> divided_failure_cases() {

@@ -1,7 +1,6 @@
 // A rank is killed or stopped, by its own hand, in each phase of a step of
 // FullyShardedDataParallel on mapped shards: every survivor names it in time, a shard that may be
 // half written is kCorruption, and nothing is left behind.
-#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -16,25 +15,19 @@
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/fsdp/wrap_policy.h"
 #include "cadre/tensor/optim/optimizers.h"
-#include "cadre/testing/core/leftovers.h"
-#include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/seeds.h"
-#include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/disturbed_job.h"
 #include "cadre/testing/torch/group_fakes.h"
 #include "cadre/testing/torch/shard_training.h"
-#include "cadre/testing/torch/victim.h"
 
 namespace cadre {
 namespace {
 
-using std::chrono::seconds;
 using ::testing::AnyOf;
+using testing::DisturbedRank;
 using testing::GroupCall;
 using ::testing::HasSubstr;
-using testing::kLimit;
-using testing::kStopTimeout;
 using testing::kVictim;
-using testing::RankContext;
 using testing::require;
 using ::testing::StartsWith;
 using torch::Tensor;
@@ -104,8 +97,7 @@ class InterruptedSgd : public torch::optim::SGD {
 
 // One rank with its wrapper, and the places where it may be disturbed.
 struct MappedRank {
-  MappedRank(RankContext& context, const Membership& membership, const CommunicatorOptions& options)
-      : fake(testing::connect(context, membership, options)), group(fake.group()) {
+  explicit MappedRank(const ProcessGroup& world) : fake(world), group(fake.group()) {
     model = std::make_unique<FullyShardedDataParallel<SideNet>>(
         net, group,
         FullyShardedDataParallelOptions{.form = ShardForm::kMapped,
@@ -142,88 +134,57 @@ struct MappedRank {
 };
 
 // The victim is disturbed in its third step, when the order of units is known.
-void take_steps(RankContext& context, MappedRank& rank, const StepFailureCase& test,
-                const std::string& moment_file) {
-  const auto disturb = [&] { testing::disturb_self(context, test.signal, moment_file); };
+void take_steps(const DisturbedRank& self, MappedRank& rank, StepPhase phase) {
+  const auto disturb = [&] { self.disturb_self(); };
   rank.step();
   rank.step();
-  if (context.rank == kVictim) rank.set_disturbance(test.phase, disturb);
+  if (self.is_victim()) rank.set_disturbance(phase, disturb);
   rank.step();
-  if (context.rank == kVictim && test.phase == StepPhase::kAfterUpdate) disturb();
+  if (self.is_victim() && phase == StepPhase::kAfterUpdate) disturb();
   rank.step();
 }
 
-void survive_step(RankContext& context, const Membership& membership, const StepFailureCase& test,
-                  const std::string& moment_file) {
-  at::set_num_threads(1);
-  torch::ones({4}, torch::requires_grad()).sum().backward();  // what libtorch starts once
-  const testing::Resources before = testing::count_resources();
-  int victim_pid = 0;
-  {
-    CommunicatorOptions options;
-    options.timeout = test.signal == SIGSTOP ? kStopTimeout : Duration(seconds(30));
-    MappedRank rank(context, membership, options);
-    victim_pid = rank.group.communicator().peers()[kVictim].pid;
-    try {
-      take_steps(context, rank, test, moment_file);
-      require(false, "no failure");
-    } catch (const Error& error) {
-      testing::FailureReport report;
-      report.raised = context.system.now();
-      report.message = format("{}: {}", to_string(error.code()), error.message());
-      context.output = testing::to_text(report);
-      require(error.details().culprit == Rank(kVictim), report.message);
-      // No value is taken, and none is written, from then on.
-      for (int times = 0; times < 2; ++times) {
-        require(!testing::failure_of([&] { rank.step(); }).empty(), "no further step");
-        require(!testing::failure_of([&] { rank.optimizer->step(); }).empty(), "no update");
-      }
-      const std::string touched = testing::failure_of([&] { rank.net->first->weight.sum(); });
-      require(touched.find("of unit \"first\"") != std::string::npos, "guarded: " + touched);
-    }
-    rank.group.close();
-  }
-  if (context.rank == 0 && test.signal == SIGSTOP) ::kill(victim_pid, SIGKILL);
-  const std::string left = testing::leftovers_since(before);
-  require(left.empty(), left);
+testing::FailureReport survive_step(DisturbedRank& self, const ProcessGroup& world,
+                                    StepPhase phase) {
+  MappedRank rank(world);
+  return self.report_of(
+      [&] { take_steps(self, rank, phase); },
+      [&](const Error& error) {
+        require(error.details().culprit == Rank(kVictim), error.message());
+        // No value is taken, and none is written, from then on.
+        for (int times = 0; times < 2; ++times) {
+          require(!testing::failure_of([&] { rank.step(); }).empty(), "no further step");
+          require(!testing::failure_of([&] { rank.optimizer->step(); }).empty(), "no update");
+        }
+        const std::string touched = testing::failure_of([&] { rank.net->first->weight.sum(); });
+        require(touched.find("of unit \"first\"") != std::string::npos, "guarded: " + touched);
+      });
 }
 
 class FsdpMappedFailure : public ::testing::TestWithParam<StepFailureCase> {};
 
 TEST_P(FsdpMappedFailure, EverySurvivorNamesTheRankInTime) {
   const StepFailureCase& test = GetParam();
-  const testing::Resources before = testing::count_resources();
-  const testing::TemporaryFolder folder;
-  const std::string moment_file = folder.file("moment");
-  testing::JobOptions options{.world_size = test.world_size};
-  options.processes.time_limit = seconds(60);
-  const auto result =
-      testing::run_job(options, [&](RankContext& context, const Membership& membership) {
-        survive_step(context, membership, test, moment_file);
-      });
-  for (int rank = 0; rank < test.world_size; ++rank) {
-    if (rank == kVictim) continue;
-    const auto& outcome = result.ranks[static_cast<size_t>(rank)];
-    ASSERT_EQ(outcome.failure, "") << "rank " << rank << ", of all:\n" << result.failures();
-    const testing::FailureReport report = testing::parse_report(outcome.output);
-    SCOPED_TRACE(report.message);
+  const auto outcome =
+      testing::run_disturbed({.world_size = test.world_size, .signal = test.signal},
+                             testing::on_group([&](DisturbedRank& self, const ProcessGroup& world) {
+                               return survive_step(self, world, test.phase);
+                             }));
+  for (const auto& [rank, message] : outcome.messages) {
+    SCOPED_TRACE(rank);
     const bool is_writing =
         test.phase == StepPhase::kWriting || test.phase == StepPhase::kEndUpdate;
     if (test.signal == SIGSTOP) {
-      EXPECT_THAT(report.message, AnyOf(HasSubstr("kTimeout: "), HasSubstr("kAborted: ")));
-      EXPECT_THAT(report.message, HasSubstr("rank 1"));
+      EXPECT_THAT(message, AnyOf(HasSubstr("kTimeout: "), HasSubstr("kAborted: ")));
+      EXPECT_THAT(message, HasSubstr("rank 1"));
     } else if (is_writing) {
-      EXPECT_THAT(report.message, StartsWith("kCorruption: "));
-      EXPECT_THAT(report.message, HasSubstr("rank 1 was lost while it wrote its shards"));
-      EXPECT_THAT(report.message, HasSubstr("Resume from the last snapshot"));
+      EXPECT_THAT(message, StartsWith("kCorruption: "));
+      EXPECT_THAT(message, HasSubstr("rank 1 was lost while it wrote its shards"));
+      EXPECT_THAT(message, HasSubstr("Resume from the last snapshot"));
     } else {
-      EXPECT_THAT(report.message, StartsWith("kPeerLost: "));
+      EXPECT_THAT(message, StartsWith("kPeerLost: "));
     }
-    const Duration limit = test.signal == SIGKILL ? kLimit : kStopTimeout + kLimit;
-    const Duration waited = report.raised - testing::read_moment(moment_file);
-    EXPECT_LT(waited.count(), limit.count()) << "ns, rank " << rank;
   }
-  EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
 std::vector<StepFailureCase> step_failure_cases() {

@@ -18,19 +18,15 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/optim/optimizers.h"
-#include "cadre/testing/core/leftovers.h"
 #include "cadre/testing/core/process_job.h"
-#include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/disturbed_job.h"
 #include "cadre/testing/torch/shard_training.h"
-#include "cadre/testing/torch/victim.h"
 
 namespace cadre {
 namespace {
 
-using std::chrono::seconds;
+using testing::DisturbedRank;
 using ::testing::HasSubstr;
-using testing::kLimit;
-using testing::kStopTimeout;
 using testing::kVictim;
 using testing::RankContext;
 using testing::require;
@@ -69,20 +65,20 @@ ShardedTrainingOptions mapped_training() {
 }
 
 // The victim is disturbed in its second step. Throws, on the survivors.
-void train_with_a_victim(RankContext& context, const ProcessGroup& group, ShardedTraining& training,
-                         const MappedFailureCase& test, const std::string& moment_file) {
+void train_with_a_victim(const DisturbedRank& self, const ProcessGroup& group,
+                         ShardedTraining& training, Place place) {
   training.train(1);
   const auto disturb = [&] {
-    if (context.rank != kVictim) return;
-    if (test.signal != 0) testing::disturb_self(context, test.signal, moment_file);
+    if (!self.is_victim()) return;
+    if (self.job.signal != 0) self.disturb_self();
     group.close();
     throw Error(ErrorCode::kAborted, "the victim has left");
   };
   training.backward(1);
-  if (test.place == Place::kBeforeTheUpdate) disturb();
-  if (test.place == Place::kInItsWrite) training.optimizer->pause = disturb;
+  if (place == Place::kBeforeTheUpdate) disturb();
+  if (place == Place::kInItsWrite) training.optimizer->pause = disturb;
   training.update();
-  if (test.place == Place::kAfterTheUpdate) disturb();
+  if (place == Place::kAfterTheUpdate) disturb();
   training.train(1);
 }
 
@@ -108,80 +104,45 @@ void require_guarded(ShardedTraining& training, const Error& error) {
   }
 }
 
-void live_through(RankContext& context, const Membership& membership, const MappedFailureCase& test,
-                  const std::string& moment_file) {
-  at::set_num_threads(1);
-  torch::ones({4}, torch::requires_grad()).sum().backward();  // what libtorch starts once
-  const testing::Resources before = testing::count_resources();
-  int victim_pid = 0;
-  {
-    CommunicatorOptions options;
-    options.timeout = test.signal == SIGSTOP ? kStopTimeout : Duration(seconds(30));
-    const ProcessGroup group(testing::connect(context, membership, options));
-    victim_pid = group.communicator().peers()[kVictim].pid;
-    ShardedTraining training(group, mapped_training());
-    require(training.units[0]->is_mapped(), "it is mapped");
-    try {
-      train_with_a_victim(context, group, training, test, moment_file);
-      require(false, "no failure");
-    } catch (const Error& error) {
-      if (context.rank == kVictim) return;
-      testing::FailureReport report;
-      report.raised = context.system.now();
-      report.message = format("{}: {}", to_string(error.code()), error.message());
-      context.output = testing::to_text(report);
-      require(error.details().culprit == Rank(kVictim), report.message);
-      require_guarded(training, error);
-    }
-    group.close();
-  }
-  if (context.rank == 0 && test.signal == SIGSTOP) ::kill(victim_pid, SIGKILL);
-  const std::string left = testing::leftovers_since(before);
-  require(left.empty(), left);
+testing::FailureReport live_through(DisturbedRank& self, const ProcessGroup& group, Place place) {
+  ShardedTraining training(group, mapped_training());
+  require(training.units[0]->is_mapped(), "it is mapped");
+  return self.report_of([&] { train_with_a_victim(self, group, training, place); },
+                        [&](const Error& error) {
+                          if (self.is_victim()) return;
+                          require(error.details().culprit == Rank(kVictim), error.message());
+                          require_guarded(training, error);
+                        });
 }
 
 class MappedFailureTest : public ::testing::TestWithParam<MappedFailureCase> {};
 
 TEST_P(MappedFailureTest, EverySurvivorNamesTheOwnerAndNoValueIsTaken) {
   const MappedFailureCase& test = GetParam();
-  const testing::Resources before = testing::count_resources();
-  const testing::TemporaryFolder folder;
-  const std::string moment_file = folder.file("moment");
-  testing::JobOptions options{.world_size = test.world_size};
-  options.processes.time_limit = seconds(60);
-  const auto result =
-      testing::run_job(options, [&](RankContext& context, const Membership& membership) {
-        live_through(context, membership, test, moment_file);
-      });
-  for (int rank = 0; rank < test.world_size; ++rank) {
-    if (rank == kVictim) continue;
-    const auto& outcome = result.ranks[static_cast<size_t>(rank)];
-    ASSERT_EQ(outcome.failure, "") << "rank " << rank << ", of all:\n" << result.failures();
-    const testing::FailureReport report = testing::parse_report(outcome.output);
-    SCOPED_TRACE(report.message);
+  const auto outcome =
+      testing::run_disturbed({.world_size = test.world_size, .signal = test.signal},
+                             testing::on_group([&](DisturbedRank& self, const ProcessGroup& group) {
+                               return live_through(self, group, test.place);
+                             }));
+  for (const auto& [rank, message] : outcome.messages) {
+    SCOPED_TRACE(rank);
     if (test.signal == 0) {
       // It tells of its broken step itself, unless the others see first that it has left.
-      EXPECT_THAT(report.message, ::testing::StartsWith("kCorruption: "));
-      EXPECT_THAT(report.message, HasSubstr("rank 1"));
+      EXPECT_THAT(message, ::testing::StartsWith("kCorruption: "));
+      EXPECT_THAT(message, HasSubstr("rank 1"));
     } else if (test.place == Place::kInItsWrite && test.signal == SIGKILL) {
-      EXPECT_THAT(report.message, ::testing::StartsWith("kCorruption: "));
-      EXPECT_THAT(report.message,
+      EXPECT_THAT(message, ::testing::StartsWith("kCorruption: "));
+      EXPECT_THAT(message,
                   HasSubstr("rank 1 was lost while it wrote its shards of parameters of unit 0 and "
                             "those of 1 more units, which may be half written (version 3). Resume "
                             "from the last snapshot."));
     } else if (test.signal == SIGSTOP) {
-      EXPECT_THAT(report.message,
-                  ::testing::AnyOf(HasSubstr("kTimeout: "), HasSubstr("kAborted: ")));
-      EXPECT_THAT(report.message, HasSubstr("waiting for rank 1 ("));
+      EXPECT_THAT(message, ::testing::AnyOf(HasSubstr("kTimeout: "), HasSubstr("kAborted: ")));
+      EXPECT_THAT(message, HasSubstr("waiting for rank 1 ("));
     } else {
-      EXPECT_THAT(report.message, HasSubstr("kPeerLost: "));
+      EXPECT_THAT(message, HasSubstr("kPeerLost: "));
     }
-    if (test.signal == 0) continue;
-    const Duration limit = test.signal == SIGKILL ? kLimit : kStopTimeout + kLimit;
-    const Duration waited = report.raised - testing::read_moment(moment_file);
-    EXPECT_LT(waited.count(), limit.count()) << "ns, rank " << rank;
   }
-  EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
 std::vector<MappedFailureCase> mapped_cases() {

@@ -21,13 +21,11 @@
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/core/seeds.h"
 #include "cadre/testing/torch/disturbed_job.h"
-#include "cadre/testing/torch/victim.h"
 
 namespace cadre {
 namespace {
 
-using testing::kVictim;
-using testing::RankContext;
+using testing::DisturbedRank;
 using torch::Tensor;
 
 constexpr int kWorldSize = 4;
@@ -179,23 +177,22 @@ class PipelineFailure : public ::testing::TestWithParam<PipelineFailureCase> {};
 
 TEST_P(PipelineFailure, IsNamedByAllSurvivorsInTime) {
   const PipelineFailureCase& test = GetParam();
-  const testing::DisturbedOutcome outcome = testing::run_disturbed(
-      {.world_size = kWorldSize, .signal = test.signal},
-      [&](RankContext& context, const ProcessGroup& group, const std::string& moment_file) {
-        PipelineRank rank(test, group);
-        return testing::report_of(context, [&] {
-          for (int number = 0; number < kSteps; ++number) {
-            if (number == kStepOfFailure && context.rank == kVictim) {
-              disturb_in(test.phase, rank,
-                         [&] { testing::disturb_self(context, test.signal, moment_file); });
-            }
-            rank.step();
-          }
-        });
-      });
-  const bool is_of_two_axes = test.num_replicas > 1 && test.signal == SIGSTOP;
+  const testing::DisturbedJob job{.world_size = kWorldSize, .signal = test.signal};
+  const auto train = [&](DisturbedRank& self, const ProcessGroup& group) {
+    PipelineRank rank(test, group);
+    return self.report_of([&] {
+      for (int number = 0; number < kSteps; ++number) {
+        if (number == kStepOfFailure && self.is_victim()) {
+          disturb_in(test.phase, rank, [&] { self.disturb_self(); });
+        }
+        rank.step();
+      }
+    });
+  };
+  const auto outcome = testing::run_disturbed(job, testing::on_group(train));
   testing::expect_victim_named(
-      outcome, is_of_two_axes ? testing::WaitsIn::kGroupsOfTwoAxes : testing::WaitsIn::kOneGroup);
+      job, outcome,
+      test.num_replicas > 1 ? testing::WaitsIn::kGroupsOfAxes : testing::WaitsIn::kOneGroup);
 }
 
 std::vector<PipelineFailureCase> pipeline_failure_cases() {

@@ -21,7 +21,6 @@
 #include "cadre/testing/core/temporary_folder.h"
 #include "cadre/testing/torch/disturbed_job.h"
 #include "cadre/testing/torch/sharded_training.h"
-#include "cadre/testing/torch/victim.h"
 #include "cadre/train/checkpoint/optimizer_state.h"
 #include "cadre/train/checkpoint/sharded_load.h"
 #include "cadre/train/checkpoint/sharded_save.h"
@@ -30,9 +29,9 @@ namespace cadre {
 namespace {
 
 using std::chrono::seconds;
+using testing::DisturbedRank;
 using testing::FakeGroup;
 using testing::GroupCall;
-using testing::kVictim;
 using testing::RankContext;
 using testing::require;
 using testing::Sharding;
@@ -283,12 +282,11 @@ class ShardedRank {
 };
 
 // Throws on the survivors.
-void train_until_disturbed(RankContext& context, ShardedRank& rank, const ShardedFailureCase& test,
-                           const std::string& folder, const std::string& moment_file) {
+void train_until_disturbed(const DisturbedRank& self, ShardedRank& rank, ShardedPhase phase,
+                           const std::string& folder) {
   for (int number = 0; number < kNumSteps; ++number) {
-    if (number == kDisturbedStep && context.rank == kVictim) {
-      rank.disturb_in(test.phase,
-                      [&] { testing::disturb_self(context, test.signal, moment_file); });
+    if (number == kDisturbedStep && self.is_victim()) {
+      rank.disturb_in(phase, [&] { self.disturb_self(); });
     }
     rank.step(number, folder);
   }
@@ -325,17 +323,15 @@ TEST_P(ShardedFailure, IsNamedInTimeAndTheRunGoesOnFromTheLastSnapshot) {
   const testing::TemporaryFolder folder;
   const testing::TemporaryFolder undisturbed;
   const testing::DisturbedJob job{.world_size = test.world_size(), .signal = test.signal};
-  const testing::DisturbedOutcome outcome = testing::run_disturbed(
-      job, [&](RankContext& context, const ProcessGroup& group, const std::string& moment_file) {
-        ShardedRank rank(test.strategy, group);
-        rank.snapshot_timeout = job.timeout();
-        return testing::report_of(context, [&] {
-          train_until_disturbed(context, rank, test, folder.path(), moment_file);
-        });
-      });
-  const bool is_of_two_axes = test.strategy.num_replicas > 1 && test.signal == SIGSTOP;
-  testing::expect_victim_named(
-      outcome, is_of_two_axes ? testing::WaitsIn::kGroupsOfTwoAxes : testing::WaitsIn::kOneGroup);
+  const auto train = [&](DisturbedRank& self, const ProcessGroup& group) {
+    ShardedRank rank(test.strategy, group);
+    rank.snapshot_timeout = job.timeout();
+    return self.report_of([&] { train_until_disturbed(self, rank, test.phase, folder.path()); });
+  };
+  const auto outcome = testing::run_disturbed(job, testing::on_group(train));
+  testing::expect_victim_named(job, outcome,
+                               test.strategy.num_replicas > 1 ? testing::WaitsIn::kGroupsOfAxes
+                                                              : testing::WaitsIn::kOneGroup);
   EXPECT_EQ(bits_of_whole_run(test, folder.path(), kStepsPerSnapshot),
             bits_of_whole_run(test, undisturbed.file("run"), 0));
 }

@@ -13,26 +13,18 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/testing/core/leftovers.h"
-#include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/temporary_folder.h"
+#include "cadre/testing/torch/disturbed_job.h"
 #include "cadre/testing/torch/group_fakes.h"
-#include "cadre/testing/torch/victim.h"
 #include "cadre/train/trainer/trainer.h"
 
 namespace cadre::train {
 namespace {
 
-using std::chrono::seconds;
+using testing::DisturbedRank;
 using testing::FakeGroup;
 using testing::GroupCall;
-using testing::kLimit;
-using testing::kStopTimeout;
-using testing::kVictim;
 using testing::mask;
-using testing::RankContext;
-using testing::require;
-using torch::Tensor;
 
 constexpr int kWorldSize = 3;
 
@@ -82,30 +74,18 @@ void disturb_self_at(TrainerMoment moment, const FakeGroup& group, const bool& i
   };
 }
 
-void train_until_it_fails(RankContext& context, const Membership& membership,
-                          const TrainerCase& test, const testing::TemporaryFolder& folder) {
-  at::set_num_threads(1);
-  const auto limit = test.signal == SIGSTOP ? kStopTimeout : Duration(seconds(30));
-  const FakeGroup fake(testing::connect(context, membership, {.timeout = limit}));
-  const ProcessGroup group = fake.group();
-  const int victim_pid = group.communicator().peers()[kVictim].pid;
+testing::FailureReport train_until_it_fails(DisturbedRank& self, const ProcessGroup& world,
+                                            TrainerMoment moment, const std::string& folder) {
+  const FakeGroup fake(world);
   bool is_running = false;
-  if (context.rank == kVictim) {
-    disturb_self_at(test.moment, fake, is_running,
-                    [&] { testing::disturb_self(context, test.signal, folder.file("moment")); });
-  }
-  Trainer trainer(config_in(folder.path()), {.world = group,
-                                             .system = context.system,
-                                             .time_in_communication = [] { return Duration(0); },
-                                             .stop_is_requested = [] { return false; },
-                                             .print = [](std::string_view) {}});
-  testing::FailureReport report;
+  if (self.is_victim()) disturb_self_at(moment, fake, is_running, [&] { self.disturb_self(); });
+  Trainer trainer(config_in(folder), {.world = fake.group(),
+                                      .system = self.context.system,
+                                      .time_in_communication = [] { return Duration(0); },
+                                      .stop_is_requested = [] { return false; },
+                                      .print = [](std::string_view) {}});
   is_running = true;
-  report.message = testing::failure_of([&] { trainer.run(); });
-  report.raised = context.system.now();
-  context.output = testing::to_text(report);
-  group.close();
-  if (context.rank == 0 && test.signal == SIGSTOP) ::kill(victim_pid, SIGKILL);
+  return self.report_of([&] { trainer.run(); });
 }
 
 // Every message that a survivor may throw, masked: the operation during or after which it failed,
@@ -153,26 +133,15 @@ class TrainerFailureTest : public ::testing::TestWithParam<TrainerCase> {};
 
 TEST_P(TrainerFailureTest, EverySurvivorsRunNamesTheCulprit) {
   const TrainerCase& test = GetParam();
-  const testing::Resources before = testing::count_resources();
   const testing::TemporaryFolder folder;
-  testing::JobOptions options{.world_size = kWorldSize};
-  options.processes.time_limit = seconds(60);
-  const auto result =
-      testing::run_job(options, [&](RankContext& context, const Membership& membership) {
-        train_until_it_fails(context, membership, test, folder);
-      });
-  EXPECT_EQ(result.ranks[kVictim].signal, SIGKILL);
-  const TimePoint disturbed = testing::read_moment(folder.file("moment"));
-  const Duration limit = test.signal == SIGKILL ? kLimit : kStopTimeout + kLimit;
-  for (const int rank : {0, 2}) {
-    const auto& outcome = result.ranks[static_cast<size_t>(rank)];
-    ASSERT_EQ(outcome.failure, "") << "rank " << rank << ", of all:\n" << result.failures();
-    const testing::FailureReport report = testing::parse_report(outcome.output);
-    EXPECT_THAT(mask(report.message), ::testing::AnyOfArray(trainer_golden_texts(test, rank)));
-    EXPECT_GE((report.raised - disturbed).count(), 0) << "ns, rank " << rank;
-    EXPECT_LT((report.raised - disturbed).count(), limit.count()) << "ns, rank " << rank;
+  const auto outcome =
+      testing::run_disturbed({.world_size = kWorldSize, .signal = test.signal},
+                             testing::on_group([&](DisturbedRank& self, const ProcessGroup& world) {
+                               return train_until_it_fails(self, world, test.moment, folder.path());
+                             }));
+  for (const auto& [rank, message] : outcome.messages) {
+    EXPECT_THAT(mask(message), ::testing::AnyOfArray(trainer_golden_texts(test, rank)));
   }
-  EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
 std::vector<TrainerCase> all_trainer_cases() {

@@ -1,6 +1,5 @@
 // A job of which one rank kills or stops itself while it trains: runs it, and expects of every
-// other rank that training fails there in time, with a code that fits the signal, and that nothing
-// is left behind.
+// other rank that training fails there in time and that nothing is left behind.
 //
 // Threads: as run_job(). Blocking: run_disturbed(), until all ranks have ended. For tests only.
 #pragma once
@@ -10,25 +9,33 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <torch/types.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <fstream>
 #include <functional>
+#include <map>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/testing/core/leftovers.h"
 #include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/temporary_folder.h"
-#include "cadre/testing/torch/victim.h"
 
 namespace cadre::testing {
 
+inline constexpr int kVictim = 1;
+inline constexpr Duration kStopTimeout = std::chrono::seconds(2);
+// The guaranteed time: after the signal, or after the deadline if the victim is only stopped.
+inline constexpr Duration kLimit = std::chrono::seconds(2);
+
 struct DisturbedJob {
   int world_size = 2;
-  int signal = SIGKILL;  // or SIGSTOP
+  int signal =
+      SIGKILL;  // SIGSTOP: the victim does not answer; 0: it leaves the group in good order
+  TransportChoice transport = TransportChoice::kAuto;
 
   // Timeout of its groups' operations.
   Duration timeout() const {
@@ -36,45 +43,91 @@ struct DisturbedJob {
   }
 };
 
-// What `train` throws, which must fail, and when.
-inline FailureReport report_of(RankContext& context, const std::function<void()>& train) {
-  FailureReport report;
-  report.message = failure_of(train);
-  report.raised = context.system.now();
-  return report;
+// When the victim disturbed itself, and its process.
+struct Moment {
+  TimePoint time;
+  int pid = 0;
+};
+
+inline Moment read_moment(const std::string& moment_file) {
+  Moment moment;
+  std::ifstream(moment_file) >> moment.time.ns >> moment.pid;
+  return moment;
 }
 
-// Returns the report of its training. On the victim it ends in disturb_self() with `moment_file`.
-using DisturbedTraining =
-    std::function<FailureReport(RankContext&, const ProcessGroup&, const std::string& moment_file)>;
+// One rank of a disturbed job.
+struct DisturbedRank {
+  RankContext& context;
+  const Membership& membership;
+  const DisturbedJob& job;
+  std::string moment_file;
 
-// One rank of the job.
-inline void live_through(RankContext& context, const Membership& membership,
-                         const DisturbedJob& job, const DisturbedTraining& train,
-                         const std::string& moment_file) {
+  bool is_victim() const { return context.rank == kVictim; }
+  CommunicatorOptions options() const {
+    CommunicatorOptions options;
+    options.transport = job.transport;
+    options.timeout = job.timeout();
+    return options;
+  }
+  // The victim kills or stops itself.
+  [[noreturn]] void disturb_self() const {
+    std::ofstream(moment_file) << context.system.now().ns << " " << ::getpid();
+    ::raise(job.signal);
+    // A stopped process that is continued must not take part again.
+    throw Error(ErrorCode::kInternal, "the victim goes on");
+  }
+  // What `train` throws, and when. `check` then sees the error.
+  FailureReport report_of(const std::function<void()>& train,
+                          const std::function<void(const Error&)>& check = nullptr) const {
+    FailureReport report;
+    try {
+      train();
+    } catch (const Error& error) {
+      report.raised = context.system.now();
+      report.message = format("{}: {}", to_string(error.code()), error.message());
+      if (check) check(error);
+    }
+    return report;
+  }
+};
+
+// What a rank does; it must fail on every survivor. On the victim it ends in disturb_self(), or,
+// when the victim leaves in good order, with any message.
+using DisturbedBody = std::function<FailureReport(DisturbedRank&)>;
+
+// A body with a group of all ranks.
+inline DisturbedBody on_group(
+    std::function<FailureReport(DisturbedRank&, const ProcessGroup&)> train) {
+  return [train = std::move(train)](DisturbedRank& rank) {
+    const ProcessGroup group(connect(rank.context, rank.membership, rank.options()));
+    const FailureReport report = train(rank, group);
+    group.close();
+    return report;
+  };
+}
+
+inline void live_through(DisturbedRank& rank, const DisturbedBody& body) {
   at::set_num_threads(1);
   torch::ones({4}, torch::requires_grad()).sum().backward();  // what libtorch starts once
   const Resources before = count_resources();
-  int victim_pid = 0;
-  {
-    const ProcessGroup group(connect(context, membership, {.timeout = job.timeout()}));
-    victim_pid = group.communicator().peers()[kVictim].pid;
-    const FailureReport report = train(context, group, moment_file);
-    context.output = to_text(report);
-    require(!report.message.empty(), "no failure");
-    group.close();
+  const FailureReport report = body(rank);
+  rank.context.output = to_text(report);
+  if (rank.is_victim()) return;
+  require(!report.message.empty(), "no failure");
+  if (rank.context.rank == 0 && rank.job.signal == SIGSTOP) {
+    ::kill(read_moment(rank.moment_file).pid, SIGKILL);
   }
-  if (context.rank == 0 && job.signal == SIGSTOP) ::kill(victim_pid, SIGKILL);
   const std::string left = leftovers_since(before);
   require(left.empty(), left);
 }
 
 struct DisturbedOutcome {
-  std::string victim;                 // how messages end its name: ", pid 812)"
-  std::vector<std::string> messages;  // from the survivors, in the order of their ranks
+  std::string victim;                   // how messages end its name: ", pid 812)"
+  std::string farewell;                 // the message of a victim that left in good order
+  std::map<int, std::string> messages;  // those of the survivors, by rank
 };
 
-inline DisturbedOutcome run_disturbed(const DisturbedJob& job, const DisturbedTraining& train) {
+inline DisturbedOutcome run_disturbed(const DisturbedJob& job, const DisturbedBody& body) {
   const Resources before = count_resources();
   const TemporaryFolder folder;
   const std::string moment_file = folder.file("moment");
@@ -86,22 +139,27 @@ inline DisturbedOutcome run_disturbed(const DisturbedJob& job, const DisturbedTr
   };
   const RanksResult result =
       run_job(options, [&](RankContext& context, const Membership& membership) {
-        live_through(context, membership, job, train, moment_file);
+        DisturbedRank rank{context, membership, job, moment_file};
+        live_through(rank, body);
       });
-  EXPECT_EQ(result.ranks[kVictim].signal, SIGKILL);
-  const std::string code = job.signal == SIGKILL ? "kPeerLost: " : "kTimeout: ";
-  const Duration limit = job.signal == SIGKILL ? kLimit : kStopTimeout + kLimit;
+  const RankOutcome& victim = result.ranks[kVictim];
+  EXPECT_EQ(victim.signal, job.signal == 0 ? 0 : SIGKILL);
+  if (job.signal == 0) {
+    EXPECT_EQ(victim.failure, "");
+    if (victim.failure.empty()) outcome.farewell = parse_report(victim.output).message;
+  }
+  const Duration limit = job.signal == SIGSTOP ? kStopTimeout + kLimit : kLimit;
   for (int rank = 0; rank < job.world_size; ++rank) {
     if (rank == kVictim) continue;
-    const auto& ended = result.ranks[static_cast<size_t>(rank)];
+    const RankOutcome& ended = result.ranks[static_cast<size_t>(rank)];
     EXPECT_EQ(ended.failure, "") << "rank " << rank << ", of all:\n" << result.failures();
     if (!ended.failure.empty()) continue;
     const FailureReport report = parse_report(ended.output);
-    EXPECT_THAT(report.message,
-                ::testing::AnyOf(::testing::StartsWith(code), ::testing::StartsWith("kAborted: ")));
-    const Duration waited = report.raised - read_moment(moment_file);
+    outcome.messages[rank] = report.message;
+    if (job.signal == 0) continue;
+    const Duration waited = report.raised - read_moment(moment_file).time;
+    EXPECT_GE(waited.count(), 0) << "ns, rank " << rank << ": " << report.message;
     EXPECT_LT(waited.count(), limit.count()) << "ns, rank " << rank << ": " << report.message;
-    outcome.messages.push_back(report.message);
   }
   EXPECT_EQ(outcome.messages.size(), static_cast<size_t>(job.world_size - 1));
   EXPECT_EQ(leftovers_since(before), "");
@@ -110,14 +168,20 @@ inline DisturbedOutcome run_disturbed(const DisturbedJob& job, const DisturbedTr
 
 // A timeout in the group of one axis of a mesh names the rank that it waits for, and the group in
 // which that rank waits: only one rank then has to name the victim.
-enum class WaitsIn { kOneGroup, kGroupsOfTwoAxes };
+enum class WaitsIn { kOneGroup, kGroupsOfAxes };
 
-inline void expect_victim_named(const DisturbedOutcome& outcome, WaitsIn groups) {
+// The survivors' codes fit the signal, and their messages name the victim.
+inline void expect_victim_named(const DisturbedJob& job, const DisturbedOutcome& outcome,
+                                WaitsIn groups) {
+  const std::string code = job.signal == SIGSTOP ? "kTimeout: " : "kPeerLost: ";
   int num_naming_it = 0;
-  for (const std::string& message : outcome.messages) {
+  for (const auto& [rank, message] : outcome.messages) {
+    EXPECT_THAT(message,
+                ::testing::AnyOf(::testing::StartsWith(code), ::testing::StartsWith("kAborted: ")))
+        << "rank " << rank;
     const bool names_victim = message.find(outcome.victim) != std::string::npos;
-    const bool names_waiting_rank =
-        groups == WaitsIn::kGroupsOfTwoAxes && message.find("ago, now in ") != std::string::npos;
+    const bool names_waiting_rank = job.signal == SIGSTOP && groups == WaitsIn::kGroupsOfAxes &&
+                                    message.find("ago, now in ") != std::string::npos;
     EXPECT_TRUE(names_victim || names_waiting_rank)
         << message << "\nof all survivors:" << ::testing::PrintToString(outcome.messages);
     num_naming_it += names_victim ? 1 : 0;
