@@ -106,7 +106,7 @@ TEST(FsdpDeferred, TrainsAsFromPlainConstruction) {
       const auto result = run_groups(2, [&](const ProcessGroup& group) {
         const auto module = is_deferred ? deferred(7, make) : constructed(7, make);
         Training training =
-            train_sharded_rank(test_case, batches, group, module, all_units(test_case, 2), group);
+            train_sharded_rank(test_case, batches, group, module, all_units(test_case, 2));
         if (group.rank() == 0) trainings.back() = std::move(training);
       });
       ASSERT_TRUE(result.ok()) << name << ": " << result.failures();

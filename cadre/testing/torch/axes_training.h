@@ -45,14 +45,11 @@ inline constexpr int64_t kAxesRows = 8;
 inline constexpr double kAxesMaxNorm = 0.25;
 inline constexpr RouterLossWeights kAxesRouterWeights{.load_balance = 0.1, .z = 0.02};
 
-// What ranks that have different rows do with the parameters.
-enum class Sharing { kReplicas, kZero1, kShards };
-
 // How a model lies on the ranks.
 struct Layout {
   std::string name;
   std::vector<MeshAxis> axes;
-  Sharing sharing = Sharing::kReplicas;
+  Sharding sharding = Sharding::kNone;
   AxesGptKind kind = {};
   std::string schedule = "1f1b";
   int num_microbatches = 2;
@@ -276,7 +273,7 @@ class AxesRank {
   void wrap() {
     const auto& part = parts_[0];
     if (data_axes().empty() || has_mistake(AxesMistake::kNoSumOverDp)) return;
-    if (layout_.sharing == Sharing::kShards) {
+    if (layout_.sharding == Sharding::kFsdp) {
       fully_shard(part->first);
       fully_shard(part->second);
       FullyShardedDataParallelOptions options;
@@ -298,7 +295,7 @@ class AxesRank {
           part, PipelineStageOptions{.stage = part->stage, .num_stages = schedule_.num_stages()});
     }
     PipelineOptions options{.schedule = schedule_};
-    if (!data_axes().empty() && layout_.sharing == Sharing::kShards) {
+    if (!data_axes().empty() && layout_.sharding == Sharding::kFsdp) {
       options.shards = mesh_.slice(data_axes());
     } else if (!data_axes().empty() && !has_mistake(AxesMistake::kNoSumOverDp)) {
       options.replicas = mesh_.joint_group(data_axes());
@@ -316,7 +313,7 @@ class AxesRank {
   }
 
   void make_optimizer_for(const Case& test_case) {
-    if (layout_.sharing == Sharing::kZero1) {
+    if (layout_.sharding == Sharding::kZero1) {
       if (test_case.optimizer == "sgd") {
         make_zero<torch::optim::SGD>(sgd_options());
       } else {

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -52,14 +51,11 @@ inline FullyShardedDataParallelOptions all_units(const Case& test_case, int worl
                                                          : GradientWeighting::kSamples};
 }
 
-// Trains on one rank, in a group that may be faulty; all ranks call it.
+// Trains on one rank; all ranks call it.
 inline Training train_sharded_rank(const Case& test_case, const std::vector<Tensor>& batches,
                                    const ProcessGroup& group, const std::shared_ptr<Model>& module,
-                                   const FullyShardedDataParallelOptions& options,
-                                   const ProcessGroup& faulty) {
-  parallel::ShardGroups groups = parallel::ShardGroups::of(group);
-  groups.all = faulty;
-  FullyShardedDataParallel model{module, groups, options};
+                                   const FullyShardedDataParallelOptions& options) {
+  FullyShardedDataParallel model{module, group, options};
   const auto optimizer = make_optimizer(test_case, model.parameters());
   const Share share = share_of(test_case.batch, group.rank(), group.world_size());
   Training training;
@@ -76,19 +72,18 @@ inline Training train_sharded_rank(const Case& test_case, const std::vector<Tens
 }
 
 // By rank, on ranks as threads, from modules of different weights.
-inline std::vector<Training> train_sharded(
-    const Case& test_case, const std::vector<Tensor>& batches, uint64_t seed, int world_size,
-    const FullyShardedDataParallelOptions& options,
-    const std::function<ProcessGroup(const ProcessGroup&)>& group_for =
-        [](const ProcessGroup& group) { return group; }) {
+inline std::vector<Training> train_sharded(const Case& test_case,
+                                           const std::vector<Tensor>& batches, uint64_t seed,
+                                           int world_size,
+                                           const FullyShardedDataParallelOptions& options) {
   std::vector<std::shared_ptr<Model>> models;
   for (int rank = 0; rank < world_size; ++rank) {
     models.push_back(make_unit_model(test_case, seed + static_cast<uint64_t>(rank)));
   }
   std::vector<Training> trained(static_cast<size_t>(world_size));
   const auto result = run_groups(world_size, [&](const ProcessGroup& group) {
-    trained[group.rank()] = train_sharded_rank(test_case, batches, group, models[group.rank()],
-                                               options, group_for(group));
+    trained[group.rank()] =
+        train_sharded_rank(test_case, batches, group, models[group.rank()], options);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   return trained;

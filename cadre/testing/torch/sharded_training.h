@@ -29,14 +29,13 @@
 
 namespace cadre::testing {
 
-enum class Sharding : uint8_t { kNone, kZero1, kZero2, kFsdp };
-
 // One way to place parameters, gradients and optimizer state: a column of the matrix.
 struct Strategy {
   std::string name;
   Sharding sharding;
   FullyShardedDataParallelOptions fsdp = {};
-  int num_replicas = 1;  // for kFsdp: ranks that own the same shards
+  int num_replicas = 1;   // for kFsdp: ranks that own the same shards
+  bool has_units = true;  // for kFsdp: else all parameters belong to the root
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Strategy& strategy) {
@@ -57,6 +56,11 @@ inline std::vector<Strategy> all_strategies(int world_size) {
       {"fsdp_after_reduction",
        Sharding::kFsdp,
        {.reshard = Reshard::kAfterReduction, .reshard_root = Reshard::kAfterReduction}},
+      {"fsdp_without_units",
+       Sharding::kFsdp,
+       {.reshard = Reshard::kAfterReduction, .num_prefetched = 0},
+       /*num_replicas=*/1,
+       /*has_units=*/false},
       {"fsdp_mapped", Sharding::kFsdp, {.form = ShardForm::kMapped}},
       {"fsdp_offload",
        Sharding::kFsdp,
@@ -273,10 +277,11 @@ inline Training train_fully_sharded(const Strategy& strategy, const ShardedCase&
                                     const Disturbance& disturb) {
   const parallel::ShardGroups groups = groups_of(strategy, group, disturb);
   FullyShardedDataParallelOptions options = strategy.fsdp;
-  options.wrap_policy = wrap_by_size(1);
+  if (strategy.has_units) options.wrap_policy = wrap_by_size(1);
   Training training;
   {
     FullyShardedDataParallel<Model> wrapper{module, groups, options};
+    require(wrapper.form() == options.form, strategy.name + ": the form of the shards");
     training =
         with_optimizer(test_case, [&]<typename O>(std::type_identity<O>, const auto& defaults) {
           ShardedOptimizer<O> optimizer(wrapper, defaults);

@@ -218,18 +218,6 @@ inline std::ostream& operator<<(std::ostream& out, const Case& test_case) {
              << (test_case.is_checkpointed ? "_checkpointed" : "");
 }
 
-inline std::vector<Case> all_cases() {
-  std::vector<Case> cases;
-  for (const auto dtype : {torch::kDouble, torch::kFloat}) {
-    for (const char* model : {"mlp", "cnn", "gpt"}) {
-      for (const char* optimizer : {"sgd", "adamw"}) {
-        for (const int64_t batch : {48, 25}) cases.push_back({model, optimizer, batch, dtype});
-      }
-    }
-  }
-  return cases;
-}
-
 template <typename MixedModel>
 std::shared_ptr<Model> make_mixed(const Case& test_case) {
   const auto model = std::make_shared<MixedModel>(has_bfloat16(test_case));

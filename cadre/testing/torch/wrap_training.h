@@ -1,8 +1,7 @@
-// How the equality tests of wrappers train: 20 steps of SGD or AdamW, alone or on ranks, in a group
-// that may do one thing wrong.
+// How the equality tests train: 20 steps of SGD or AdamW, in one process or as one of several
+// ranks.
 //
-// Threads: train_on_ranks makes one for each rank. Blocking: until all ranks have ended. Errors: a
-// rank that fails fails the test.
+// Threads: one for each model.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -42,43 +41,9 @@ inline Share share_of(int64_t batch, int rank, int world_size) {
   return {batch * rank / world_size, batch * (rank + 1) / world_size};
 }
 
-// What a group does wrong, the same on all ranks.
-enum class Fault { kNone, kNoDivision, kDroppedBucket, kNoInitialBroadcast };
-
-inline std::ostream& operator<<(std::ostream& out, Fault fault) {
-  switch (fault) {
-    case Fault::kNone:
-      return out << "None";
-    case Fault::kNoDivision:
-      return out << "NoDivision";
-    case Fault::kDroppedBucket:
-      return out << "DroppedBucket";
-    case Fault::kNoInitialBroadcast:
-      return out << "NoInitialBroadcast";
-  }
-  return out;
-}
-
-inline ProcessGroup faulty_group(const ProcessGroup& group, Fault fault) {
-  const FakeGroup fake(group);
-  const int rank = group.rank();
-  fake.on_call = [fault, rank, num_buckets = 0](GroupCall& call) mutable {
-    if (fault == Fault::kNoDivision && call.op() == ReduceOp::kAvg) {
-      call.reduce_with(ReduceOp::kSum);
-    }
-    if (fault == Fault::kDroppedBucket && call.is_reduction_of_values() && num_buckets++ % 3 == 1) {
-      return;
-    }
-    if (fault == Fault::kNoInitialBroadcast && call.kind == OpKind::kBroadcast &&
-        call.output.scalar_type() == at::kByte) {
-      // What was never received must not be, by chance, what freed memory of the root still holds.
-      if (call.root != rank) call.output.zero_();
-      return;
-    }
-    call.pass_on();
-  };
-  return fake.group();
-}
+// What ranks with rows of their own divide: nothing, the optimizer's state, gradients too, or
+// parameters too.
+enum class Sharding : uint8_t { kNone, kZero1, kZero2, kFsdp };
 
 // By parameter; undefined where there is no gradient.
 using Snapshot = std::vector<Tensor>;
@@ -173,24 +138,6 @@ inline Training train_alone(const Case& test_case, const std::vector<Tensor>& ba
   const auto model = make_model(test_case, seed);
   return train(test_case, *model, batches,
                [&](const Tensor& batch) { return model->loss(model->forward(batch), batch); });
-}
-
-// By rank, on ranks as threads. Each calls `train_on_rank` with a module of weights of its own, so
-// only what the wrapper sends makes them equal.
-using TrainOnRank =
-    std::function<Training(const ProcessGroup& group, const std::shared_ptr<Model>& module)>;
-inline std::vector<Training> train_on_ranks(const Case& test_case, uint64_t seed, int world_size,
-                                            const TrainOnRank& train_on_rank) {
-  std::vector<std::shared_ptr<Model>> models;
-  for (int rank = 0; rank < world_size; ++rank) {
-    models.push_back(make_model(test_case, seed + static_cast<uint64_t>(rank)));
-  }
-  std::vector<Training> trained(static_cast<size_t>(world_size));
-  const auto result = run_groups(world_size, [&](const ProcessGroup& group, std::string&) {
-    trained[group.rank()] = train_on_rank(group, models[group.rank()]);
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-  return trained;
 }
 
 }  // namespace cadre::testing
