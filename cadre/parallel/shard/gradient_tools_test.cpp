@@ -1,17 +1,25 @@
-#include "cadre/testing/torch/shards_of_ones.h"
-
+// The tools that read and change the gradients of a sharded model: norms, clipping, scaling, and
+// the search for values that are not finite. The shards of these tests have gradients by a formula.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 
 #include <cmath>
 #include <limits>
+#include <string>
+#include <vector>
 
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/parallel/shard/grad_scaler.h"
 #include "cadre/parallel/shard/nonfinite_gradients.h"
+#include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/parallel/shard/sharded_norm.h"
 #include "cadre/tensor/hooks/shard_mark.h"
 #include "cadre/testing/core/log_lines.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/wrap_net.h"
 
 namespace cadre::testing {
 namespace {
@@ -21,6 +29,37 @@ using ::testing::HasSubstr;
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Parameters "p0", "p1", ... of these numbers of elements, cut flat over the ranks of the group so
+// that the last ranks may hold nothing. The whole gradient of each is ones.
+std::vector<ParameterShard> shards_of_ones(const DeviceMesh& mesh,
+                                           const std::vector<int64_t>& numels,
+                                           torch::ScalarType dtype = torch::kFloat) {
+  std::vector<ParameterShard> shards;
+  const int64_t num_ranks = mesh.size("shard");
+  const int64_t rank = mesh.coordinate("shard");
+  for (const int64_t numel : numels) {
+    const int64_t part = (numel + num_ranks - 1) / num_ranks;
+    const FlatRange range = {std::min(numel, rank * part), std::min(numel, (rank + 1) * part)};
+    const Tensor values = torch::zeros({range.size()}, dtype).requires_grad_();
+    values.mutable_grad() = torch::ones({range.size()}, dtype);
+    shards.push_back({.name = "p" + std::to_string(shards.size()),
+                      .sizes = {numel},
+                      .mesh = mesh,
+                      .placements = std::vector<Placement>(mesh.axes().size(), Replicate()),
+                      .flat_axis = "shard",
+                      .range = range,
+                      .values = values,
+                      .parameter = {}});
+  }
+  return shards;
+}
+
+// Sets element `index` of the whole gradient, on the rank that holds it.
+void set_gradient(const ParameterShard& shard, int64_t index, double value) {
+  if (index < shard.range.begin || index >= shard.range.end) return;
+  shard.values.mutable_grad()[index - shard.range.begin] = value;
+}
 
 class GradientToolsOnRanks : public ::testing::TestWithParam<int> {
  protected:
