@@ -1,5 +1,5 @@
 // Common parts of the tests of sharded snapshots: tensors whose elements are a function of name and
-// position, sharded as by each strategy.
+// position, divided among ranks in each way.
 //
 // Threads: plain functions. Blocking: never.
 #pragma once
@@ -20,28 +20,28 @@
 namespace cadre::snapshot_test {
 
 // kUneven: two replicas, each in flat shards that end at places of their own.
-enum class Strategy { kReplicated, kFlat, kHybrid, kUneven, kShard0, kOwner };
+enum class Division { kReplicated, kFlat, kHybrid, kUneven, kShard0, kOwner };
 
 struct World {
-  Strategy strategy;
+  Division division;
   int size;
 };
 
 inline std::string to_string(const World& world) {
   static const char* const kNames[] = {"replicated", "flat", "hybrid", "uneven", "shard0", "owner"};
-  return std::string(kNames[static_cast<int>(world.strategy)]) + " on " +
+  return std::string(kNames[static_cast<int>(world.division)]) + " on " +
          std::to_string(world.size);
 }
 
 inline std::vector<World> worlds() {
   std::vector<World> all;
   for (const int size : {1, 2, 3, 4}) {
-    for (const Strategy strategy : {Strategy::kReplicated, Strategy::kFlat, Strategy::kHybrid,
-                                    Strategy::kShard0, Strategy::kOwner}) {
-      if (strategy != Strategy::kHybrid || size % 2 == 0) all.push_back({strategy, size});
+    for (const Division division : {Division::kReplicated, Division::kFlat, Division::kHybrid,
+                                    Division::kShard0, Division::kOwner}) {
+      if (division != Division::kHybrid || size % 2 == 0) all.push_back({division, size});
     }
   }
-  for (const int size : {3, 4, 5}) all.push_back({Strategy::kUneven, size});
+  for (const int size : {3, 4, 5}) all.push_back({Division::kUneven, size});
   return all;
 }
 
@@ -79,14 +79,14 @@ inline std::vector<Box> boxes_of(const World& world, int rank, const Sample& sam
     const int64_t begin = std::min(length * shard, whole.numel());
     return boxes_of_range(whole, {begin, std::min(begin + length, whole.numel())});
   };
-  switch (world.strategy) {
-    case Strategy::kReplicated:
+  switch (world.division) {
+    case Division::kReplicated:
       return {whole};
-    case Strategy::kFlat:
+    case Division::kFlat:
       return flat(world.size, rank);
-    case Strategy::kHybrid:
+    case Division::kHybrid:
       return flat(world.size / 2, rank % (world.size / 2));
-    case Strategy::kUneven: {
+    case Division::kUneven: {
       const int num_first = world.size / 2;
       if (rank < num_first) return flat(num_first, rank);
       // Each shard has three elements more than an even part, except the last.
@@ -96,11 +96,11 @@ inline std::vector<Box> boxes_of(const World& world, int rank, const Sample& sam
       return boxes_of_range(
           whole, {begin, is_last ? whole.numel() : std::min(begin + length, whole.numel())});
     }
-    case Strategy::kShard0:
+    case Division::kShard0:
       if (sample.sizes.empty()) return {whole};
       return {local_box(sample.sizes, std::vector{world.size}, std::vector{rank},
                         std::vector<Placement>{Shard(0)})};
-    case Strategy::kOwner:
+    case Division::kOwner:
       if (static_cast<int>(number) % world.size == rank) return {whole};
       return {};
   }

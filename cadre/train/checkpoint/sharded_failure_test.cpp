@@ -28,12 +28,12 @@ namespace cadre {
 namespace {
 
 namespace fs = std::filesystem;
+using snapshot_test::Division;
 using snapshot_test::make_parts;
-using snapshot_test::Strategy;
 using snapshot_test::World;
 using ::testing::HasSubstr;
 
-const World kTwo{Strategy::kFlat, 2};
+const World kTwo{Division::kFlat, 2};
 
 class ShardedFailureTest : public ::testing::Test {
  protected:
@@ -144,7 +144,7 @@ TEST_F(ShardedFailureTest, RanksThatReadOtherSnapshotsAllSaySo) {
 // The list of digests and the manifest are equal; one rank's copy of any file is damaged, as on a
 // machine with a disk of its own. Every rank reads every file.
 TEST_F(ShardedFailureTest, DamageToTheCopyThatOneRankReadsIsFound) {
-  const World whole{Strategy::kReplicated, 2};
+  const World whole{Division::kReplicated, 2};
   for (const auto& entry : fs::directory_iterator(snapshot_)) {
     const std::string name = entry.path().filename().string();
     if (!name.starts_with("shard-")) continue;
@@ -174,7 +174,7 @@ TEST_F(ShardedFailureTest, DamageToTheCopyThatOneRankReadsIsFound) {
 // Two runs of one program write the same manifest for other values.
 TEST(ShardedLoad, SnapshotsThatDifferInTheirValuesOnlyAreTwo) {
   const testing::TemporaryFolder run;
-  const World whole{Strategy::kReplicated, 2};
+  const World whole{Division::kReplicated, 2};
   std::vector<std::string> paths;
   std::vector<std::string> files;
   for (const double value : {1.0, 2.0}) {

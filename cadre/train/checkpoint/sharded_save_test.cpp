@@ -22,12 +22,12 @@ namespace cadre {
 namespace {
 
 namespace fs = std::filesystem;
+using snapshot_test::Division;
 using snapshot_test::make_parts;
-using snapshot_test::Strategy;
 using snapshot_test::World;
 using ::testing::HasSubstr;
 
-const World kTwoRanks{Strategy::kFlat, 2};
+const World kTwoRanks{Division::kFlat, 2};
 
 // The error of save_sharded() on both ranks if one of them passes something else.
 std::string save_error(const std::function<void(SnapshotParts&)>& change, int changed_rank) {

@@ -29,8 +29,8 @@ namespace cadre {
 namespace {
 
 using snapshot_test::difference;
+using snapshot_test::Division;
 using snapshot_test::make_parts;
-using snapshot_test::Strategy;
 using snapshot_test::World;
 using snapshot_test::worlds;
 using testing::run_groups;
@@ -86,7 +86,7 @@ TEST(ShardedSnapshot, EveryStrategyAndWorldLoadsWhatEveryOtherSaved) {
 TEST(ShardedSnapshot, OneProcessNeedsNoGroup) {
   const testing::TemporaryFolder run;
   SnapshotFolder folder(run.path());
-  const World alone{Strategy::kReplicated, 1};
+  const World alone{Division::kReplicated, 1};
   const SnapshotParts saved = make_parts(alone, 0, /*is_filled=*/true);
   save_sharded(folder, 5, saved);
   SnapshotParts parts = make_parts(alone, 0, /*is_filled=*/false);
@@ -125,12 +125,12 @@ void expect_shared_work(const World& world) {
 }
 
 TEST(ShardedSnapshot, ReplicasWriteEachElementOnceAndShareTheWork) {
-  expect_shared_work({Strategy::kHybrid, 4});
+  expect_shared_work({Division::kHybrid, 4});
 }
 
 // As under tensor parallelism with shards, where the ranks have parts of other sizes.
 TEST(ShardedSnapshot, ReplicasThatAreCutAtOtherPlacesDoSo) {
-  expect_shared_work({Strategy::kUneven, 4});
+  expect_shared_work({Division::kUneven, 4});
 }
 
 // By the reader's own formula for where things lie: torch.distributed.checkpoint takes the offsets
@@ -138,7 +138,7 @@ TEST(ShardedSnapshot, ReplicasThatAreCutAtOtherPlacesDoSo) {
 // Statistics of a batch norm differ by rank; those of rank 0 are kept, as DDP broadcasts them.
 TEST(ShardedSnapshot, BuffersAreThoseOfRank0) {
   const testing::TemporaryFolder run;
-  const World world{Strategy::kFlat, 3};
+  const World world{Division::kFlat, 3};
   const auto result = run_groups(world.size, [&](const ProcessGroup& group) {
     SnapshotFolder folder(run.path());
     SnapshotParts parts = make_parts(world, group.rank(), true);
@@ -155,7 +155,7 @@ TEST(ShardedSnapshot, BuffersAreThoseOfRank0) {
 
 TEST(ShardedSnapshot, FilesFollowTheConventionOfTorchDistributedCheckpoint) {
   const testing::TemporaryFolder run;
-  const World world{Strategy::kFlat, 3};
+  const World world{Division::kFlat, 3};
   const auto result = run_groups(world.size, [&](const ProcessGroup& group) {
     SnapshotFolder folder(run.path());
     save_sharded(folder, 1, make_parts(world, group.rank(), true), group);
@@ -290,7 +290,7 @@ TEST(ShardedSnapshot, ParametersInNoShardAreSavedWhole) {
 
 TEST(ShardedSnapshot, PythonReadsEveryFile) {
   const testing::TemporaryFolder run;
-  const World world{Strategy::kFlat, 3};
+  const World world{Division::kFlat, 3};
   const auto result = run_groups(world.size, [&](const ProcessGroup& group) {
     SnapshotFolder folder(run.path());
     save_sharded(folder, 1, make_parts(world, group.rank(), true), group);

@@ -32,11 +32,11 @@ namespace {
 
 using sim::Unsynced;
 using snapshot_test::difference;
+using snapshot_test::Division;
 using snapshot_test::make_parts;
-using snapshot_test::Strategy;
 using snapshot_test::World;
 
-const World kAlone{Strategy::kReplicated, 1};
+const World kAlone{Division::kReplicated, 1};
 
 // Parts whose elements all equal the step.
 SnapshotParts parts_of_step(int64_t step) {
@@ -409,7 +409,7 @@ TEST(SnapshotCrash, AFullStateIsNotMadeOfDamagedFiles) {
 // With two ranks the error of one rank is returned on both, and names it.
 TEST(SnapshotCrash, AnErrorOfOneRankIsThatOfAll) {
   sim::SimulatedDisk disk;
-  const World world{Strategy::kFlat, 2};
+  const World world{Division::kFlat, 2};
   const auto save = [&](int64_t step) {
     return testing::run_groups(2, [&, step](const ProcessGroup& group, std::string& output) {
       SnapshotFolder folder(kRun, &disk);

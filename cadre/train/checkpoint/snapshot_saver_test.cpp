@@ -27,11 +27,11 @@ namespace cadre {
 namespace {
 
 namespace fs = std::filesystem;
+using snapshot_test::Division;
 using snapshot_test::make_parts;
-using snapshot_test::Strategy;
 using snapshot_test::World;
 
-const World kFlatOnTwo{Strategy::kFlat, 2};
+const World kFlatOnTwo{Division::kFlat, 2};
 
 // Every number that a step changes: parameters, buffers, and the optimizer's tensors and counters.
 std::vector<torch::Tensor> changing(const SnapshotParts& parts,
@@ -138,7 +138,7 @@ TEST(SnapshotSaver, WorksInOneProcessAndAfterADiskThatWasInTheWay) {
   const std::string path = run.file("run");
   std::ofstream(path) << "a file in the way";
   SnapshotSaver saver{SnapshotFolder(path)};
-  const SnapshotParts parts = make_parts({Strategy::kReplicated, 1}, 0, true);
+  const SnapshotParts parts = make_parts({Division::kReplicated, 1}, 0, true);
   saver.save(1, parts);
   EXPECT_THAT(testing::failure_of([&] { saver.finish(); }),
               ::testing::HasSubstr("make the folder " + path));
@@ -215,7 +215,7 @@ TEST(SnapshotSaver, AnErrorThatNoCallHasThrownIsWrittenToStandardError) {
   ::testing::internal::CaptureStderr();
   {
     SnapshotSaver saver{SnapshotFolder(path)};
-    saver.save(3, make_parts({Strategy::kReplicated, 1}, 0, true));
+    saver.save(3, make_parts({Division::kReplicated, 1}, 0, true));
   }
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
               ::testing::AllOf(::testing::HasSubstr("the snapshot of step 3 is lost"),
@@ -243,7 +243,7 @@ TEST(SnapshotSaver, PartsThatOneRankCannotCopyFailTheSaveOnAllRanks) {
 TEST(SnapshotSaver, ASaveInInferenceModeIsFollowedByOneOutsideOfIt) {
   const testing::TemporaryFolder run;
   SnapshotSaver saver{SnapshotFolder(run.path())};
-  const SnapshotParts parts = make_parts({Strategy::kReplicated, 1}, 0, true);
+  const SnapshotParts parts = make_parts({Division::kReplicated, 1}, 0, true);
   {
     const c10::InferenceMode mode;
     saver.save(1, parts);
