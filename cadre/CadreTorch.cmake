@@ -109,14 +109,20 @@ if(CADRE_WITH_TESTS)
       list(APPEND programs ${name})
     endif()
   endforeach()
+  if(NOT CADRE_SANITIZE)  # half of their time is waiting
+    set(shards_of_checkpoint SHARDS 2)
+    set(shards_of_layers SHARDS 2)
+  endif()
   foreach(name IN LISTS programs)
     cadre_sources(tests test ${folders_of_${name}})
     if(tests)
       cadre_torch_test(cadre_${name}_test ${tests})
-      cadre_test(NAME ${name} COMMAND $<TARGET_FILE:cadre_${name}_test>
+      cadre_test(NAME ${name} ${shards_of_${name}} COMMAND $<TARGET_FILE:cadre_${name}_test>
                  PROPERTIES TIMEOUT 600 LABELS torch)
     endif()
   endforeach()
+  # The longest begin first, so that none of them runs alone at the end.
+  set_tests_properties(train PROPERTIES COST 100)
   # Equality with one process: a share of the cases; `make equality` runs all.
   set_tests_properties(layers parallel pipeline_parallel train PROPERTIES ENVIRONMENT CADRE_CASES_ONE_IN=4)
   if(TARGET cadre_train_test)

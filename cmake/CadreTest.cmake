@@ -1,6 +1,7 @@
 # cadre_test(NAME name [SHARDS n] COMMAND command... PROPERTIES property value...): a test of CTest
 # whose seconds are kept for tools/budgets. With SHARDS the program is one of GoogleTest and runs as n
-# processes at once, for tests that mostly wait.
+# processes at once, for tests that mostly wait. CTest runs two tests at once (CMakePresets.json), but
+# nothing beside a test with RUN_SERIAL, which has limits in seconds.
 function(cadre_test)
   cmake_parse_arguments(PARSE_ARGV 0 test "" "NAME;SHARDS" "COMMAND;PROPERTIES")
   if(NOT test_SHARDS)

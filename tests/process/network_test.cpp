@@ -5,6 +5,8 @@
 
 #include <csignal>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,11 +18,14 @@
 #include "cadre/core/rendezvous/tcp_rendezvous.h"
 #include "cadre/core/store/tcp/tcp_store_server.h"
 #include "cadre/testing/core/namespaces.h"
+#include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre {
 namespace {
 
+using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::ContainsRegex;
 using ::testing::Each;
@@ -226,6 +231,8 @@ TEST_F(NetworkTest, TheWillOfAClientWhoseHostVanishesIsCarriedOut) {
   Namespaces network(2);
   network.link({0, "10.77.0.1/24"}, {1, "10.77.0.2/24"});
   const os::Address address{os::Address::Kind::kTcp, "10.77.0.1", kPort};
+  const testing::TemporaryFolder folder;
+  const std::string is_over = folder.file("is_over");  // no message reaches the client
   const auto result = testing::run_ranks_as_processes(2, [&](RankContext& context) {
     network.enter(context.rank);
     const auto system = os::make_native_system();
@@ -244,13 +251,17 @@ TEST_F(NetworkTest, TheWillOfAClientWhoseHostVanishesIsCarriedOut) {
       testing::require(
           store->get("lost", system->deadline_in(seconds(20))).value_or_throw() == "rank 1",
           "the will was carried out");
+      std::ofstream(is_over) << "yes";
       return;
     }
     const auto will =
         store->leave_will("lost", "rank 1", system->deadline_in(seconds(20))).value_or_throw();
     store->set("ready", "yes", system->deadline_in(seconds(20))).value_or_throw();
-    // Until long after the link is down; the will must not be retracted before.
-    system->make_waiter()->park(system->deadline_in(seconds(12)));
+    // The will must not be retracted before it is carried out.
+    const Deadline end = system->deadline_in(seconds(12));
+    while (!std::filesystem::exists(is_over) && !end.has_passed(system->now())) {
+      testing::nap(*system, milliseconds(10));
+    }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

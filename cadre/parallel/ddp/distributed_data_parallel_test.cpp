@@ -148,6 +148,7 @@ TEST_F(DistributedDataParallelTest, SparseGradientsAreRefused) {
   const Tensor tokens = torch::tensor({1, 2}, torch::kLong);
   EXPECT_THAT(error_of([&] { loss_of(model(tokens)).backward(); }, ErrorCode::kInvalidArgument),
               HasSubstr("\"weight\" is sparse"));
+  peers_.begin_threads();
 }
 
 TEST_F(DistributedDataParallelTest, OutputsMayBeTuplesVectorsAndOptionals) {

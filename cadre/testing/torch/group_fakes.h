@@ -134,6 +134,7 @@ class FakeGroup {
     options.backend = fake_backend(formula, calls_);
     lone->group = make_lone_group(lone->system, formula->world_size(), options);
     communicator_ = std::shared_ptr<Communicator>(lone, lone->group.get());
+    lone_ = lone.get();
     install();
   }
   FakeGroup(const FakeGroup&) = delete;
@@ -152,6 +153,12 @@ class FakeGroup {
     os::System& system = communicator_->system();
     system.make_waiter()->park(system.deadline_in(std::chrono::milliseconds(5)));
     call.pass_on();
+  }
+
+  // Of a group beside a formula, whose callers run all operations: lets its own thread run what an
+  // abandoned pass has left, for which a wrapper's destructor waits.
+  void begin_threads() const {
+    if (lone_ != nullptr) lone_->system.begin_threads();
   }
 
   ProcessGroup group() const { return ProcessGroup(communicator_); }
@@ -229,6 +236,7 @@ class FakeGroup {
 
   std::shared_ptr<FakeCalls> calls_ = std::make_shared<FakeCalls>();
   std::shared_ptr<Communicator> communicator_;
+  Lone* lone_ = nullptr;  // owned with the group
 };
 
 }  // namespace cadre::testing
