@@ -65,22 +65,22 @@ struct Settings {
 
 struct Way {
   std::string name;
-  cadre::PlanStrategy strategy;
+  cadre::DataStrategy strategy;
   cadre::Reshard reshard = cadre::Reshard::kAfterForward;
   bool is_mapped = false;
 };
 
 const std::vector<Way>& ways() {
   static const std::vector<Way> all = {
-      {"single", cadre::PlanStrategy::kSingle},
-      {"ddp", cadre::PlanStrategy::kDdp},
-      {"zero1", cadre::PlanStrategy::kZero1},
-      {"zero2", cadre::PlanStrategy::kZero2},
-      {"fsdp", cadre::PlanStrategy::kFsdp},
-      {"fsdp-keep", cadre::PlanStrategy::kFsdp, cadre::Reshard::kAfterBackward},
-      {"fsdp-reduction", cadre::PlanStrategy::kFsdp, cadre::Reshard::kAfterReduction},
-      {"fsdp-mapped", cadre::PlanStrategy::kFsdp, cadre::Reshard::kAfterForward, true},
-      {"hsdp", cadre::PlanStrategy::kHsdp}};
+      {"single", cadre::DataStrategy::kSingle},
+      {"ddp", cadre::DataStrategy::kDdp},
+      {"zero1", cadre::DataStrategy::kZero1},
+      {"zero2", cadre::DataStrategy::kZero2},
+      {"fsdp", cadre::DataStrategy::kFsdp},
+      {"fsdp-keep", cadre::DataStrategy::kFsdp, cadre::Reshard::kAfterBackward},
+      {"fsdp-reduction", cadre::DataStrategy::kFsdp, cadre::Reshard::kAfterReduction},
+      {"fsdp-mapped", cadre::DataStrategy::kFsdp, cadre::Reshard::kAfterForward, true},
+      {"hsdp", cadre::DataStrategy::kHsdp}};
   return all;
 }
 
@@ -101,7 +101,7 @@ cadre::MemoryPlan plan_of(const Way& way, const Mlp& net, const Settings& settin
                              .num_ranks = num_ranks,
                              .ranks_per_host = num_ranks,
                              .accumulate = settings.accumulate,
-                             .num_replicas = way.strategy == cadre::PlanStrategy::kHsdp ? 2 : 1,
+                             .num_replicas = way.strategy == cadre::DataStrategy::kHsdp ? 2 : 1,
                              .is_mapped = way.is_mapped,
                              .reshard = way.reshard});
 }
@@ -133,19 +133,19 @@ class Trial {
       const std::vector<cadre::MeshAxis> axes = {{"replicate", 2},
                                                  {"shard", std::max(1, world_.world_size() / 2)}};
       auto model =
-          way_.strategy == cadre::PlanStrategy::kHsdp
+          way_.strategy == cadre::DataStrategy::kHsdp
               ? cadre::FullyShardedDataParallel{net_, cadre::DeviceMesh(world_, axes), sharding}
               : cadre::FullyShardedDataParallel{net_, world_, sharding};
       cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, options};
       train(model, optimizer);
       return peak_;
     }
-    const auto placement = way_.strategy == cadre::PlanStrategy::kZero2
+    const auto placement = way_.strategy == cadre::DataStrategy::kZero2
                                ? cadre::GradientPlacement::kSharded
                                : cadre::GradientPlacement::kReplicated;
     cadre::DistributedDataParallel model{net_, world_, {.gradients = placement}};
-    if (way_.strategy == cadre::PlanStrategy::kZero1 ||
-        way_.strategy == cadre::PlanStrategy::kZero2) {
+    if (way_.strategy == cadre::DataStrategy::kZero1 ||
+        way_.strategy == cadre::DataStrategy::kZero2) {
       cadre::ZeroRedundancyOptimizer<cadre::AdamW> optimizer{model, options};
       train(model, optimizer);
     } else {

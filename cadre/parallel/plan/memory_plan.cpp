@@ -101,18 +101,18 @@ class Planner {
   MemoryPlan run() {
     plan_.held.buffers = model_.buffer_bytes;
     switch (options().strategy) {
-      case PlanStrategy::kSingle:
-      case PlanStrategy::kDdp:
+      case DataStrategy::kSingle:
+      case DataStrategy::kDdp:
         plan_replicated();
         break;
-      case PlanStrategy::kZero1:
+      case DataStrategy::kZero1:
         plan_zero1();
         break;
-      case PlanStrategy::kZero2:
+      case DataStrategy::kZero2:
         plan_zero2();
         break;
-      case PlanStrategy::kFsdp:
-      case PlanStrategy::kHsdp:
+      case DataStrategy::kFsdp:
+      case DataStrategy::kHsdp:
         plan_units();
         break;
     }
@@ -129,10 +129,10 @@ class Planner {
   // gradients.
   void add_agreements() {
     constexpr int64_t kWordBytes = sizeof(int64_t);
-    if (options().strategy == PlanStrategy::kSingle || trained_.empty()) return;
+    if (options().strategy == DataStrategy::kSingle || trained_.empty()) return;
     plan_.traffic.all_reduce += all_reduced(kSampleMessageBytes, num_ranks());
     // The bounds of two digests and a refusal, see ZeroCore::begin_step().
-    if (options().strategy == PlanStrategy::kZero1 || options().strategy == PlanStrategy::kZero2) {
+    if (options().strategy == DataStrategy::kZero1 || options().strategy == DataStrategy::kZero2) {
       plan_.traffic.all_reduce += all_reduced(5 * kWordBytes, num_ranks());
     }
     // The start of an update, see ShardFence.
@@ -347,7 +347,7 @@ class Planner {
     }
   }
 
-  bool has_replicate_axis() const { return options().strategy == PlanStrategy::kHsdp; }
+  bool has_replicate_axis() const { return options().strategy == DataStrategy::kHsdp; }
 
   void finish_sharded_gradients(int num_shards) {
     constexpr int64_t kTrailerBytes = reduction::kTrailerNumel * sizeof(float);

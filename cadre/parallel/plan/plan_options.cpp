@@ -29,7 +29,7 @@ void check_sharding(const PlanOptions& options) {
       format("parameter_dtype and reduce_dtype are for fsdp and hsdp, the strategy is {}; give "
              "the parameters themselves the dtype",
              strategy));
-  require_option(options.strategy == PlanStrategy::kHsdp || options.num_replicas == 1,
+  require_option(options.strategy == DataStrategy::kHsdp || options.num_replicas == 1,
                  format("num_replicas is {}, which is for hsdp, the strategy is {}; leave it 1",
                         options.num_replicas, strategy));
   require_option(options.num_replicas >= 1 && options.num_ranks % options.num_replicas == 0,
@@ -52,28 +52,6 @@ void check_sharding(const PlanOptions& options) {
 
 }  // namespace
 
-std::string_view to_string(PlanStrategy strategy) {
-  switch (strategy) {
-    case PlanStrategy::kSingle:
-      return "single";
-    case PlanStrategy::kDdp:
-      return "ddp";
-    case PlanStrategy::kZero1:
-      return "zero1";
-    case PlanStrategy::kZero2:
-      return "zero2";
-    case PlanStrategy::kFsdp:
-      return "fsdp";
-    case PlanStrategy::kHsdp:
-      break;
-  }
-  return "hsdp";
-}
-
-bool has_units(PlanStrategy strategy) {
-  return strategy == PlanStrategy::kFsdp || strategy == PlanStrategy::kHsdp;
-}
-
 void check_plan_options(const PlanOptions& options) {
   require_option(options.num_ranks >= 1 && options.ranks_per_host >= 1,
                  format("{} ranks, {} on each host; both must be at least 1", options.num_ranks,
@@ -81,7 +59,7 @@ void check_plan_options(const PlanOptions& options) {
   require_option(options.rank >= 0 && options.rank < options.num_ranks,
                  format("rank {} of {}", options.rank, options.num_ranks));
   require_option(
-      options.strategy != PlanStrategy::kSingle || options.num_ranks == 1,
+      options.strategy != DataStrategy::kSingle || options.num_ranks == 1,
       format("the strategy single is for one rank, and there are {}", options.num_ranks));
   require_option(options.accumulate >= 1,
                  format("accumulate is {}; it must be at least 1", options.accumulate));

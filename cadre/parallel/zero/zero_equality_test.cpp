@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/parallel/shard/data_strategy.h"
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/tensor/optim/optimizers.h"
 #include "cadre/testing/core/seeds.h"
@@ -36,7 +37,6 @@ using testing::Training;
 using testing::worse_of;
 using torch::Tensor;
 
-enum class Strategy { kPlain, kZero1, kZero2 };
 // What the ranks do wrong in stage 1.
 enum class Fault { kNone, kNoGather, kWrongRange };
 
@@ -85,15 +85,15 @@ Training train_steps(const Case& test_case, Model& model, const std::vector<Tens
 }
 
 template <typename O, typename Options>
-Training train_with(Strategy strategy, const Case& test_case, const std::shared_ptr<Model>& model,
-                    const std::vector<Tensor>& batches, const ProcessGroup& group,
-                    const Options& options, Fault fault) {
-  if (strategy == Strategy::kPlain) {
+Training train_with(DataStrategy strategy, const Case& test_case,
+                    const std::shared_ptr<Model>& model, const std::vector<Tensor>& batches,
+                    const ProcessGroup& group, const Options& options, Fault fault) {
+  if (strategy == DataStrategy::kDdp) {
     wrap::broadcast_tensors(distinct_parameters(*model), 0, group);
     O optimizer(model->parameters(), options);
     return train_steps(test_case, *model, batches, group, optimizer, nullptr);
   }
-  if (strategy == Strategy::kZero1) {
+  if (strategy == DataStrategy::kZero1) {
     const FakeGroup fake(group);
     ZeroRedundancyOptimizer<O> optimizer(model->named_parameters(), fake.group(), options,
                                          kSmallBuckets);
@@ -106,7 +106,7 @@ Training train_with(Strategy strategy, const Case& test_case, const std::shared_
 }
 
 struct Kind {
-  Strategy strategy;
+  DataStrategy strategy;
   bool is_fused = true;
   Fault fault = Fault::kNone;
 };
@@ -148,8 +148,8 @@ TEST_P(ZeroEquality, EqualsOneProcessAndThePlainOptimizerOnEveryNumberOfRanks) {
   const Training alone = testing::train_alone(GetParam(), batches, 1);
   for (const int world_size : {1, 2, 3, 4, 8}) {
     const std::string where = std::to_string(world_size) + " ranks";
-    const auto plain = train_on_ranks({Strategy::kPlain}, GetParam(), batches, world_size);
-    for (const Strategy strategy : {Strategy::kZero1, Strategy::kZero2}) {
+    const auto plain = train_on_ranks({DataStrategy::kDdp}, GetParam(), batches, world_size);
+    for (const DataStrategy strategy : {DataStrategy::kZero1, DataStrategy::kZero2}) {
       const auto trained = train_on_ranks({strategy}, GetParam(), batches, world_size);
       EXPECT_LE(worst_of(GetParam(), trained, alone).parameters, 1) << where;
       for (const Training& rank : trained) {
@@ -157,7 +157,7 @@ TEST_P(ZeroEquality, EqualsOneProcessAndThePlainOptimizerOnEveryNumberOfRanks) {
       }
     }
     const auto of_libtorch =
-        train_on_ranks({Strategy::kZero1, /*is_fused=*/false}, GetParam(), batches, world_size);
+        train_on_ranks({DataStrategy::kZero1, /*is_fused=*/false}, GetParam(), batches, world_size);
     EXPECT_LE(worst_of(GetParam(), of_libtorch, alone).parameters, 1) << where;
     for (const Training& rank : of_libtorch) {
       EXPECT_EQ(bits_of(rank.parameters), bits_of(of_libtorch[0].parameters)) << where;
@@ -177,7 +177,7 @@ TEST_P(ZeroEqualityNotices, TheFault) {
     const auto batches = testing::make_batches(test_case, 1);
     const Training alone = testing::train_alone(test_case, batches, 1);
     const auto trained =
-        train_on_ranks({Strategy::kZero1, true, GetParam()}, test_case, batches, 2);
+        train_on_ranks({DataStrategy::kZero1, true, GetParam()}, test_case, batches, 2);
     EXPECT_GT(worst_of(test_case, trained, alone).parameters, dtype == torch::kDouble ? 1e3 : 100);
   }
 }

@@ -155,7 +155,7 @@ FullyShardedDataParallelOptions sharding_of(const PlanOptions& options) {
 void try_units(const std::shared_ptr<Stack>& net, const ProcessGroup& world, const Trial& trial) {
   const PlanOptions& options = trial.options;
   const torch::optim::AdamWOptions adamw(1e-3);
-  if (options.strategy == PlanStrategy::kHsdp) {
+  if (options.strategy == DataStrategy::kHsdp) {
     const DeviceMesh mesh(world, {{"replicate", options.num_replicas},
                                   {"shard", options.num_ranks / options.num_replicas}});
     FullyShardedDataParallel model{net, mesh, sharding_of(options)};
@@ -179,11 +179,11 @@ void try_units(const std::shared_ptr<Stack>& net, const ProcessGroup& world, con
 void try_whole(const std::shared_ptr<Stack>& net, const ProcessGroup& world, const Trial& trial) {
   const PlanOptions& options = trial.options;
   const torch::optim::AdamWOptions adamw(1e-3);
-  const auto placement = options.strategy == PlanStrategy::kZero2 ? GradientPlacement::kSharded
+  const auto placement = options.strategy == DataStrategy::kZero2 ? GradientPlacement::kSharded
                                                                   : GradientPlacement::kReplicated;
   DistributedDataParallel model{
       net, world, {.bucket_caps = options.bucket_caps, .gradients = placement}};
-  if (options.strategy == PlanStrategy::kDdp) {
+  if (options.strategy == DataStrategy::kDdp) {
     AdamW optimizer{net->parameters(), adamw};
     expect_plan(model, optimizer, trial, {world});
     return;
@@ -224,15 +224,15 @@ TEST_P(PlanOfWrapper, IsWhatEachRankAllocatesAndMoves) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-constexpr auto kPlanFsdp = PlanStrategy::kFsdp;
+constexpr auto kPlanFsdp = DataStrategy::kFsdp;
 INSTANTIATE_TEST_SUITE_P(
     Cases, PlanOfWrapper,
     ::testing::Values(
-        PlanCase{"ddp", 2, {.strategy = PlanStrategy::kDdp}},
-        PlanCase{"ddp_accumulating", 3, {.strategy = PlanStrategy::kDdp, .accumulate = 2}},
-        PlanCase{"zero1", 3, {.strategy = PlanStrategy::kZero1}},
-        PlanCase{"zero2", 3, {.strategy = PlanStrategy::kZero2}},
-        PlanCase{"zero2_accumulating", 2, {.strategy = PlanStrategy::kZero2, .accumulate = 3}},
+        PlanCase{"ddp", 2, {.strategy = DataStrategy::kDdp}},
+        PlanCase{"ddp_accumulating", 3, {.strategy = DataStrategy::kDdp, .accumulate = 2}},
+        PlanCase{"zero1", 3, {.strategy = DataStrategy::kZero1}},
+        PlanCase{"zero2", 3, {.strategy = DataStrategy::kZero2}},
+        PlanCase{"zero2_accumulating", 2, {.strategy = DataStrategy::kZero2, .accumulate = 3}},
         PlanCase{"fsdp", 3, {.strategy = kPlanFsdp}},
         PlanCase{"fsdp_alone", 1, {.strategy = kPlanFsdp}},
         PlanCase{"fsdp_without_prefetch", 2, {.strategy = kPlanFsdp, .num_prefetched = 0}},
@@ -252,7 +252,7 @@ INSTANTIATE_TEST_SUITE_P(
                   .parameter_dtype = DType::kBfloat16,
                   .reduce_dtype = DType::kFloat32}},
         PlanCase{"fsdp_mapped", 3, {.strategy = kPlanFsdp, .is_mapped = true}},
-        PlanCase{"hsdp", 4, {.strategy = PlanStrategy::kHsdp, .num_replicas = 2}}),
+        PlanCase{"hsdp", 4, {.strategy = DataStrategy::kHsdp, .num_replicas = 2}}),
     [](const auto& test) { return std::string(test.param.name); });
 
 TEST(PlanOptions, HaveTheDefaultsOfTheClasses) {
