@@ -89,8 +89,7 @@ int main() try {
                                       {.broadcast_losses = true});
     const double norm = cadre::clip_grad_norm_(pipeline, 1.0);  // norm of the whole model
     optimizer.step();
-    const auto loss = result.loss / data.size;
-    if (data.group) data.group->all_reduce(loss);
+    const auto loss = data.mean(result.loss);
     if (step % 10 == 0 && world.rank() == 0) {
       std::printf("step %d: loss %.3f, norm %.3f\n", step, loss.item<double>(), norm);
     }

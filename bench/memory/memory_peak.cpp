@@ -66,22 +66,22 @@ struct Settings {
 
 struct Way {
   std::string name;
-  cadre::PlanStrategy strategy;
+  cadre::DataStrategy strategy;
   cadre::Reshard reshard = cadre::Reshard::kAfterForward;
   bool is_mapped = false;
 };
 
 const std::vector<Way>& ways() {
   static const std::vector<Way> all = {
-      {"single", cadre::PlanStrategy::kSingle},
-      {"ddp", cadre::PlanStrategy::kDdp},
-      {"zero1", cadre::PlanStrategy::kZero1},
-      {"zero2", cadre::PlanStrategy::kZero2},
-      {"fsdp", cadre::PlanStrategy::kFsdp},
-      {"fsdp-keep", cadre::PlanStrategy::kFsdp, cadre::Reshard::kAfterBackward},
-      {"fsdp-reduction", cadre::PlanStrategy::kFsdp, cadre::Reshard::kAfterReduction},
-      {"fsdp-mapped", cadre::PlanStrategy::kFsdp, cadre::Reshard::kAfterForward, true},
-      {"hsdp", cadre::PlanStrategy::kHsdp}};
+      {"single", cadre::DataStrategy::kSingle},
+      {"ddp", cadre::DataStrategy::kDdp},
+      {"zero1", cadre::DataStrategy::kZero1},
+      {"zero2", cadre::DataStrategy::kZero2},
+      {"fsdp", cadre::DataStrategy::kFsdp},
+      {"fsdp-keep", cadre::DataStrategy::kFsdp, cadre::Reshard::kAfterBackward},
+      {"fsdp-reduction", cadre::DataStrategy::kFsdp, cadre::Reshard::kAfterReduction},
+      {"fsdp-mapped", cadre::DataStrategy::kFsdp, cadre::Reshard::kAfterForward, true},
+      {"hsdp", cadre::DataStrategy::kHsdp}};
   return all;
 }
 
@@ -90,7 +90,7 @@ cadre::PlanOptions options_of(const Way& way, const Settings& settings, int num_
           .num_ranks = num_ranks,
           .ranks_per_host = num_ranks,
           .accumulate = settings.accumulate,
-          .num_replicas = way.strategy == cadre::PlanStrategy::kHsdp ? 2 : 1,
+          .num_replicas = way.strategy == cadre::DataStrategy::kHsdp ? 2 : 1,
           .is_mapped = way.is_mapped,
           .reshard = way.reshard};
 }

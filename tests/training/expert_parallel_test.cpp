@@ -60,10 +60,9 @@ void train_alone(ExpertNet& net) {
   }
 }
 
-// DistributedDataParallel averages over "dp", so the loss has the factor of its size.
 void train_under_ddp(const std::shared_ptr<ExpertNet>& net, const ExpertParallel& experts,
                      const DeviceMesh& mesh) {
-  DistributedDataParallel ddp{net, mesh.group("dp"), {.weighting = GradientWeighting::kEqual}};
+  DistributedDataParallel ddp{net, mesh.group("dp"), {.weighting = GradientWeighting::kSum}};
   torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   const int64_t rank = mesh.coordinate("dp") * 2 + mesh.coordinate("ep");
   for (int step = 0; step < kTrainedSteps; ++step) {
@@ -72,7 +71,7 @@ void train_under_ddp(const std::shared_ptr<ExpertNet>& net, const ExpertParallel
     const auto output = ddp(x);
     const Tensor loss = experts.mean_over_tokens(output.values.square().sum(), x.size(0)) +
                         output.losses.weighted(kLossWeights);
-    (loss * mesh.size("dp")).backward();
+    loss.backward();
     experts.sum_gradients({.reduced_axes = {"dp"}});
     optimizer.step();
   }
@@ -172,7 +171,7 @@ TEST(ExpertParallelUnderDdp, WeightingBySamplesIsRefusedOnAllRanks) {
   });
   ASSERT_TRUE(result.ok()) << result.failures();
   for (const auto& rank : result.ranks) {
-    EXPECT_NE(rank.output.find("Set weighting = GradientWeighting::kEqual on all ranks"),
+    EXPECT_NE(rank.output.find("Set weighting = GradientWeighting::kSum on all ranks"),
               std::string::npos)
         << rank.output;
   }

@@ -87,7 +87,8 @@ std::vector<Expected> expected_gradients(size_t first, GradientWeighting weighti
   for (int rank = 0; rank < kDtypeWorld; ++rank) {
     Mixed module;
     module.forward(rows_of(rank), first, left_out_on(rank, first)).backward();
-    const double weight = weighting == GradientWeighting::kEqual
+    const double weight = weighting == GradientWeighting::kSum ? 1
+                          : weighting == GradientWeighting::kEqual
                               ? 1.0 / kDtypeWorld
                               : static_cast<double>(rows_of(rank).size(0)) / num_rows;
     for (size_t i = 0; i < result.size(); ++i) {
@@ -153,9 +154,12 @@ TEST_P(DdpDTypes, OfOneModelAreReducedRightlyInBucketsOfTheirOwn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Weightings, DdpDTypes,
-                         ::testing::Values(GradientWeighting::kEqual, GradientWeighting::kSamples),
+                         ::testing::Values(GradientWeighting::kEqual, GradientWeighting::kSamples,
+                                           GradientWeighting::kSum),
                          [](const auto& test) {
-                           return test.param == GradientWeighting::kEqual ? "equal" : "samples";
+                           return test.param == GradientWeighting::kSum     ? "sum"
+                                  : test.param == GradientWeighting::kEqual ? "equal"
+                                                                            : "samples";
                          });
 
 }  // namespace

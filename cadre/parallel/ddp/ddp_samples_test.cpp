@@ -60,6 +60,7 @@ TEST(DdpSamples, TheCountMayBeSaidOrTheRanksBeEqual) {
     expect(gradient_of(world, {}, false), 3 / 4.0, "rows");
     expect(gradient_of(world, {}, true), 2 / 3.0, "said");
     expect(gradient_of(world, {.weighting = GradientWeighting::kEqual}, false), 0.5, "equal");
+    expect(gradient_of(world, {.weighting = GradientWeighting::kSum}, false), 1, "sum");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

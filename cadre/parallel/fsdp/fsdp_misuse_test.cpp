@@ -330,7 +330,7 @@ TEST(FsdpMisuse, RanksHaveOtherOptions) {
             "options of the root: precision.reduce is unset on rank 0 and Double on rank 1"},
            {{.num_prefetched = 0}, "options.num_prefetched is 1 on rank 0 and 0 on rank 1"},
            {{.reshard = Reshard::kAfterReduction},
-            "options of \"unit0\": reshard is kAfterForward on rank 0 and kAfterReduction on rank "
+            "options of \"unit0\": reshard is after_forward on rank 0 and after_reduction on rank "
             "1"},
            {{.form = ShardForm::kMapped},
             "options.form is kGathered on rank 0 and kMapped on rank 1"},

@@ -194,7 +194,7 @@ TEST(FsdpReshardErrors, SayWhatMustDivideWhat) {
     options.reshard = Reshard::kOntoGroup;
     options.reshard_group_size = group.rank() == 2 ? 2 : 4;
     EXPECT_THAT(failure(options),
-                HasSubstr("reshard is kAfterForward on rank 0 and kOntoGroup on rank 2"));
+                HasSubstr("reshard is after_forward on rank 0 and onto_group on rank 2"));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -9,9 +9,11 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "cadre/parallel/shard/flat_layout.h"
+#include "cadre/core/base/export.h"
+#include "cadre/parallel/shard/data_strategy.h"
 #include "cadre/tensor/hooks/sample_weight.h"
 
 namespace torch::nn {
@@ -36,6 +38,10 @@ enum class Reshard : uint8_t {
   // and so on; k divides the number of ranks that own shards.
   kOntoGroup,
 };
+// "after_forward", "after_backward", "after_reduction", "onto_group".
+CADRE_EXPORT std::string_view to_string(Reshard reshard);
+// The reverse; nullopt for another text.
+CADRE_EXPORT std::optional<Reshard> parse_reshard(std::string_view text);
 
 // This rank's shards, their gradients and, with Cadre's optimizers, the optimizer's state lie in a
 // file on disk, of which the kernel keeps as much in memory as there is room for. So a model may be

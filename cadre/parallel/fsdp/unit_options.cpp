@@ -50,20 +50,6 @@ std::string dtype_text(std::optional<c10::ScalarType> dtype) {
   return dtype ? c10::toString(*dtype) : "unset";
 }
 
-std::string reshard_text(Reshard reshard) {
-  switch (reshard) {
-    case Reshard::kAfterForward:
-      return "kAfterForward";
-    case Reshard::kAfterBackward:
-      return "kAfterBackward";
-    case Reshard::kAfterReduction:
-      return "kAfterReduction";
-    case Reshard::kOntoGroup:
-      break;
-  }
-  return "kOntoGroup";
-}
-
 void add_precision(std::vector<AgreedField>& fields, const std::string& of,
                    const ShardPrecision& precision) {
   fields.push_back({of + "precision.parameters", dtype_text(precision.parameters)});
@@ -89,8 +75,7 @@ std::vector<AgreedField> fields_of(const UnitAssignment& assignment,
       {"the list of units", unit_names(assignment.units)},
       {"options.form", options.form == ShardForm::kMapped ? "kMapped" : "kGathered"},
       {"options.num_prefetched", format("{}", options.num_prefetched)},
-      {"options.weighting",
-       options.weighting == GradientWeighting::kSamples ? "kSamples" : "kEqual"},
+      {"options.weighting", std::string(to_string(options.weighting))},
       {"options.broadcast_buffers", format("{}", options.broadcast_buffers)},
       {"options.offload", options.offload ? "set" : "unset"}};
   std::string ignored;
@@ -100,7 +85,7 @@ std::vector<AgreedField> fields_of(const UnitAssignment& assignment,
     const ReshardChoice choice = reshard_of(unit, options, shard);
     const std::string of =
         unit.unit == nullptr ? "options of the root: " : format("options of \"{}\": ", unit.name);
-    fields.push_back({of + "reshard", reshard_text(choice.reshard)});
+    fields.push_back({of + "reshard", std::string(to_string(choice.reshard))});
     fields.push_back({of + "reshard_group_size", format("{}", choice.group_size)});
     add_precision(fields, of, precision_of(unit, options));
   }

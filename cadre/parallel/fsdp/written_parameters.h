@@ -11,7 +11,7 @@
 #include <string>
 
 #include "cadre/core/base/error.h"
-#include "cadre/parallel/shard/flat_layout.h"
+#include "cadre/parallel/shard/data_strategy.h"
 
 namespace cadre::reduction {
 class DataParallelCore;

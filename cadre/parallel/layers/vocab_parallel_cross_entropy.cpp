@@ -13,6 +13,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/parallel/layers/joint_loss.h"
 #include "cadre/parallel/layers/recorded_backward.h"
 #include "cadre/tensor/group/backward/differentiable.h"
 #include "cadre/tensor/mesh/layout.h"
@@ -148,11 +149,28 @@ void check_arguments(const at::Tensor& logits, const at::Tensor& targets, const 
                 options.ignore_index));
 }
 
+at::Tensor mean_over_token_group(const at::Tensor& logits, const at::Tensor& targets,
+                                 const ProcessGroup& group,
+                                 const VocabParallelCrossEntropyOptions& options) {
+  if (options.reduction != LossReduction::kMean) {
+    throw Error(ErrorCode::kInvalidArgument,
+                "vocab_parallel_cross_entropy: the reduction is kSum, but the options have a token "
+                "group, over which the loss is a mean; leave one of them out");
+  }
+  VocabParallelCrossEntropyOptions own = options;
+  own.token_group.reset();
+  own.reduction = LossReduction::kSum;
+  const at::Tensor sum = vocab_parallel_cross_entropy(logits, targets, group, own);
+  const auto count = targets.ne(options.ignore_index).sum().item<int64_t>();
+  return mean_over_tokens(sum, count, *options.token_group, "vocab_parallel_cross_entropy");
+}
+
 }  // namespace
 
 at::Tensor vocab_parallel_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                         const ProcessGroup& group,
                                         const VocabParallelCrossEntropyOptions& options) {
+  if (options.token_group) return mean_over_token_group(logits, targets, group, options);
   const Chunk chunk = chunk_of(options.vocabulary, group.world_size(), group.rank());
   check_arguments(logits, targets, group, chunk, options);
   const bool is_narrow = logits.scalar_type() == at::kBFloat16 || logits.scalar_type() == at::kHalf;

@@ -2,9 +2,10 @@
 // rank having the logits of all classes.
 //
 // Threads: as ProcessGroup. Blocking: two all_reduces of one and two numbers a token in forward,
-// none in backward. Lifetime: the graph keeps the group and the logits.
+// none in backward; with a token group two more of two numbers and of one. Lifetime: the graph
+// keeps the groups and the logits.
 // Errors: kInvalidArgument, on all ranks alike, for a target that is no class; on the rank that has
-// other logits than its part of the vocabulary.
+// other logits than its part of the vocabulary; for kSum with a token group.
 // Cost: backward computes the exponentials again, so nothing of the size of the logits is kept but
 // the logits. A backward with create_graph is right.
 // Source: Megatron-LM, https://arxiv.org/abs/1909.08053, section 3.
@@ -13,6 +14,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "cadre/core/base/export.h"
 #include "cadre/tensor/group/process_group.h"
@@ -31,6 +33,11 @@ struct VocabParallelCrossEntropyOptions {
   // Tokens with this target do not count.
   int64_t ignore_index = -100;
   LossReduction reduction = LossReduction::kMean;
+  // Ranks with different tokens, such as those of a context-parallel or expert-parallel model:
+  // kMean is over the tokens of all of them, the same on all, and its backward computes the terms
+  // of this rank's tokens, whose gradients are to be summed over the group. nullopt: this rank's
+  // tokens.
+  std::optional<ProcessGroup> token_group = {};
 };
 
 // logits: (..., V_part), floating-point, this rank's classes; targets: (...), int64, the same on

@@ -47,7 +47,7 @@ void check_sharding(const PlanOptions& options) {
           format("parameter_dtype and reduce_dtype are for fsdp and hsdp, the strategy is {}; give "
                  "the parameters themselves the dtype",
                  strategy));
-  require(options.strategy == PlanStrategy::kHsdp || options.num_replicas == 1,
+  require(options.strategy == DataStrategy::kHsdp || options.num_replicas == 1,
           format("num_replicas is {}, which is for hsdp, the strategy is {}; leave it 1",
                  options.num_replicas, strategy));
   require(options.num_replicas >= 1 && options.num_ranks % options.num_replicas == 0,
@@ -68,7 +68,7 @@ void check_options(const PlanOptions& options) {
                  options.ranks_per_host));
   require(options.rank >= 0 && options.rank < options.num_ranks,
           format("rank {} of {}", options.rank, options.num_ranks));
-  require(options.strategy != PlanStrategy::kSingle || options.num_ranks == 1,
+  require(options.strategy != DataStrategy::kSingle || options.num_ranks == 1,
           format("the strategy single is for one rank, and there are {}", options.num_ranks));
   require(options.accumulate >= 1,
           format("accumulate is {}; it must be at least 1", options.accumulate));
@@ -134,18 +134,18 @@ class Planner {
   MemoryPlan run() {
     plan_.held.buffers = model_.buffer_bytes;
     switch (options().strategy) {
-      case PlanStrategy::kSingle:
-      case PlanStrategy::kDdp:
+      case DataStrategy::kSingle:
+      case DataStrategy::kDdp:
         plan_replicated();
         break;
-      case PlanStrategy::kZero1:
+      case DataStrategy::kZero1:
         plan_zero1();
         break;
-      case PlanStrategy::kZero2:
+      case DataStrategy::kZero2:
         plan_zero2();
         break;
-      case PlanStrategy::kFsdp:
-      case PlanStrategy::kHsdp:
+      case DataStrategy::kFsdp:
+      case DataStrategy::kHsdp:
         plan_units();
         break;
     }
@@ -162,15 +162,15 @@ class Planner {
   const PlanOptions& options() const { return plan_.options; }
   int num_ranks() const { return options().num_ranks; }
   int num_shards() const { return num_ranks() / options().num_replicas; }
-  bool has_replicate_axis() const { return options().strategy == PlanStrategy::kHsdp; }
+  bool has_replicate_axis() const { return options().strategy == DataStrategy::kHsdp; }
 
   // The messages in which ranks compare numbers in each step, in addition to the trailer of the
   // gradients.
   void add_agreements() {
-    if (options().strategy == PlanStrategy::kSingle || trained_.empty()) return;
+    if (options().strategy == DataStrategy::kSingle || trained_.empty()) return;
     OperationTraffic& all_reduce = plan_.traffic.all_reduce;
     all_reduce += all_reduced(kSampleMessageBytes, num_ranks());
-    if (options().strategy == PlanStrategy::kZero1 || options().strategy == PlanStrategy::kZero2) {
+    if (options().strategy == DataStrategy::kZero1 || options().strategy == DataStrategy::kZero2) {
       all_reduce += all_reduced(shard::kStepMessageBytes, num_ranks());
     }
     // The start of an update, see ShardFence.
@@ -425,28 +425,6 @@ class Planner {
 };
 
 }  // namespace
-
-std::string_view to_string(PlanStrategy strategy) {
-  switch (strategy) {
-    case PlanStrategy::kSingle:
-      return "single";
-    case PlanStrategy::kDdp:
-      return "ddp";
-    case PlanStrategy::kZero1:
-      return "zero1";
-    case PlanStrategy::kZero2:
-      return "zero2";
-    case PlanStrategy::kFsdp:
-      return "fsdp";
-    case PlanStrategy::kHsdp:
-      break;
-  }
-  return "hsdp";
-}
-
-bool has_units(PlanStrategy strategy) {
-  return strategy == PlanStrategy::kFsdp || strategy == PlanStrategy::kHsdp;
-}
 
 MemoryPlan plan_memory(const ModelSizes& model, const PlanOptions& options) {
   check_options(options);

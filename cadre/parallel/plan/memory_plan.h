@@ -38,17 +38,13 @@
 #include "cadre/parallel/buckets/bucket_layout.h"
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/plan/model_sizes.h"
+#include "cadre/parallel/shard/data_strategy.h"
 
 namespace cadre {
 
-enum class PlanStrategy : uint8_t { kSingle, kDdp, kZero1, kZero2, kFsdp, kHsdp };
-CADRE_EXPORT std::string_view to_string(PlanStrategy strategy);
-// Whether the strategy is fsdp or hsdp.
-CADRE_EXPORT bool has_units(PlanStrategy strategy);
-
 // The settings of a training on which memory and traffic depend.
 struct PlanOptions {
-  PlanStrategy strategy = PlanStrategy::kDdp;
+  DataStrategy strategy = DataStrategy::kDdp;
   int num_ranks = 1;
   int ranks_per_host = 1;  // the last host may have fewer
   int rank = 0;            // the rank whose memory is planned

@@ -36,12 +36,12 @@ constexpr int64_t kLayer = 4 * (64 * 64 + 64);  // 16,640 bytes
 constexpr int64_t kHead = 4 * 64;
 constexpr int64_t kAll = 2 * kLayer + kHead;
 
-PlanOptions on_ranks(PlanStrategy strategy, int num_ranks) {
+PlanOptions on_ranks(DataStrategy strategy, int num_ranks) {
   return {.strategy = strategy, .num_ranks = num_ranks, .ranks_per_host = num_ranks};
 }
 
 TEST(MemoryPlan, OfOneRankIsFourTimesTheParameters) {
-  const MemoryPlan plan = plan_memory(small_model(), on_ranks(PlanStrategy::kSingle, 1));
+  const MemoryPlan plan = plan_memory(small_model(), on_ranks(DataStrategy::kSingle, 1));
   EXPECT_EQ(plan.held.parameters, kAll);
   EXPECT_EQ(plan.held.gradients, kAll);
   EXPECT_EQ(plan.held.optimizer_state, 2 * kAll);
@@ -52,7 +52,7 @@ TEST(MemoryPlan, OfOneRankIsFourTimesTheParameters) {
 // The first bucket is closed at 1 MiB, so one holds all gradients and the trailer: 33,884 bytes in
 // 9 pages behind one of signals.
 TEST(MemoryPlan, OfDdpHasBucketsAndTwiceTheGradientsMoved) {
-  const MemoryPlan plan = plan_memory(small_model(), on_ranks(PlanStrategy::kDdp, 2));
+  const MemoryPlan plan = plan_memory(small_model(), on_ranks(DataStrategy::kDdp, 2));
   EXPECT_EQ(plan.held.parameters, kAll);
   EXPECT_EQ(plan.held.gradients, 10 * kPage);
   EXPECT_EQ(plan.held.optimizer_state, 2 * kAll);
@@ -61,12 +61,12 @@ TEST(MemoryPlan, OfDdpHasBucketsAndTwiceTheGradientsMoved) {
   EXPECT_EQ(plan.traffic.all_reduce.num_calls, 2);
   EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kAll + kTrailer + kSamples);
   EXPECT_EQ(plan.traffic.received_bytes(), kAll + kTrailer + kSamples);  // 2 (N - 1) / N
-  EXPECT_EQ(plan_memory(small_model(), on_ranks(PlanStrategy::kDdp, 4)).traffic.received_bytes(),
+  EXPECT_EQ(plan_memory(small_model(), on_ranks(DataStrategy::kDdp, 4)).traffic.received_bytes(),
             6 * ((kAll + kTrailer + kSamples) / 4));
 }
 
 TEST(MemoryPlan, OfStage1DividesTheStateAndGathers) {
-  PlanOptions options = on_ranks(PlanStrategy::kZero1, 4);
+  PlanOptions options = on_ranks(DataStrategy::kZero1, 4);
   options.zero_bucket_cap_bytes = 20'000;  // a layer each, and the head with the second
   const MemoryPlan plan = plan_memory(small_model(), options);
   // 4,160 elements are 1,040 for each rank, which is padded to 1,056, and with the head 4,224 are
@@ -81,7 +81,7 @@ TEST(MemoryPlan, OfStage1DividesTheStateAndGathers) {
 }
 
 TEST(MemoryPlan, OfStage2KeepsShardsOfGradientsAndTwoBuffers) {
-  PlanOptions options = on_ranks(PlanStrategy::kZero2, 2);
+  PlanOptions options = on_ranks(DataStrategy::kZero2, 2);
   options.bucket_caps = {.first_bytes = 1, .bytes = 16'000};
   const MemoryPlan plan = plan_memory(small_model(), options);
   // From the end: the head; b.bias and b.weight; a.bias and a.weight. Shards of 32, 2,080 and
@@ -98,7 +98,7 @@ TEST(MemoryPlan, OfStage2KeepsShardsOfGradientsAndTwoBuffers) {
 }
 
 TEST(MemoryPlan, OfShardedUnitsHoldsTheRootAndTwoUnits) {
-  const MemoryPlan plan = plan_memory(small_model(), on_ranks(PlanStrategy::kFsdp, 3));
+  const MemoryPlan plan = plan_memory(small_model(), on_ranks(DataStrategy::kFsdp, 3));
   // 4,160 elements on 3 ranks are 1,387, which is padded to 1,408; 64 are 22, padded to 32.
   constexpr int64_t kUnit = 3 * 1408 * 4;
   constexpr int64_t kRoot = 3 * 32 * 4;
@@ -116,13 +116,13 @@ TEST(MemoryPlan, OfShardedUnitsHoldsTheRootAndTwoUnits) {
   EXPECT_EQ(plan.parts[1].name, "unit a");
   EXPECT_EQ(plan.parts[1].shard_bytes, 1408 * 4);
   // The last rank holds what is left: 4,160 - 2 * 1,408, and of the root nothing.
-  PlanOptions last = on_ranks(PlanStrategy::kFsdp, 3);
+  PlanOptions last = on_ranks(DataStrategy::kFsdp, 3);
   last.rank = 2;
   EXPECT_EQ(plan_memory(small_model(), last).held.optimizer_state, 2 * 4 * (2 * 1344));
 }
 
 TEST(MemoryPlan, OfUnitsThatStayHoldsAllOfThem) {
-  PlanOptions options = on_ranks(PlanStrategy::kFsdp, 2);
+  PlanOptions options = on_ranks(DataStrategy::kFsdp, 2);
   options.reshard = Reshard::kAfterBackward;
   options.accumulate = 3;
   const MemoryPlan kept = plan_memory(small_model(), options);
@@ -138,7 +138,7 @@ TEST(MemoryPlan, OfUnitsThatStayHoldsAllOfThem) {
 }
 
 TEST(MemoryPlan, OfLowerPrecisionHasACopyOfTheShard) {
-  PlanOptions options = on_ranks(PlanStrategy::kFsdp, 2);
+  PlanOptions options = on_ranks(DataStrategy::kFsdp, 2);
   options.parameter_dtype = DType::kBfloat16;
   options.reduce_dtype = DType::kFloat32;
   const MemoryPlan plan = plan_memory(small_model(), options);
@@ -155,10 +155,10 @@ TEST(MemoryPlan, OfLowerPrecisionHasACopyOfTheShard) {
 }
 
 TEST(MemoryPlan, OfReplicasReducesShardsOverThem) {
-  PlanOptions options = on_ranks(PlanStrategy::kHsdp, 4);
+  PlanOptions options = on_ranks(DataStrategy::kHsdp, 4);
   options.num_replicas = 2;
   const MemoryPlan plan = plan_memory(small_model(), options);
-  const MemoryPlan of_two = plan_memory(small_model(), on_ranks(PlanStrategy::kFsdp, 2));
+  const MemoryPlan of_two = plan_memory(small_model(), on_ranks(DataStrategy::kFsdp, 2));
   EXPECT_EQ(plan.held.parameters, of_two.held.parameters);
   EXPECT_EQ(plan.held.gradients, (2 + 4 + 4) * kPage) << "in shared memory";
   EXPECT_EQ(plan.traffic.all_gather, of_two.traffic.all_gather);
@@ -167,7 +167,7 @@ TEST(MemoryPlan, OfReplicasReducesShardsOverThem) {
 }
 
 TEST(MemoryPlan, OfMappedUnitsCopiesNothing) {
-  PlanOptions options = on_ranks(PlanStrategy::kFsdp, 2);
+  PlanOptions options = on_ranks(DataStrategy::kFsdp, 2);
   options.is_mapped = true;
   const MemoryPlan plan = plan_memory(small_model(), options);
   EXPECT_TRUE(plan.is_mapped);
@@ -185,20 +185,20 @@ TEST(MemoryPlan, OfFrozenParametersHasNoGradientsOfThem) {
   for (ParameterSize& parameter : model.parameters) {
     parameter.is_trained = parameter.name == "head";
   }
-  for (const PlanStrategy strategy : {PlanStrategy::kDdp, PlanStrategy::kZero1}) {
+  for (const DataStrategy strategy : {DataStrategy::kDdp, DataStrategy::kZero1}) {
     const MemoryPlan plan = plan_memory(model, on_ranks(strategy, 2));
     EXPECT_EQ(plan.held.gradients, 2 * kPage) << to_string(strategy);
-    const int64_t digests = strategy == PlanStrategy::kZero1 ? kDigests : 0;
+    const int64_t digests = strategy == DataStrategy::kZero1 ? kDigests : 0;
     EXPECT_EQ(plan.traffic.all_reduce.payload_bytes, kHead + kTrailer + kSamples + digests)
         << to_string(strategy);
   }
-  const MemoryPlan sharded = plan_memory(model, on_ranks(PlanStrategy::kFsdp, 2));
+  const MemoryPlan sharded = plan_memory(model, on_ranks(DataStrategy::kFsdp, 2));
   EXPECT_EQ(sharded.held.gradients, kHead / 2);
   EXPECT_EQ(sharded.traffic.reduce_scatter.payload_bytes, kHead);
 }
 
 TEST(MemoryPlan, OfOptimizersCountsTheirValues) {
-  PlanOptions options = on_ranks(PlanStrategy::kSingle, 1);
+  PlanOptions options = on_ranks(DataStrategy::kSingle, 1);
   options.optimizer = {.states = 1, .temporaries = 3};
   const MemoryPlan plan = plan_memory(small_model(), options);
   EXPECT_EQ(plan.held.optimizer_state, kAll);
@@ -207,14 +207,14 @@ TEST(MemoryPlan, OfOptimizersCountsTheirValues) {
 
 // Signals between a rank and each of the group are 512 bytes, so those of 8 ranks fill a page.
 TEST(MemoryPlan, OfManyRanksHasMorePagesOfSignals) {
-  EXPECT_EQ(plan_memory(small_model(), on_ranks(PlanStrategy::kDdp, 8)).held.gradients, 10 * kPage);
-  EXPECT_EQ(plan_memory(small_model(), on_ranks(PlanStrategy::kDdp, 9)).held.gradients, 11 * kPage);
+  EXPECT_EQ(plan_memory(small_model(), on_ranks(DataStrategy::kDdp, 8)).held.gradients, 10 * kPage);
+  EXPECT_EQ(plan_memory(small_model(), on_ranks(DataStrategy::kDdp, 9)).held.gradients, 11 * kPage);
 }
 
 TEST(MemoryPlan, OfAHostIsThatOfItsRanksWithTheirBuffers) {
   ModelSizes model = small_model();
   model.buffer_bytes = 1000;
-  PlanOptions options = on_ranks(PlanStrategy::kDdp, 6);
+  PlanOptions options = on_ranks(DataStrategy::kDdp, 6);
   options.ranks_per_host = 2;
   const MemoryPlan plan = plan_memory(model, options);
   EXPECT_EQ(plan.held.buffers, 1000);
@@ -224,7 +224,7 @@ TEST(MemoryPlan, OfAHostIsThatOfItsRanksWithTheirBuffers) {
 
 // A later backward adds to the first one's gradients, which takes one more at a time.
 TEST(MemoryPlan, OfOneRankThatAccumulatesHasOneGradientMore) {
-  PlanOptions options = on_ranks(PlanStrategy::kSingle, 1);
+  PlanOptions options = on_ranks(DataStrategy::kSingle, 1);
   options.accumulate = 2;
   EXPECT_EQ(plan_memory(small_model(), options).held.transient, 4 * 64 * 64);
 }
@@ -239,31 +239,31 @@ std::string refusal_of(const PlanOptions& options, const ModelSizes& model = sma
 }
 
 TEST(MemoryPlan, RefusesWhatDoesNotApply) {
-  EXPECT_EQ(refusal_of(on_ranks(PlanStrategy::kSingle, 2)),
+  EXPECT_EQ(refusal_of(on_ranks(DataStrategy::kSingle, 2)),
             "plan_memory: the strategy single is for one rank, and there are 2");
-  PlanOptions options = on_ranks(PlanStrategy::kHsdp, 6);
+  PlanOptions options = on_ranks(DataStrategy::kHsdp, 6);
   options.num_replicas = 4;
   EXPECT_EQ(refusal_of(options),
             "plan_memory: num_replicas is 4, which does not divide the 6 ranks");
-  options = on_ranks(PlanStrategy::kFsdp, 6);
+  options = on_ranks(DataStrategy::kFsdp, 6);
   options.num_replicas = 2;
   EXPECT_THAT(refusal_of(options), HasSubstr("num_replicas is 2, which is for hsdp"));
-  options = on_ranks(PlanStrategy::kZero2, 2);
+  options = on_ranks(DataStrategy::kZero2, 2);
   options.is_mapped = true;
   EXPECT_THAT(refusal_of(options), HasSubstr("is_mapped applies to fsdp and hsdp"));
-  options = on_ranks(PlanStrategy::kDdp, 2);
+  options = on_ranks(DataStrategy::kDdp, 2);
   options.parameter_dtype = DType::kBfloat16;
   EXPECT_THAT(refusal_of(options), HasSubstr("give the parameters themselves the dtype"));
-  options = on_ranks(PlanStrategy::kFsdp, 2);
+  options = on_ranks(DataStrategy::kFsdp, 2);
   options.parameter_dtype = DType::kInt32;
   EXPECT_THAT(refusal_of(options), HasSubstr("not a floating-point dtype"));
-  options = on_ranks(PlanStrategy::kFsdp, 2);
+  options = on_ranks(DataStrategy::kFsdp, 2);
   options.reshard = Reshard::kOntoGroup;
   EXPECT_THAT(refusal_of(options), HasSubstr("kOntoGroup, which cannot be planned"));
-  options = on_ranks(PlanStrategy::kFsdp, 2);
+  options = on_ranks(DataStrategy::kFsdp, 2);
   options.accumulate = 0;
   EXPECT_THAT(refusal_of(options), HasSubstr("accumulate is 0"));
-  options = on_ranks(PlanStrategy::kFsdp, 0);
+  options = on_ranks(DataStrategy::kFsdp, 0);
   EXPECT_THAT(refusal_of(options), HasSubstr("0 ranks"));
   ModelSizes model = small_model();
   model.units[1].parent = 2;

@@ -84,7 +84,7 @@ TEST(ModelSizesOf, ADeferredModuleAndAPolicy) {
   expect_sizes_of_net(sizes, 1, 2);
   EXPECT_TRUE(is_deferred(net->tied));
   // Weights and biases of 20 elements each, the tied weight and the frozen parameter.
-  EXPECT_EQ(plan_memory(sizes, {.strategy = PlanStrategy::kSingle}).held.parameters,
+  EXPECT_EQ(plan_memory(sizes, {.strategy = DataStrategy::kSingle}).held.parameters,
             4 * (2 * 20 + 8) + 2 * 6);
 }
 

@@ -8,7 +8,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/pp/stage_runner.h"
-#include "cadre/parallel/shard/flat_buffer_pool.h"
+#include "cadre/parallel/shard/flat_storage.h"
 #include "cadre/parallel/shard/shardable.h"
 
 namespace cadre::parallel {

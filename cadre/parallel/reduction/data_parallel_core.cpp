@@ -93,9 +93,7 @@ void DataParallelCore::agree(const torch::nn::Module* module) const {
       check_parameters(parameters_of(*module));
     }
     std::vector<AgreedField> fields = {
-        {"weighting", options_.weighting == GradientWeighting::kEqual
-                          ? "GradientWeighting::kEqual"
-                          : "GradientWeighting::kSamples"},
+        {"weighting", std::string(to_string(options_.weighting))},
         {"broadcast_buffers", options_.broadcast_buffers ? "true" : "false"}};
     if (options_.agreed) std::ranges::move(options_.agreed(), std::back_inserter(fields));
     return fields;
@@ -133,7 +131,7 @@ void DataParallelCore::check_parameters(std::span<const NamedTensor> parameters)
         options_.weighting == GradientWeighting::kSamples) {
       refuse_wrapping(wrapper_, format("\"{}\" is {}: its experts compute tokens of several ranks, "
                                        "so a rank's gradients cannot be weighted by the samples of "
-                                       "this rank. Set weighting = GradientWeighting::kEqual on "
+                                       "this rank. Set weighting = GradientWeighting::kSum on "
                                        "all ranks, with a loss that is divided by the tokens of "
                                        "all ranks (ExpertParallel::mean_over_tokens)",
                                        parameter.name, mark->owner));
@@ -220,7 +218,7 @@ void DataParallelCore::watch_backwards(std::span<const at::Tensor> outputs) cons
 }
 
 int64_t DataParallelCore::last_num_samples() const {
-  if (options_.weighting == GradientWeighting::kEqual) return 1;
+  if (options_.weighting != GradientWeighting::kSamples) return 1;
   if (last_num_samples_) return *last_num_samples_;
   throw Error(ErrorCode::kInvalidArgument,
               format("{}: forward() is given no tensor that the "

@@ -118,7 +118,7 @@ void Reducer::join_late(const std::shared_ptr<Forward>& forward) {
   for (const CarriedForward& late : ledger_.take(forward.get(), {.is_accumulated = false})) {
     pass_.newest_forward = std::max(pass_.newest_forward, late.number);
     if (late.passed) pass_.passed.push_back(late.passed);
-    if (weighting_ == GradientWeighting::kEqual) continue;
+    if (weighting_ != GradientWeighting::kSamples) continue;
     if (pass_.weight.needed_of_others != late.num_samples) {
       refuse_unlike_shares(*wrapper_, pass_.samples, late.num_samples);
     }
@@ -194,8 +194,9 @@ void Reducer::begin_pass(std::vector<CarriedForward> carried) {
   }
   // If all weights are equal the sum is divided once, instead of scaling each gradient before it.
   const bool is_equal = pass_.weight.is_equal_on_all;
+  const bool is_mean = is_equal && weighting_ != GradientWeighting::kSum;
   storage_->begin_pass({.factor = is_equal ? 1.0 : pass_.weight.weight,
-                        .op = is_equal ? ReduceOp::kAvg : ReduceOp::kSum});
+                        .op = is_mean ? ReduceOp::kAvg : ReduceOp::kSum});
   pass_.fired.assign(parameters_.size(), false);
   pass_.placed.assign(parameters_.size(), false);
   for (const BucketLayout::Bucket& bucket : storage_->layout().buckets) {

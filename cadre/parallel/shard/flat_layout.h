@@ -1,5 +1,5 @@
-// Where tensors lie in a flat buffer that ranks hold in equal consecutive shards, how a rank reads
-// the shards of the others, and which buffers FlatParameters allocates for them.
+// Where tensors lie in a flat buffer that ranks hold in equal consecutive shards, and which buffers
+// FlatParameters allocates for them.
 //
 // Threads: plain values. Blocking: never. Lifetime: owns what it holds. Errors: kInvalidArgument
 // for numbers that make no layout. All numbers are in elements unless a name says bytes. Source:
@@ -17,19 +17,9 @@
 
 #include "cadre/core/base/export.h"
 #include "cadre/core/base/types.h"
+#include "cadre/parallel/shard/data_strategy.h"
 
 namespace cadre {
-
-// How the ranks that share parameters come to the shards of the others. Equal on all ranks.
-enum class ShardForm : uint8_t {
-  // Each rank copies them into a buffer of its own.
-  kGathered,
-  // Where all ranks share memory each reads them where their owners keep them: the buffer is one
-  // mapping of all shards, nothing is copied, and a host holds the parameters once. Shards are
-  // whole pages. They are written in updates only, see shard_fence.h; else a write throws. Across
-  // hosts they are gathered, too.
-  kMapped,
-};
 
 struct NamedTensor;
 

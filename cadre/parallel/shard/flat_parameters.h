@@ -33,9 +33,9 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/export.h"
-#include "cadre/parallel/shard/flat_buffer_pool.h"
+#include "cadre/parallel/shard/data_strategy.h"
 #include "cadre/parallel/shard/flat_layout.h"
-#include "cadre/parallel/shard/guarded_storage.h"
+#include "cadre/parallel/shard/flat_storage.h"
 #include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/parallel/shard/shard_fence.h"
 #include "cadre/tensor/group/mapped_parts.h"

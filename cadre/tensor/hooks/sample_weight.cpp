@@ -52,6 +52,18 @@ bool are_equal_shares(int64_t a, int64_t b, int64_t c, int64_t d) {
 
 }  // namespace
 
+std::string_view to_string(GradientWeighting weighting) {
+  switch (weighting) {
+    case GradientWeighting::kEqual:
+      return "GradientWeighting::kEqual";
+    case GradientWeighting::kSamples:
+      return "GradientWeighting::kSamples";
+    case GradientWeighting::kSum:
+      break;
+  }
+  return "GradientWeighting::kSum";
+}
+
 SampleWeight equal_weight(const wrap::LocatedGroup& group) {
   return {.weight = 1.0 / group.world_size(), .is_equal_on_all = true};
 }

@@ -7,7 +7,9 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string_view>
 
+#include "cadre/core/base/export.h"
 #include "cadre/tensor/hooks/located_group.h"
 
 namespace cadre {
@@ -21,7 +23,12 @@ enum class GradientWeighting {
   // how many.
   // Costs one message of 128 bytes before each synchronized backward.
   kSamples,
+  // Gradients are added up: for a loss that is divided by the samples or tokens of all ranks, such
+  // as that of mean_over_tokens().
+  kSum,
 };
+// "GradientWeighting::kEqual".
+CADRE_EXPORT std::string_view to_string(GradientWeighting weighting);
 
 // Size of the message that kSamples sends before each synchronized backward.
 inline constexpr int64_t kSampleMessageBytes = 128;

@@ -23,6 +23,12 @@ bool has(const auto& names, std::string_view name) {
 
 }  // namespace
 
+at::Tensor DataRanks::mean(const at::Tensor& value) const {
+  at::Tensor result = value.detach().clone();
+  if (group) group->all_reduce(result, {.op = ReduceOp::kAvg});
+  return result;
+}
+
 DataRanks data_ranks(const DeviceMesh& mesh, const DataRanksOptions& options) {
   if (mesh.size() != mesh.whole().size()) {
     refuse(mesh, format("this is a slice of {}, and the other axes count, too; pass the whole mesh",

@@ -13,6 +13,8 @@
 // not have, and a slice of a mesh, which does not show all axes.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <optional>
 #include <string>
 #include <vector>
@@ -29,11 +31,16 @@ struct DataRanksOptions {
   std::vector<std::string> shared_axes = {};
 };
 
-struct DataRanks {
+struct CADRE_EXPORT DataRanks {
   int rank = 0;  // which part of a batch this rank has
   int size = 1;  // how many parts there are
   // Ranks with different parts, in the order of the parts; nullopt: all ranks have the same rows.
   std::optional<ProcessGroup> group = {};
+
+  // The mean over the parts of a value of this rank's part, such as its mean loss; parts of equal
+  // size are assumed. A new tensor without history, the same on all ranks. Collective along
+  // `group`.
+  at::Tensor mean(const at::Tensor& value) const;
 };
 
 // mesh: the mesh of all ranks.

@@ -1,4 +1,5 @@
 // Which ranks of a mesh have the same rows of a batch, on threads as ranks.
+#include <ATen/ops/full.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -36,6 +37,18 @@ TEST(DataRanks, DifferAlongTheAxesOfTheData) {
     const DataRanks given =
         data_ranks(named, {.split_axes = {"replica"}, .shared_axes = {"model", "ep"}});
     require(given.size == 2 && given.rank == world.rank() / 4, "named by the options");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(DataRanks, TheMeanIsThatOfTheParts) {
+  const auto result = run_groups(4, [](const ProcessGroup& world) {
+    const at::Tensor own = at::full({1}, 1.0 + world.rank(), at::kDouble).requires_grad_(true);
+    const at::Tensor mean = data_ranks(DeviceMesh(world, {{"tp", 2}, {"dp", 2}})).mean(own);
+    require(mean.item<double>() == (world.rank() < 2 ? 1.5 : 3.5), "mean along dp");
+    require(!mean.requires_grad() && own.item<double>() == 1 + world.rank(), "a new tensor");
+    const at::Tensor same = data_ranks(DeviceMesh(world, {{"tp", 4}})).mean(own);
+    require(same.equal(own) && !same.is_same(own), "one part");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -1,5 +1,6 @@
 #include "cadre/tensor/optim/fused_kernels.h"
 
+#include <ATen/ops/_fused_adagrad.h>
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/_fused_sgd.h>
@@ -11,6 +12,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <functional>
 #include <string>
 
 #include "cadre/core/base/error.h"
@@ -107,6 +109,21 @@ class PaddedBatch {
   std::vector<Tail> tails_;
 };
 
+void run_fused(const FusedBatch& batch, TailRounding rounding,
+               const std::function<void(const FusedBatch&)>& kernel) {
+  if (rounding == TailRounding::kByKernel) {
+    kernel(batch);
+  } else {
+    const PaddedBatch padded(batch);
+    kernel(padded.batch());
+    padded.write_back();
+  }
+  for (const at::Tensor& parameter : batch.parameters) {
+    // A tensor made in inference mode has no version counter.
+    if (!parameter.is_inference()) parameter.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
 }  // namespace
 
 std::string to_text(const ParameterPlace& place) {
@@ -190,21 +207,6 @@ at::Tensor in_order_of(const at::Tensor& parameter, const at::Tensor& tensor) {
   return same && is_in_memory ? tensor : at::empty_like(parameter).copy_(tensor);
 }
 
-void run_fused(const FusedBatch& batch, TailRounding rounding,
-               const std::function<void(const FusedBatch&)>& kernel) {
-  if (rounding == TailRounding::kByKernel) {
-    kernel(batch);
-  } else {
-    const PaddedBatch padded(batch);
-    kernel(padded.batch());
-    padded.write_back();
-  }
-  for (const at::Tensor& parameter : batch.parameters) {
-    // A tensor made in inference mode has no version counter.
-    if (!parameter.is_inference()) parameter.unsafeGetTensorImpl()->bump_version();
-  }
-}
-
 void run_fused_adam(const FusedBatch& batch, const FusedAdamOptions& options,
                     TailRounding rounding) {
   const auto call =
@@ -224,6 +226,15 @@ void run_fused_sgd(const FusedBatch& batch, const FusedSgdOptions& options, Tail
                     lists.states.empty() ? at::TensorList() : at::TensorList(lists.states[0]),
                     options.weight_decay, options.momentum, options.learning_rate,
                     options.dampening, options.nesterov, /*maximize=*/false, options.is_first_step);
+  });
+}
+
+void run_fused_adagrad(const FusedBatch& batch, const FusedAdagradOptions& options,
+                       TailRounding rounding) {
+  run_fused(batch, rounding, [&](const FusedBatch& lists) {
+    at::_fused_adagrad_(lists.parameters, lists.gradients, lists.states[0], lists.steps,
+                        options.learning_rate, options.rate_decay, options.weight_decay,
+                        options.epsilon, /*maximize=*/false);
   });
 }
 

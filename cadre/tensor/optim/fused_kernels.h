@@ -12,7 +12,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -33,7 +32,8 @@ struct ParameterPlace {
 std::string to_text(const ParameterPlace& place);
 [[noreturn]] void refuse_parameter(const ParameterPlace& place, const std::string& sentence);
 
-inline constexpr at::ScalarType kAdamDtypes[] = {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf};
+inline constexpr at::ScalarType kFloatingDtypes[] = {at::kDouble, at::kFloat, at::kBFloat16,
+                                                     at::kHalf};
 inline constexpr at::ScalarType kSgdDtypes[] = {at::kDouble, at::kFloat};
 
 // Throws unless `parameter` is a strided CPU tensor of one of `dtypes`, without gaps and overlaps,
@@ -68,10 +68,9 @@ enum class TailRounding {
   kAsWholeVectors,
 };
 
-// Calls `kernel` once on the batch and bumps the version counters of the parameters.
+// The functions below call a kernel once on the batch and bump the version counters of the
+// parameters.
 // REQUIRES: checked tensors in the parameters' order of memory; no two parameters share memory.
-CADRE_EXPORT void run_fused(const FusedBatch& batch, TailRounding rounding,
-                            const std::function<void(const FusedBatch&)>& kernel);
 
 struct FusedAdamOptions {
   double learning_rate = 0;
@@ -97,5 +96,15 @@ struct FusedSgdOptions {
 // States: momentum_buffer, unless the momentum is 0.
 CADRE_EXPORT void run_fused_sgd(const FusedBatch& batch, const FusedSgdOptions& options,
                                 TailRounding rounding);
+
+struct FusedAdagradOptions {
+  double learning_rate = 0;
+  double rate_decay = 0;
+  double weight_decay = 0;
+  double epsilon = 0;
+};
+// States: sum.
+CADRE_EXPORT void run_fused_adagrad(const FusedBatch& batch, const FusedAdagradOptions& options,
+                                    TailRounding rounding);
 
 }  // namespace cadre

@@ -20,6 +20,7 @@
 #include "cadre/core/base/fnv1a.h"
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/optim/optimizers.h"
 #include "cadre/tensor/optim/state_tensors.h"
 
 namespace cadre::optim_state {
@@ -181,6 +182,12 @@ OptionsText describe(const torch::optim::OptimizerOptions& options) {
                exact(adagrad->lr()), exact(adagrad->lr_decay()), exact(adagrad->weight_decay()),
                exact(adagrad->initial_accumulator_value()), exact(adagrad->eps())));
   }
+  if (const auto* adadelta = dynamic_cast<const AdadeltaOptions*>(&options)) {
+    return text_of_known(
+        *adadelta,
+        format("lr {}, rho {}, eps {}, weight decay {}", exact(adadelta->lr()),
+               exact(adadelta->rho()), exact(adadelta->eps()), exact(adadelta->weight_decay())));
+  }
   return text_of_other(options);
 }
 
@@ -243,6 +250,8 @@ std::vector<std::string> needed_state_of(const torch::optim::OptimizerOptions& o
     if (rmsprop->centered()) needed.emplace_back("grad_avg");
   } else if (dynamic_cast<const torch::optim::AdagradOptions*>(&options) != nullptr) {
     needed = {"sum"};
+  } else if (dynamic_cast<const AdadeltaOptions*>(&options) != nullptr) {
+    needed = {"square_avg", "acc_delta"};
   }
   return needed;
 }

@@ -1,57 +1,31 @@
 #include "cadre/tensor/optim/optimizers.h"
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/scalar_tensor.h>
-
-#include <cstddef>
-#include <functional>
-#include <iterator>
-#include <map>
-#include <memory>
 #include <span>
 #include <string_view>
-#include <tuple>
-#include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
-#include "cadre/core/base/error.h"
-#include "cadre/core/base/format.h"
-#include "cadre/tensor/group/file_memory.h"
 #include "cadre/tensor/optim/fused_kernels.h"
+#include "cadre/tensor/optim/rule_step.h"
 #include "cadre/tensor/optim/saved_part.h"
-#include "cadre/tensor/optim/state_loading.h"
 
 namespace cadre {
 namespace {
 
-using torch::optim::OptimizerParamGroup;
-
-struct NamedState {
-  std::string_view name;
-  at::Tensor* tensor;
-};
+using optim_state::NamedState;
 
 // Shared by AdamW and Adam. A rule lists the state that its options need, and calls its kernel.
 template <typename RuleOptions, typename RuleState, bool kDecoupledDecay>
 struct AdamRule {
   using Options = RuleOptions;
   using State = RuleState;
-  static constexpr std::span<const at::ScalarType> kDtypes = kAdamDtypes;
+  static constexpr std::span<const at::ScalarType> kDtypes = kFloatingDtypes;
 
   static std::vector<NamedState> states(State& state, const Options& options) {
     std::vector<NamedState> named = {{"exp_avg", &state.exp_avg()},
                                      {"exp_avg_sq", &state.exp_avg_sq()}};
     if (options.amsgrad()) named.push_back({"max_exp_avg_sq", &state.max_exp_avg_sq()});
     return named;
-  }
-
-  // The number of steps of the parameter, including this one.
-  static int64_t count_step(State& state) {
-    state.step(state.step() + 1);
-    return state.step();
   }
 
   static void run(const FusedBatch& batch, const Options& options, bool /*is_first_step*/) {
@@ -99,282 +73,37 @@ struct SgdRule {
   }
 };
 
-// Divides parameters into rounds: no two of one round share memory, and those that share memory are
-// in successive rounds, in the order in which they were added.
-class Rounds {
- public:
-  // Returns the number of its round.
-  size_t add(const at::Tensor& parameter) {
-    const auto* const begin = static_cast<const std::byte*>(parameter.const_data_ptr());
-    const auto* const end = begin + parameter.nbytes();
-    size_t round = ends_.size();
-    while (round > 0 && is_free(ends_[round - 1], begin, end)) --round;
-    if (round == ends_.size()) ends_.emplace_back();
-    if (begin != end) ends_[round].emplace(begin, end);
-    return round;
+struct AdagradRule {
+  using Options = torch::optim::AdagradOptions;
+  using State = torch::optim::AdagradParamState;
+  static constexpr std::string_view kName = "cadre::Adagrad";
+  static constexpr std::span<const at::ScalarType> kDtypes = kFloatingDtypes;
+
+  static std::vector<NamedState> states(State& state, const Options& /*options*/) {
+    return {{"sum", &state.sum()}};
+  }
+  static double initial_value(const Options& options) {
+    return options.initial_accumulator_value();
   }
 
- private:
-  // The memory of the parameters of a round: from begin to end.
-  using Ends = std::map<const std::byte*, const std::byte*, std::less<>>;
-
-  static bool is_free(const Ends& ends, const std::byte* begin, const std::byte* end) {
-    const auto next = ends.lower_bound(end);  // the first that begins behind it
-    return begin == end || next == ends.begin() || std::prev(next)->second <= begin;
+  static void run(const FusedBatch& batch, const Options& options, bool /*is_first_step*/) {
+    run_fused_adagrad(batch,
+                      {.learning_rate = options.lr(),
+                       .rate_decay = options.lr_decay(),
+                       .weight_decay = options.weight_decay(),
+                       .epsilon = options.eps()},
+                      TailRounding::kAsWholeVectors);
   }
-
-  std::vector<Ends> ends_;
 };
-
-// One step of the optimizer: first all checks, then the kernels, so that an error changes nothing.
-template <typename Rule>
-class FusedStep {
- public:
-  using Options = typename Rule::Options;
-  using State = typename Rule::State;
-
-  FusedStep(torch::optim::Optimizer& optimizer, const ParameterNames& names)
-      : optimizer_(optimizer), names_(names) {}
-
-  void run() {
-    size_t index = 0;  // through all groups
-    for (size_t i = 0; i < optimizer_.param_groups().size(); ++i) {
-      const OptimizerParamGroup& group = optimizer_.param_groups()[i];
-      const Options& options = checked_options(group, i);
-      for (const at::Tensor& parameter : group.params()) check(parameter, options, index++);
-    }
-    make_states();
-    for (const OptimizerParamGroup& group : optimizer_.param_groups()) update(group);
-  }
-
- private:
-  static const Options& checked_options(const OptimizerParamGroup& group, size_t index) {
-    const auto* options = dynamic_cast<const Options*>(&group.options());
-    if (options != nullptr) return *options;
-    throw Error(
-        ErrorCode::kInvalidArgument,
-        cadre::format("{}: parameter group {} has the options of another optimizer, which the "
-                      "fused kernel does not know. Give the group options of {}",
-                      Rule::kName, index, Rule::kName));
-  }
-
-  void check(const at::Tensor& parameter, const Options& options, size_t index) {
-    if (!parameter.grad().defined()) return;
-    const auto name = names_.find(parameter.unsafeGetTensorImpl());
-    const ParameterPlace place = {Rule::kName, index,
-                                  name == names_.end() ? std::string_view() : name->second};
-    check_parameter(parameter, place, Rule::kDtypes);
-    check_gradient(parameter, parameter.grad(), place);
-    State* const state = find_state(parameter);
-    if (state == nullptr) {
-      check_state_to_be_made(parameter, options, place);
-      return;
-    }
-    for (const NamedState& named : Rule::states(*state, options)) {
-      check_state(parameter, *named.tensor, named.name, place);
-    }
-  }
-
-  // A parameter without state may be in several groups: the first group whose options need a state
-  // makes it.
-  void check_state_to_be_made(const at::Tensor& parameter, const Options& options,
-                              const ParameterPlace& place) {
-    void* const key = parameter.unsafeGetTensorImpl();
-    if (optimizer_.state().find(key) != optimizer_.state().end()) {
-      optim_state::refuse_empty_state({place.optimizer, place.index, place.name});
-    }
-    State made;
-    const std::vector<NamedState> needed = Rule::states(made, options);
-    if (needed.empty()) return;
-    const Options& maker = *makers_.emplace(key, &options).first->second;
-    const size_t num_made = Rule::states(made, maker).size();
-    if (needed.size() <= num_made) return;
-    refuse_parameter(
-        place, cadre::format("{} is in an earlier group, too, whose options make a state without "
-                             "{}, which those of this group need. Give the groups the same options",
-                             to_text(place), needed[num_made].name));
-  }
-
-  State* find_state(const at::Tensor& parameter) {
-    const auto found = optimizer_.state().find(parameter.unsafeGetTensorImpl());
-    // As in the base class, whose load() makes states of this type only.
-    return found == optimizer_.state().end() ? nullptr : static_cast<State*>(found->second.get());
-  }
-
-  void update(const OptimizerParamGroup& group) {
-    const Options& options = static_cast<const Options&>(group.options());
-    // The parameters of one kernel call. A parameter that is listed several times takes as many
-    // steps in sequence, as in torch::optim, and so do parameters that share memory.
-    std::map<std::pair<size_t, bool>, FusedBatch> batches;  // by (round, first step)
-    Rounds rounds;
-    for (const at::Tensor& parameter : group.params()) {
-      if (!parameter.grad().defined()) continue;
-      const size_t round = rounds.add(parameter);
-      State* const state = find_state(parameter);
-      const auto made = made_.find(parameter.unsafeGetTensorImpl());
-      const bool is_first = state == nullptr || (made != made_.end() && made->second == &options);
-      if (is_first && state != nullptr) made_.erase(made);
-      add(parameter, state, options, batches[{round, is_first}]);
-    }
-    for (const auto& [key, batch] : batches) Rule::run(batch, options, key.second);
-  }
-
-  // Makes all groups' states before the first kernel, because memory may not suffice for them.
-  void make_states() {
-    try {
-      for (const OptimizerParamGroup& group : optimizer_.param_groups()) {
-        const Options& options = static_cast<const Options&>(group.options());
-        for (const at::Tensor& parameter : group.params()) {
-          if (parameter.grad().defined() && find_state(parameter) == nullptr) {
-            make_state(parameter, options);
-          }
-        }
-      }
-    } catch (...) {
-      for (const auto& [key, options] : made_) optimizer_.state().erase(key);
-      throw;
-    }
-  }
-
-  // A rule without state keeps none, as in torch::optim. The state of a parameter that lies in a
-  // file lies there, too.
-  void make_state(const at::Tensor& parameter, const Options& options) {
-    auto state = std::make_unique<State>();
-    const auto named_states = Rule::states(*state, options);
-    if (named_states.empty()) return;
-    for (const NamedState& named : named_states) *named.tensor = zeros_beside(parameter);
-    void* const key = parameter.unsafeGetTensorImpl();
-    made_.emplace(key, &options);
-    optimizer_.state()[key] = std::move(state);
-  }
-
-  void add(const at::Tensor& parameter, State* state, const Options& options, FusedBatch& batch) {
-    batch.parameters.push_back(parameter);
-    batch.gradients.push_back(in_order_of(parameter, parameter.grad()));
-    if (state == nullptr) return;
-    const auto named_states = Rule::states(*state, options);
-    batch.states.resize(named_states.size());
-    for (size_t k = 0; k < named_states.size(); ++k) {
-      at::Tensor& tensor = *named_states[k].tensor;
-      // A momentum of torch::optim::SGD has the strides of the first gradient.
-      tensor = in_order_of(parameter, tensor);
-      batch.states[k].push_back(tensor);
-    }
-    if constexpr (requires { Rule::count_step(*state); }) {
-      batch.steps.push_back(step_tensor(Rule::count_step(*state)));
-    }
-  }
-
-  // The kernels take the number of steps as a tensor, which most parameters share.
-  const at::Tensor& step_tensor(int64_t step) {
-    at::Tensor& tensor = step_tensors_[step];
-    if (!tensor.defined()) {
-      tensor = at::scalar_tensor(step, at::TensorOptions().dtype(at::kDouble));
-    }
-    return tensor;
-  }
-
-  torch::optim::Optimizer& optimizer_;
-  const ParameterNames& names_;
-  std::map<int64_t, at::Tensor> step_tensors_;
-  // For parameters without state: the options of the group that makes it.
-  std::unordered_map<const void*, const Options*> makers_;
-  // The states that this step has made, with those options, and not used yet.
-  std::unordered_map<void*, const Options*> made_;
-};
-
-template <typename Rule>
-at::Tensor take_step(torch::optim::Optimizer& optimizer, const ParameterNames& names,
-                     const torch::optim::Optimizer::LossClosure& closure) {
-  const at::NoGradGuard no_grad;
-  at::Tensor loss;
-  if (closure != nullptr) {
-    optim_state::check_closure_mode(Rule::kName);
-    const at::AutoGradMode with_grad(true);
-    loss = closure();
-  }
-  FusedStep<Rule>(optimizer, names).run();
-  return loss;
-}
-
-// While this object exists, each parameter is in the groups of the optimizer once; its other
-// occurrences are replaced by empty tensors. load() of torch::optim moves the loaded state once for
-// each occurrence of a parameter, and the second move would leave the parameter an empty state.
-class ListedOnce {
- public:
-  explicit ListedOnce(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {
-    std::unordered_set<const void*> seen;
-    for (OptimizerParamGroup& group : optimizer_.param_groups()) {
-      for (at::Tensor& parameter : group.params()) {
-        if (seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-        replaced_.push_back({&parameter, parameter});
-        parameter = at::empty({0});
-      }
-    }
-  }
-  ~ListedOnce() {
-    for (const Replaced& replaced : replaced_) {
-      optimizer_.state().erase(replaced.place->unsafeGetTensorImpl());
-      *replaced.place = replaced.parameter;
-    }
-  }
-  ListedOnce(const ListedOnce&) = delete;
-  ListedOnce& operator=(const ListedOnce&) = delete;
-
- private:
-  struct Replaced {
-    at::Tensor* place;
-    at::Tensor parameter;
-  };
-
-  torch::optim::Optimizer& optimizer_;
-  std::vector<Replaced> replaced_;
-};
-
-// Beside their parameters, where these lie in a file. torch::load makes them in memory.
-template <typename Rule>
-void move_states(torch::optim::Optimizer& optimizer) {
-  for (const OptimizerParamGroup& group : optimizer.param_groups()) {
-    const auto* const options = dynamic_cast<const typename Rule::Options*>(&group.options());
-    if (options == nullptr) continue;  // step() refuses it
-    for (const at::Tensor& parameter : group.params()) {
-      const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
-      if (found == optimizer.state().end() || found->second == nullptr) continue;
-      auto& state = static_cast<typename Rule::State&>(*found->second);
-      for (const NamedState& named : Rule::states(state, *options)) {
-        *named.tensor = moved_beside(parameter, *named.tensor);
-      }
-    }
-  }
-}
-
-template <typename Rule>
-void load_whole(torch::optim::Optimizer& optimizer, const ParameterNames& names,
-                const std::function<void()>& load) {
-  optim_state::load_checked<typename Rule::State, typename Rule::Options>(
-      optimizer, Rule::kName, names, [&] {
-        const ListedOnce listed_once(optimizer);
-        load();
-      });
-  move_states<Rule>(optimizer);
-}
-
-ParameterNames names_of(const NamedParameters& named_parameters) {
-  ParameterNames names;
-  for (const auto& item : named_parameters) {
-    names.emplace(item.value().unsafeGetTensorImpl(), item.key());
-  }
-  return names;
-}
 
 }  // namespace
 
 AdamW::AdamW(const NamedParameters& named_parameters, torch::optim::AdamWOptions options)
     : torch::optim::AdamW(named_parameters.values(), std::move(options)),
-      names_(names_of(named_parameters)) {}
+      names_(optim_state::names_of(named_parameters)) {}
 
 at::Tensor AdamW::step(LossClosure closure) {
-  return take_step<AdamWRule>(*this, names_, closure);
+  return optim_state::take_step<AdamWRule>(*this, names_, closure);
 }
 
 void AdamW::save(torch::serialize::OutputArchive& archive) const {
@@ -385,15 +114,15 @@ void AdamW::save(torch::serialize::OutputArchive& archive) const {
 void AdamW::load(torch::serialize::InputArchive& archive) {
   optim_state::check_part(archive, param_groups(), AdamWRule::kName,
                           optim_state::PartRule::kIfWritten);
-  load_whole<AdamWRule>(*this, names_, [&] { torch::optim::AdamW::load(archive); });
+  optim_state::load_whole<AdamWRule>(*this, names_, [&] { torch::optim::AdamW::load(archive); });
 }
 
 Adam::Adam(const NamedParameters& named_parameters, torch::optim::AdamOptions options)
     : torch::optim::Adam(named_parameters.values(), std::move(options)),
-      names_(names_of(named_parameters)) {}
+      names_(optim_state::names_of(named_parameters)) {}
 
 at::Tensor Adam::step(LossClosure closure) {
-  return take_step<PlainAdamRule>(*this, names_, closure);
+  return optim_state::take_step<PlainAdamRule>(*this, names_, closure);
 }
 
 void Adam::save(torch::serialize::OutputArchive& archive) const {
@@ -404,15 +133,15 @@ void Adam::save(torch::serialize::OutputArchive& archive) const {
 void Adam::load(torch::serialize::InputArchive& archive) {
   optim_state::check_part(archive, param_groups(), PlainAdamRule::kName,
                           optim_state::PartRule::kIfWritten);
-  load_whole<PlainAdamRule>(*this, names_, [&] { torch::optim::Adam::load(archive); });
+  optim_state::load_whole<PlainAdamRule>(*this, names_, [&] { torch::optim::Adam::load(archive); });
 }
 
 SGD::SGD(const NamedParameters& named_parameters, torch::optim::SGDOptions options)
     : torch::optim::SGD(named_parameters.values(), std::move(options)),
-      names_(names_of(named_parameters)) {}
+      names_(optim_state::names_of(named_parameters)) {}
 
 at::Tensor SGD::step(LossClosure closure) {
-  return take_step<SgdRule>(*this, names_, closure);
+  return optim_state::take_step<SgdRule>(*this, names_, closure);
 }
 
 void SGD::save(torch::serialize::OutputArchive& archive) const {
@@ -423,7 +152,39 @@ void SGD::save(torch::serialize::OutputArchive& archive) const {
 void SGD::load(torch::serialize::InputArchive& archive) {
   optim_state::check_part(archive, param_groups(), SgdRule::kName,
                           optim_state::PartRule::kIfWritten);
-  load_whole<SgdRule>(*this, names_, [&] { torch::optim::SGD::load(archive); });
+  optim_state::load_whole<SgdRule>(*this, names_, [&] { torch::optim::SGD::load(archive); });
+}
+
+// Not the constructor of torch::optim::Adagrad for parameters, which makes the states of all of
+// them, in memory.
+Adagrad::Adagrad(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                 torch::optim::AdagradOptions defaults)
+    : torch::optim::Adagrad(std::vector<torch::optim::OptimizerParamGroup>(), std::move(defaults)) {
+  for (const auto& group : groups) add_param_group(group);
+}
+
+Adagrad::Adagrad(std::vector<at::Tensor> parameters, torch::optim::AdagradOptions defaults)
+    : Adagrad({torch::optim::OptimizerParamGroup(std::move(parameters))}, std::move(defaults)) {}
+
+Adagrad::Adagrad(const NamedParameters& named_parameters, torch::optim::AdagradOptions options)
+    : Adagrad(named_parameters.values(), std::move(options)) {
+  names_ = optim_state::names_of(named_parameters);
+}
+
+at::Tensor Adagrad::step(LossClosure closure) {
+  return optim_state::take_step<AdagradRule>(*this, names_, closure);
+}
+
+void Adagrad::save(torch::serialize::OutputArchive& archive) const {
+  torch::optim::Adagrad::save(archive);
+  optim_state::write_part(archive, param_groups());
+}
+
+void Adagrad::load(torch::serialize::InputArchive& archive) {
+  optim_state::check_part(archive, param_groups(), AdagradRule::kName,
+                          optim_state::PartRule::kIfWritten);
+  optim_state::load_whole<AdagradRule>(*this, names_,
+                                       [&] { torch::optim::Adagrad::load(archive); });
 }
 
 }  // namespace cadre

@@ -1,33 +1,38 @@
-// AdamW, Adam and SGD of torch::optim with a different step(): libtorch's fused kernels, which read
-// and write each parameter once instead of once for each term of the formula.
+// AdamW, Adam, SGD and Adagrad of torch::optim with a different step(): libtorch's fused kernels,
+// which read and write each parameter once instead of once for each term of the formula. Also
+// Adadelta, which libtorch does not have in C++.
 //
-// Threads: one. Blocking: never. Lifetime: shares the parameters, as torch::optim.
+// Threads: one. Lifetime: shares the parameters, as torch::optim.
 // Options, parameter groups, state classes, learning rate schedulers, zero_grad, torch::save and
 // torch::load are those of the base class, so either class can resume from the state of the other.
 // Results: those of torch::optim within rounding (docs/guide/training/optimizers.md). The bits of
 // an element depend neither on the tensor, nor on the slice of a flat buffer, nor on the number of
-// threads that it is updated with. Parameters: CPU, any shape and dense strides, at any offset of a
-// shared storage; float64, float32, and for AdamW and Adam bfloat16 and float16. State has the
-// parameter's dtype, as in torch::optim. A parameter that is listed several times, and parameters
-// that share memory, step in sequence. load() keeps the state of a parameter that is listed several
-// times, which torch::optim loses. An archive of shards of parameters says whose they are, and
-// load() refuses that of another rank.
-// Errors: kInvalidArgument, before anything is changed, for inputs for which a kernel would be
-// incorrect: see fused_kernels.h; also for a group with the options of another optimizer. The
-// message has the parameter's index, counted through all groups from 0, and its name if the
-// optimizer was created from named parameters. A parameter without a gradient is skipped. Version
-// counters are bumped, so that autograd detects a backward through a forward before the step;
-// torch::optim::SGD does not do that. Source: torch.optim with fused=True.
+// threads that it is updated with (Adadelta: within rounding). Parameters: CPU, any shape and dense
+// strides, at any offset of a shared storage; float64, float32, and for all but SGD
+// bfloat16 and float16. State has the parameter's dtype, as in torch::optim, and is made at the
+// first gradient of a parameter, also that of Adagrad. A parameter that is listed several times,
+// and parameters that share memory, step in sequence. load() keeps the state of a parameter that is
+// listed several times, which torch::optim loses. An archive of shards of parameters says whose
+// they are, and load() refuses that of another rank. Errors: kInvalidArgument, before anything is
+// changed, for inputs for which a kernel would be incorrect: see fused_kernels.h; also for a group
+// with the options of another optimizer. The message has the parameter's index, counted through all
+// groups from 0, and its name if the optimizer was created from named parameters. A parameter
+// without a gradient is skipped. Version counters are bumped, so that autograd detects a backward
+// through a forward before the step; torch::optim::SGD does not do that. Source: torch.optim with
+// fused=True.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>
 #include <torch/optim/sgd.h>
 #include <torch/ordered_dict.h>
 
+#include <cstdint>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "cadre/core/base/export.h"
 
@@ -72,6 +77,70 @@ class CADRE_EXPORT SGD : public torch::optim::SGD {
  public:
   using torch::optim::SGD::SGD;
   explicit SGD(const NamedParameters& named_parameters, torch::optim::SGDOptions options);
+
+  at::Tensor step(LossClosure closure = nullptr) override;
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+  static constexpr bool kSavesPart = true;
+
+ private:
+  ParameterNames names_;
+};
+
+// The initial accumulator value is that of the parameter's group.
+class CADRE_EXPORT Adagrad : public torch::optim::Adagrad {
+ public:
+  explicit Adagrad(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                   torch::optim::AdagradOptions defaults = {});
+  explicit Adagrad(std::vector<at::Tensor> parameters, torch::optim::AdagradOptions defaults = {});
+  explicit Adagrad(const NamedParameters& named_parameters,
+                   torch::optim::AdagradOptions options = {});
+
+  at::Tensor step(LossClosure closure = nullptr) override;
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+  static constexpr bool kSavesPart = true;
+
+ private:
+  ParameterNames names_;
+};
+
+// The defaults are those of torch.optim.Adadelta.
+struct CADRE_EXPORT AdadeltaOptions
+    : public torch::optim::OptimizerCloneableOptions<AdadeltaOptions> {
+  AdadeltaOptions(double lr = 1.0);  // converts, as torch::optim's options do
+  TORCH_ARG(double, lr) = 1.0;
+  TORCH_ARG(double, rho) = 0.9;
+  TORCH_ARG(double, eps) = 1e-6;
+  TORCH_ARG(double, weight_decay) = 0;
+
+ public:
+  void serialize(torch::serialize::InputArchive& archive) override;
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+  double get_lr() const override { return lr(); }
+  void set_lr(double value) override { lr(value); }
+};
+
+struct CADRE_EXPORT AdadeltaParamState
+    : public torch::optim::OptimizerCloneableParamState<AdadeltaParamState> {
+  TORCH_ARG(at::Tensor, square_avg);
+  TORCH_ARG(at::Tensor, acc_delta);
+  TORCH_ARG(int64_t, step) = 0;
+
+ public:
+  void serialize(torch::serialize::InputArchive& archive) override;
+  void serialize(torch::serialize::OutputArchive& archive) const override;
+};
+
+// Groups with options have them as they are: they do not inherit from the defaults. Errors: a
+// torch error for options out of range, as in torch::optim. Source: Zeiler, "ADADELTA: an adaptive
+// learning rate method", 2012, with the learning rate that PyTorch has added.
+class CADRE_EXPORT Adadelta : public torch::optim::Optimizer {
+ public:
+  explicit Adadelta(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                    AdadeltaOptions defaults = {});
+  explicit Adadelta(std::vector<at::Tensor> parameters, AdadeltaOptions defaults = {});
+  explicit Adadelta(const NamedParameters& named_parameters, AdadeltaOptions options = {});
 
   at::Tensor step(LossClosure closure = nullptr) override;
   void save(torch::serialize::OutputArchive& archive) const override;

@@ -3,7 +3,7 @@
 //
 // Threads: plain values. Lifetime: shares the tensors.
 // Names are those of torch.optim: step, exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer,
-// square_avg, grad_avg, sum.
+// square_avg, grad_avg, sum, acc_delta.
 #pragma once
 
 #include <cstddef>

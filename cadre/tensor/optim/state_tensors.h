@@ -1,4 +1,4 @@
-// The fields of libtorch's optimizer state classes by name.
+// The fields of the optimizer state classes of libtorch and Cadre by name.
 //
 // Threads: plain functions. Blocking: never. Lifetime: keeps nothing. Errors: none.
 // Names are those of torch.optim. The namespace is not cadre::optim: after `using namespace torch`
@@ -15,9 +15,11 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cadre/tensor/optim/optimizers.h"
+
 namespace cadre::optim_state {
 
-// The state class of an optimizer that is one of libtorch's or derived from one.
+// The state class of an optimizer that is one of libtorch's or Cadre's or derived from one.
 template <typename O>
 using StateOf = std::conditional_t<
     std::is_base_of_v<torch::optim::AdamW, O>, torch::optim::AdamWParamState,
@@ -28,7 +30,9 @@ using StateOf = std::conditional_t<
             std::conditional_t<std::is_base_of_v<torch::optim::RMSprop, O>,
                                torch::optim::RMSpropParamState,
                                std::conditional_t<std::is_base_of_v<torch::optim::Adagrad, O>,
-                                                  torch::optim::AdagradParamState, void>>>>>;
+                                                  torch::optim::AdagradParamState,
+                                                  std::conditional_t<std::is_base_of_v<Adadelta, O>,
+                                                                     AdadeltaParamState, void>>>>>>;
 
 // Its options, of which the state class depends.
 template <typename O>
@@ -38,10 +42,11 @@ using OptionsOf = std::conditional_t<
         std::is_base_of_v<torch::optim::Adam, O>, torch::optim::AdamOptions,
         std::conditional_t<
             std::is_base_of_v<torch::optim::SGD, O>, torch::optim::SGDOptions,
-            std::conditional_t<std::is_base_of_v<torch::optim::RMSprop, O>,
-                               torch::optim::RMSpropOptions,
-                               std::conditional_t<std::is_base_of_v<torch::optim::Adagrad, O>,
-                                                  torch::optim::AdagradOptions, void>>>>>;
+            std::conditional_t<
+                std::is_base_of_v<torch::optim::RMSprop, O>, torch::optim::RMSpropOptions,
+                std::conditional_t<
+                    std::is_base_of_v<torch::optim::Adagrad, O>, torch::optim::AdagradOptions,
+                    std::conditional_t<std::is_base_of_v<Adadelta, O>, AdadeltaOptions, void>>>>>>;
 
 inline constexpr int64_t kStepsOfMark = 1024;  // what a step adds to a mark
 
@@ -57,6 +62,7 @@ void visit_state_tensors(State& state, Visit visit) {
     visit("momentum_buffer", state.momentum_buffer());
   }
   if constexpr (requires { state.square_avg(); }) visit("square_avg", state.square_avg());
+  if constexpr (requires { state.acc_delta(); }) visit("acc_delta", state.acc_delta());
   if constexpr (requires { state.grad_avg(); }) visit("grad_avg", state.grad_avg());
   if constexpr (requires { state.sum(); }) visit("sum", state.sum());
 }

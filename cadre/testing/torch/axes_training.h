@@ -148,14 +148,9 @@ class AxesRank {
       part->stream->first_sample = first_row();
     }
     const Tensor own = batch.narrow(0, first_row(), num_rows());
-    double loss = pipeline_ ? step_of_pipeline(own) : step_of_module(own);
+    const Tensor loss = pipeline_ ? step_of_pipeline(own) : step_of_module(own);
     sum_gradients();
-    if (data_.group) {
-      const Tensor sum = torch::full({1}, loss, torch::kDouble);
-      data_.group->all_reduce(sum, {.op = ReduceOp::kAvg});
-      loss = sum.item<double>();
-    }
-    return loss;
+    return data_.mean(loss).item<double>();
   }
 
   double clip() {
@@ -224,13 +219,8 @@ class AxesRank {
     return axes_among({"dp", "dp_replicate", "dp_shard"});
   }
   // Those of a wrapper.
-  std::vector<std::string> averaged_axes() const {
+  std::vector<std::string> reduced_axes() const {
     return ddp_ || fsdp_ ? data_axes() : std::vector<std::string>();
-  }
-  int num_averaged() const {
-    int product = 1;
-    for (const std::string& axis : averaged_axes()) product *= mesh_.size(axis);
-    return product;
   }
   bool has_mistake(AxesMistake mistake) const { return mistake_ == mistake; }
 
@@ -263,9 +253,12 @@ class AxesRank {
       context_ = ContextParallel(mesh_.group("cp"), {.num_tokens = AxesGpt::kTokens});
       part.context = context_;
       if (part.has_block()) set_context_parallel(part, *context_);
+      token_group_ = context_->group();
     }
     if (layout_.has("ep")) {
-      experts_.emplace(part, mesh_.slice(axes_among({"dp", "dp_shard", "ep", "cp"})));
+      const std::vector<std::string> axes = axes_among({"dp", "dp_shard", "ep", "cp"});
+      experts_.emplace(part, mesh_.slice(axes));
+      token_group_ = mesh_.joint_group(axes);
       shards_ = experts_->parameter_shards();
     }
   }
@@ -277,13 +270,13 @@ class AxesRank {
       fully_shard(part->first);
       fully_shard(part->second);
       FullyShardedDataParallelOptions options;
-      if (experts_) options.weighting = GradientWeighting::kEqual;
+      if (experts_) options.weighting = GradientWeighting::kSum;
       fsdp_ = std::make_unique<FullyShardedDataParallel<AxesGpt>>(part, mesh_.slice(data_axes()),
                                                                   options);
       return;
     }
     DistributedDataParallelOptions options;
-    if (experts_) options.weighting = GradientWeighting::kEqual;
+    if (experts_) options.weighting = GradientWeighting::kSum;
     ddp_ = std::make_unique<DistributedDataParallel<AxesGpt>>(part, mesh_.joint_group(data_axes()),
                                                               options);
   }
@@ -344,27 +337,22 @@ class AxesRank {
   // Loss of this rank's rows, or of its tokens of them.
   Tensor loss_of(const Tensor& logits, const Tensor& whole_targets) const {
     const Tensor targets = context_ ? context_->shard(whole_targets, 1) : whole_targets;
-    const Tensor sum =
+    const Tensor mean =
         vocab_parallel_cross_entropy(logits, targets, mesh_.group("tp"),
-                                     {.vocabulary = kVocabulary, .reduction = LossReduction::kSum});
-    if (experts_) {
-      return experts_->mean_over_tokens(sum, targets.numel()) +
-             parts_[0]->router_losses.weighted(kAxesRouterWeights);
-    }
-    return context_ ? context_->mean_over_tokens(sum, targets.numel()) : sum / targets.numel();
+                                     {.vocabulary = kVocabulary, .token_group = token_group_});
+    return experts_ ? mean + parts_[0]->router_losses.weighted(kAxesRouterWeights) : mean;
   }
 
-  double step_of_module(const Tensor& own) {
+  Tensor step_of_module(const Tensor& own) {
     const Tensor logits = fsdp_  ? fsdp_->forward(own)
                           : ddp_ ? ddp_->forward(own)
                                  : parts_[0]->forward(own);
     const Tensor loss = loss_of(logits, axes_targets(own));
-    // With experts the loss is divided by the tokens of all ranks, and the wrapper averages.
-    (experts_ ? loss * num_averaged() : loss).backward();
-    return loss.item<double>();
+    loss.backward();
+    return loss;
   }
 
-  double step_of_pipeline(const Tensor& own) {
+  Tensor step_of_pipeline(const Tensor& own) {
     Tensor targets = axes_targets(own);
     if (has_mistake(AxesMistake::kSwappedMicrobatches)) {
       targets = targets.roll(num_rows() / layout_.num_microbatches, 0);
@@ -373,13 +361,13 @@ class AxesRank {
         own, targets,
         [this](const Tensor& logits, const Tensor& target) { return loss_of(logits, target); },
         {.broadcast_losses = true});
-    return result.loss.item<double>();
+    return result.loss;
   }
 
   // What no wrapper does.
   void sum_gradients() {
     if (experts_) {
-      experts_->sum_gradients(gradient_records(), {.reduced_axes = averaged_axes()});
+      experts_->sum_gradients(gradient_records(), {.reduced_axes = reduced_axes()});
     } else if (context_) {
       context_->sum_gradients(trained());
     }
@@ -423,6 +411,7 @@ class AxesRank {
   std::vector<ParameterShard> shards_;
   std::optional<ContextParallel> context_;
   std::optional<ExpertParallel> experts_;
+  std::optional<ProcessGroup> token_group_;
   std::unique_ptr<DistributedDataParallel<AxesGpt>> ddp_;
   std::unique_ptr<FullyShardedDataParallel<AxesGpt>> fsdp_;
   std::unique_ptr<Pipeline> pipeline_;

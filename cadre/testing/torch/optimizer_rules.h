@@ -64,6 +64,11 @@ inline std::vector<Rule> rules() {
   const auto of_sgd = [](std::string name, const torch::optim::SGDOptions& options) {
     return rule<SGD, torch::optim::SGD>(std::move(name), options);
   };
+  const auto of_adagrad = [](std::string name, const torch::optim::AdagradOptions& options) {
+    return rule<Adagrad, torch::optim::Adagrad>(std::move(name), options);
+  };
+  const torch::optim::AdagradOptions adagrad(kRate);
+  auto slowing = adagrad;
   auto amsgrad_w = adamw;
   auto amsgrad = adam;
   auto decayed = adamw;
@@ -82,7 +87,10 @@ inline std::vector<Rule> rules() {
           of_sgd("SGD_decay", pulled.weight_decay(0.1)),
           of_sgd("SGD_momentum", momentum.momentum(0.9)),
           of_sgd("SGD_dampening", dampened.momentum(0.9).dampening(0.3).weight_decay(0.1)),
-          of_sgd("SGD_nesterov", nesterov.momentum(0.8).nesterov(true).weight_decay(0.1))};
+          of_sgd("SGD_nesterov", nesterov.momentum(0.8).nesterov(true).weight_decay(0.1)),
+          of_adagrad("Adagrad", adagrad),
+          of_adagrad("Adagrad_decays",
+                     slowing.lr_decay(0.1).weight_decay(0.1).initial_accumulator_value(0.5))};
 }
 
 // Leaves of many shapes and strides: a matrix, a transposed one, filters in channels_last, odd

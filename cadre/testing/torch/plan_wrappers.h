@@ -41,12 +41,12 @@ void with_planned_wrappers(const Module& net, const ProcessGroup& world, const P
                            const Use& use) {
   const torch::optim::AdamWOptions adamw(1e-3);
   const std::vector<ProcessGroup> all = {world};
-  if (options.strategy == PlanStrategy::kFsdp) {
+  if (options.strategy == DataStrategy::kFsdp) {
     FullyShardedDataParallel model{net, world, sharding_of(options)};
     ShardedOptimizer<AdamW> optimizer{model, adamw};
     return use(model, optimizer, all);
   }
-  if (options.strategy == PlanStrategy::kHsdp) {
+  if (options.strategy == DataStrategy::kHsdp) {
     const DeviceMesh mesh(world, {{"replicate", options.num_replicas},
                                   {"shard", options.num_ranks / options.num_replicas}});
     FullyShardedDataParallel model{net, mesh, sharding_of(options)};
@@ -59,9 +59,9 @@ void with_planned_wrappers(const Module& net, const ProcessGroup& world, const P
       net,
       world,
       {.bucket_caps = options.bucket_caps,
-       .gradients = options.strategy == PlanStrategy::kZero2 ? GradientPlacement::kSharded
+       .gradients = options.strategy == DataStrategy::kZero2 ? GradientPlacement::kSharded
                                                              : GradientPlacement::kReplicated}};
-  if (options.strategy == PlanStrategy::kZero1 || options.strategy == PlanStrategy::kZero2) {
+  if (options.strategy == DataStrategy::kZero1 || options.strategy == DataStrategy::kZero2) {
     ZeroRedundancyOptimizer<AdamW> optimizer{
         model, adamw, {.bucket_cap_bytes = options.zero_bucket_cap_bytes, .wait_in_step = true}};
     return use(model, optimizer, all);

@@ -25,6 +25,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/tensor/group/file_memory.h"
 #include "cadre/tensor/hooks/named_tensors.h"
+#include "cadre/tensor/optim/optimizers.h"
 
 namespace cadre {
 namespace {
@@ -72,6 +73,10 @@ Fields fields(torch::optim::AdagradParamState& state, const torch::optim::Adagra
   return {{{"sum", &state.sum()}}, &state.step()};
 }
 
+Fields fields(AdadeltaParamState& state, const AdadeltaOptions&) {
+  return {{{"square_avg", &state.square_avg()}, {"acc_delta", &state.acc_delta()}}, &state.step()};
+}
+
 // The operations that each optimizer has: construct a state object, and list its fields.
 struct Rule {
   std::string name;
@@ -108,11 +113,15 @@ Rule rule_of(const torch::optim::Optimizer& optimizer) {
   if (is(std::type_identity<optim::Adagrad>())) {
     return rule<optim::AdagradParamState, optim::AdagradOptions>("Adagrad");
   }
-  throw Error(ErrorCode::kInvalidArgument,
-              cadre::format("the state of {} has no form in a snapshot; expected Adam, AdamW, SGD, "
-                            "RMSprop or Adagrad. Of a cadre::ZeroRedundancyOptimizer pass "
-                            "local_optimizer(), with the parts of its parameter_shards()",
-                            c10::demangle(typeid(optimizer).name())));
+  if (is(std::type_identity<Adadelta>())) {
+    return rule<AdadeltaParamState, AdadeltaOptions>("Adadelta");
+  }
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      cadre::format("the state of {} has no form in a snapshot; expected Adam, AdamW, SGD, "
+                    "RMSprop, Adagrad or Adadelta. Of a cadre::ZeroRedundancyOptimizer pass "
+                    "local_optimizer(), with the parts of its parameter_shards()",
+                    c10::demangle(typeid(optimizer).name())));
 }
 
 // A parameter of the optimizer: its record, which of the records of its name that is, and the

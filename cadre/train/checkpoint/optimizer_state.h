@@ -3,13 +3,13 @@
 // state_dict() and load_state_dict() have whole tensors.
 //
 // Threads: one. Blocking: never. Lifetime: both calls copy tensors, unless asked to share them.
-// Errors: kInvalidArgument that names
-// the parameter and the state: for a parameter of the optimizer that is not among those given (the
-// optimizer was constructed before the model was wrapped), a state that is unknown to the optimizer
-// with its options, missing, or of another size, and an optimizer other than Adam, AdamW, SGD,
-// RMSprop and Adagrad, or classes derived from them, such as cadre::AdamW. Names are those of
-// torch.optim: step, exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer, square_avg, grad_avg,
-// sum. Learning rates and other options are not part of it.
+// Errors: kInvalidArgument that names the parameter and the state: for a parameter of the optimizer
+// that is not among those given (the optimizer was constructed before the model was wrapped), a
+// state that is unknown to the optimizer with its options, missing, or of another size, and an
+// optimizer other than Adam, AdamW, SGD, RMSprop, Adagrad and cadre::Adadelta, or classes derived
+// from them, such as cadre::AdamW. Names are those of torch.optim: step, exp_avg, exp_avg_sq,
+// max_exp_avg_sq, momentum_buffer, square_avg, grad_avg, sum, acc_delta. Learning rates and other
+// options are not part of it.
 #pragma once
 
 #include <span>

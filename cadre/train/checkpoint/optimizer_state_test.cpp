@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cadre/tensor/group/file_memory.h"
+#include "cadre/tensor/optim/optimizers.h"
 #include "cadre/testing/core/temporary_folder.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 #include "cadre/train/checkpoint/sharded_load.h"
@@ -41,6 +42,8 @@ std::vector<std::pair<std::string, Make>> rules() {
       {"rmsprop", maker<optim::RMSprop>(optim::RMSpropOptions(0.1))},
       {"centered", maker<optim::RMSprop>(optim::RMSpropOptions(0.1).momentum(0.9).centered(true))},
       {"adagrad", maker<optim::Adagrad>(optim::AdagradOptions(0.1).lr_decay(0.1))},
+      {"cadre_adagrad", maker<Adagrad>(optim::AdagradOptions(0.1).lr_decay(0.1))},
+      {"adadelta", maker<Adadelta>(AdadeltaOptions(0.1))},
   };
 }
 
@@ -294,7 +297,7 @@ TEST(OptimizerState, AnOptimizerOfOtherLeavesOrOfNoKnownKindIsRefused) {
       HasSubstr("parameter 0 of the optimizer, with sizes (12), is none of the 4 parameters"));
   torch::optim::LBFGS lbfgs(rank.leaves, torch::optim::LBFGSOptions(0.1));
   EXPECT_THAT(message_of([&] { state_dict(lbfgs, rank.parts.parameters); }),
-              HasSubstr("expected Adam, AdamW, SGD, RMSprop or Adagrad"));
+              HasSubstr("expected Adam, AdamW, SGD, RMSprop, Adagrad or Adadelta"));
 }
 
 }  // namespace

@@ -51,9 +51,8 @@ Trainer::Trainer(const Config& config, TrainerContext context)
   strategy_ = make_strategy(config_, model_, *layout_,
                             resumption_ ? resumption_->bucket_layout() : std::nullopt);
   if (layout_->degrees.pipeline > 1) model_.reset();
-  optimizer_ = make_optimizer(strategy_->trained(), config_.optimizer);
   if (resumption_) {
-    resumption_->restore(*strategy_, *optimizer_, context_.world);
+    resumption_->restore(*strategy_, context_.world);
   } else if (is_deferred()) {
     with_common_errors([this] { load_weights(); });
   }
@@ -101,7 +100,6 @@ void Trainer::load_weights() {
   const bool is_loaded = load_initial_weights(config_, strategy_->parts(), context_.world);
   if (!is_loaded) return;
   on_all_ranks(context_.world, [this] { weights_->check_unchanged(); });
-  strategy_->parts_were_filled();
 }
 
 void Trainer::open_run_folder() {
@@ -203,8 +201,8 @@ Trainer::StepSums Trainer::step(const Batch& batch) {
   }
   const double learning_rate =
       learning_rate_at(step_ + 1, config_.run.steps, config_.optimizer, config_.schedule);
-  strategy_->update([&] { optimizer_->step(learning_rate); });
-  optimizer_->zero_grad();
+  strategy_->step(learning_rate);
+  strategy_->optimizer().zero_grad();
   ++step_;
   report(sums.loss, gradient_norm, started, communicated);
   return sums;
@@ -306,7 +304,7 @@ void Trainer::begin_snapshot() {
     if (best_step_ == step_) mark_best();
     return;
   }
-  snapshot_writer_->begin(state(), model_.get(), *optimizer_);
+  snapshot_writer_->begin(state(), model_.get());
   if (!snapshot_writer_->writes_in_background()) finish_snapshot();
 }
 

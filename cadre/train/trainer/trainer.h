@@ -34,7 +34,6 @@
 #include "cadre/train/trainer/snapshots/resumption.h"
 #include "cadre/train/trainer/snapshots/snapshot_writer.h"
 #include "cadre/train/trainer/snapshots/train_state.h"
-#include "cadre/train/trainer/strategy/optimizer.h"
 #include "cadre/train/trainer/strategy/run_layout.h"
 #include "cadre/train/trainer/strategy/strategy.h"
 #include "cadre/train/trainer/tasks/task.h"
@@ -103,7 +102,7 @@ class Trainer {
   bool is_first_rank() const { return context_.world.rank() == 0; }
   // What divides the layers of a model, or connects its routers, takes a whole one.
   bool is_deferred() const {
-    return shards_parameters(config_.parallel) && !config_.parallel.divides_model() &&
+    return has_units(data_strategy(config_.parallel)) && !config_.parallel.divides_model() &&
            config_.model.experts == 0;
   }
 
@@ -119,7 +118,6 @@ class Trainer {
   int64_t num_parameters_ = 0;             // of the whole model
   std::optional<RunLayout> layout_;
   std::unique_ptr<Strategy> strategy_;
-  std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<SnapshotWriter> snapshot_writer_;
   std::unique_ptr<DataLoader> loader_;
   std::unique_ptr<DataLoader> held_out_loader_;

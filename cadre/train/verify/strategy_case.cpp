@@ -12,10 +12,6 @@ namespace {
 constexpr std::array kReshards{Reshard::kAfterForward, Reshard::kAfterBackward,
                                Reshard::kAfterReduction};
 
-bool is_sharded(VerifiedStrategy strategy) {
-  return strategy == VerifiedStrategy::kFsdp || strategy == VerifiedStrategy::kHsdp;
-}
-
 bool selects(std::string_view word, std::string_view name) {
   if (!name.starts_with(word)) return false;
   return name.size() == word.size() || name[word.size()] == '/' || name[word.size()] == '-';
@@ -47,27 +43,16 @@ void append_sharded(const StrategyCase& sharded, const StrategySpace& space,
 
 }  // namespace
 
-std::string_view name_of(VerifiedStrategy strategy) {
-  constexpr std::array<std::string_view, 5> kNames{"ddp", "zero1", "zero2", "fsdp", "hsdp"};
-  return kNames[static_cast<size_t>(strategy)];
-}
-
-std::string_view name_of(Reshard reshard) {
-  constexpr std::array<std::string_view, 4> kNames{"after_forward", "after_backward",
-                                                   "after_reduction", "onto_group"};
-  return kNames[static_cast<size_t>(reshard)];
-}
-
 std::string name_of(const StrategyCase& strategy, int world_size) {
-  std::string name(name_of(strategy.strategy));
-  if (strategy.strategy == VerifiedStrategy::kHsdp) {
+  std::string name(to_string(strategy.strategy));
+  if (strategy.strategy == DataStrategy::kHsdp) {
     const int num_ranks =
         world_size / (strategy.pipeline * strategy.expert * strategy.context * strategy.tensor);
     name += format("-{}x{}", strategy.num_replicas, std::max(1, num_ranks / strategy.num_replicas));
   }
   // The stages of a pipeline are not resharded by units.
-  if (is_sharded(strategy.strategy) && strategy.pipeline == 1)
-    name += format("/{}", name_of(strategy.reshard));
+  if (has_units(strategy.strategy) && strategy.pipeline == 1)
+    name += format("/{}", to_string(strategy.reshard));
   if (strategy.form == ShardForm::kMapped) name += "/mapped";
   if (strategy.num_parts > 1) name += "/accumulate";
   if (strategy.pipeline > 1) name += format("/pp-{}", strategy.pipeline);
@@ -80,14 +65,13 @@ std::string name_of(const StrategyCase& strategy, int world_size) {
 
 std::vector<StrategyCase> all_strategy_cases(const StrategySpace& space) {
   std::vector<StrategyCase> whole;
-  for (const auto strategy :
-       {VerifiedStrategy::kDdp, VerifiedStrategy::kZero1, VerifiedStrategy::kZero2}) {
+  for (const auto strategy : {DataStrategy::kDdp, DataStrategy::kZero1, DataStrategy::kZero2}) {
     whole.push_back({.strategy = strategy});
   }
-  append_sharded({.strategy = VerifiedStrategy::kFsdp}, space, whole);
+  append_sharded({.strategy = DataStrategy::kFsdp}, space, whole);
   for (int replicas = 2; replicas < space.world_size; ++replicas) {
     if (space.world_size % replicas != 0) continue;
-    append_sharded({.strategy = VerifiedStrategy::kHsdp, .num_replicas = replicas}, space, whole);
+    append_sharded({.strategy = DataStrategy::kHsdp, .num_replicas = replicas}, space, whole);
   }
   std::vector<StrategyCase> cases;
   for (const StrategyCase& strategy : whole) {

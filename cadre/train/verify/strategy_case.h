@@ -6,23 +6,20 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "cadre/core/base/export.h"
 #include "cadre/parallel/fsdp/options.h"
-#include "cadre/parallel/shard/flat_layout.h"
+#include "cadre/parallel/shard/data_strategy.h"
 
 namespace cadre {
 
-enum class VerifiedStrategy : uint8_t { kDdp, kZero1, kZero2, kFsdp, kHsdp };
-
 struct StrategyCase {
-  VerifiedStrategy strategy = VerifiedStrategy::kDdp;
-  Reshard reshard = Reshard::kAfterForward;  // for kFsdp and kHsdp
-  ShardForm form = ShardForm::kGathered;     // likewise
-  int reshard_group_size = 0;                // for Reshard::kOntoGroup
-  int num_replicas = 1;                      // for kHsdp: the size of the mesh's first axis
+  DataStrategy strategy = DataStrategy::kDdp;  // not kSingle
+  Reshard reshard = Reshard::kAfterForward;    // for kFsdp and kHsdp
+  ShardForm form = ShardForm::kGathered;       // likewise
+  int reshard_group_size = 0;                  // for Reshard::kOntoGroup
+  int num_replicas = 1;                        // for kHsdp: the size of the mesh's first axis
   // The number of parts of each rank's share of a batch, whose gradients are accumulated under
   // no_sync().
   int64_t num_parts = 1;
@@ -37,10 +34,6 @@ struct StrategyCase {
   friend bool operator==(const StrategyCase&, const StrategyCase&) = default;
 };
 
-// "ddp", "zero1", "zero2", "fsdp", "hsdp".
-CADRE_EXPORT std::string_view name_of(VerifiedStrategy strategy);
-// "after_forward", "after_backward", "after_reduction", "onto_group".
-CADRE_EXPORT std::string_view name_of(Reshard reshard);
 // "zero2", "fsdp/after_forward", "hsdp-2x4/after_forward/mapped/accumulate", "ddp/pp-2/tp-2": the
 // shape of hsdp's mesh is (replicas, shards) of those of `world_size` ranks that have equal parts
 // of the model.

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/core/base/error.h"
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/shard/gather_shards.h"
@@ -199,7 +200,7 @@ class ZeroTraining final : public DdpTraining<Program> {
                const StrategyCase& strategy)
       : DdpTraining<Program>(program, world, strategy, program->options.group_for(world),
                              options_of(strategy)),
-        has_shards_(strategy.strategy == VerifiedStrategy::kZero2),
+        has_shards_(strategy.strategy == DataStrategy::kZero2),
         optimizer_(this->model_, program->optimizer) {}
 
   std::vector<NamedTensor> gradients() override {
@@ -213,7 +214,7 @@ class ZeroTraining final : public DdpTraining<Program> {
 
  private:
   static DistributedDataParallelOptions options_of(const StrategyCase& strategy) {
-    return {.gradients = strategy.strategy == VerifiedStrategy::kZero2
+    return {.gradients = strategy.strategy == DataStrategy::kZero2
                              ? GradientPlacement::kSharded
                              : GradientPlacement::kReplicated};
   }
@@ -258,7 +259,7 @@ class ShardedTraining final : public FsdpTraining<Program> {
   static parallel::ShardGroups groups_of(const Program& program, const ProcessGroup& world,
                                          const StrategyCase& strategy) {
     const auto& group_for = program.options.group_for;
-    if (strategy.strategy == VerifiedStrategy::kFsdp) {
+    if (strategy.strategy == DataStrategy::kFsdp) {
       parallel::ShardGroups groups = parallel::ShardGroups::of(world);
       groups.all = group_for(world);
       return groups;
@@ -282,10 +283,14 @@ std::unique_ptr<SteppedTraining> make_wrapped_training(const std::shared_ptr<Pro
                                                        const ProcessGroup& world,
                                                        const StrategyCase& strategy) {
   switch (strategy.strategy) {
-    case VerifiedStrategy::kDdp:
+    case DataStrategy::kSingle:
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          "verify: kSingle is the reference and no strategy of several ranks; choose another");
+    case DataStrategy::kDdp:
       return std::make_unique<ReplicatedTraining<Program>>(program, world, strategy);
-    case VerifiedStrategy::kZero1:
-    case VerifiedStrategy::kZero2:
+    case DataStrategy::kZero1:
+    case DataStrategy::kZero2:
       return std::make_unique<ZeroTraining<Program>>(program, world, strategy);
     default:
       return std::make_unique<ShardedTraining<Program>>(program, world, strategy);

@@ -41,7 +41,12 @@ struct VerifiedOptimizer<torch::optim::RMSpropOptions> {
 template <>
 struct VerifiedOptimizer<torch::optim::AdagradOptions> {
   using Plain = torch::optim::Adagrad;
-  using OnRanks = torch::optim::Adagrad;
+  using OnRanks = Adagrad;
+};
+template <>
+struct VerifiedOptimizer<AdadeltaOptions> {
+  using Plain = Adadelta;
+  using OnRanks = Adadelta;
 };
 
 template <typename Options>

@@ -42,8 +42,8 @@ namespace cadre {
 // reference, which is a world of one process, and has all ranks under a strategy. A captured group
 // of several ranks is refused in the reference; a number of ranks that was read from it before is
 // the caller's error, and cannot be noticed. A module or loss that draws random numbers (dropout)
-// differs between ranks: disable it. optimizer: options of AdamW, Adam, SGD, RMSprop or Adagrad.
-// All ranks pass equal arguments.
+// differs between ranks: disable it. optimizer: options of AdamW, Adam, SGD, RMSprop, Adagrad or
+// Adadelta. All ranks pass equal arguments.
 template <MakesModule MakeModule, std::invocable<int64_t> MakeBatch, typename Loss,
           verify::VerifiableOptions OptimizerOptions>
 VerifyReport verify_strategies(const ProcessGroup& world, MakeModule make_module,

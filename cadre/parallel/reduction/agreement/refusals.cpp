@@ -70,9 +70,9 @@ void refuse_exchange(const Wrapper& wrapper, const std::string& ranks,
       format("{}: a collective of cadre::functional ran in this backward() on {}, and the ranks "
              "have unequal numbers of samples ({} on rank 0, {} on rank {}). It adds the gradients "
              "of other ranks before the wrapper can weight them, so the result would not be the "
-             "gradient of the mean over all samples. Set weighting = GradientWeighting::kEqual on "
-             "all ranks, and let each rank's loss be the sum over its samples, times world_size, "
-             "divided by the number of samples of all ranks; or give all ranks equally many "
+             "gradient of the mean over all samples. Set weighting = GradientWeighting::kSum on "
+             "all ranks, and let each rank's loss be the sum over its samples, divided by the "
+             "number of samples of all ranks; or give all ranks equally many "
              "samples. The parameters are unchanged: zero the gradients and continue",
              wrapper.place(), ranks, samples.of_0, samples.of_other, samples.other));
 }

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "cadre/parallel/shard/flat_layout.h"
+#include "cadre/parallel/shard/data_strategy.h"
 
 namespace cadre::train {
 
@@ -106,6 +106,8 @@ struct ParallelConfig {
   bool divides_model() const { return tensor > 1 || pipeline > 1 || context > 1 || expert > 1; }
 };
 
+// parallel.strategy.
+DataStrategy data_strategy(const ParallelConfig& parallel);
 // The form for fsdp and hsdp. "auto" is mapped, unless the shards are offloaded to files.
 ShardForm shard_form(const ParallelConfig& parallel);
 

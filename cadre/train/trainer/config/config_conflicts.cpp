@@ -61,7 +61,7 @@ std::optional<ConfigConflict> find_parallel_conflict(const ParallelConfig& paral
                           "is mapped, but parallel.offload keeps the parameters in files, from "
                           "which they are gathered: choose auto, or parallel.offload=none"};
   }
-  if (parallel.strategy == "fsdp" || parallel.strategy == "hsdp") return std::nullopt;
+  if (has_units(data_strategy(parallel))) return std::nullopt;
   const std::array<std::pair<const char*, std::string>, 2> dtypes = {
       {{"parallel.parameter_dtype", parallel.parameter_dtype},
        {"parallel.reduce_dtype", parallel.reduce_dtype}}};

@@ -389,6 +389,11 @@ std::string check_value(const ConfigField& field) {
   return "";
 }
 
+// REQUIRES: a value that the key allows, which parse_config() has checked.
+DataStrategy data_strategy(const ParallelConfig& parallel) {
+  return parse_data_strategy(parallel.strategy).value();
+}
+
 ShardForm shard_form(const ParallelConfig& parallel) {
   const bool is_mapped =
       parallel.form == "mapped" || (parallel.form == "auto" && parallel.offload == "none");

@@ -26,7 +26,7 @@ bool is_step_schedule(const Config& config) {
   return config.schedule.kind == "step";
 }
 bool shards_model(const Config& config) {
-  return config.parallel.strategy == "fsdp" || config.parallel.strategy == "hsdp";
+  return has_units(data_strategy(config.parallel));
 }
 bool has_pipeline(const Config& config) {
   return config.parallel.pipeline > 1;
@@ -68,7 +68,8 @@ constexpr std::array<Condition, 38> kConditions{{
     {"schedule.step_size", is_step_schedule},
     {"schedule.gamma", is_step_schedule},
     {"run.evaluate_tokens", is_text},
-    {"parallel.replicas", [](const Config& config) { return config.parallel.strategy == "hsdp"; }},
+    {"parallel.replicas",
+     [](const Config& config) { return data_strategy(config.parallel) == DataStrategy::kHsdp; }},
     {"parallel.form", shards_model},
     {"parallel.reshard", shards_model},
     {"parallel.offload", shards_model},

@@ -145,7 +145,8 @@ std::optional<ConfigConflict> find_unsupported(const Config& config) {
         "compute and reduce in float32: choose float32"};
   }
   if (parallel.pipeline == 1) return std::nullopt;
-  if (parallel.strategy == "zero1" || parallel.strategy == "zero2") {
+  if (const DataStrategy strategy = data_strategy(parallel);
+      strategy == DataStrategy::kZero1 || strategy == DataStrategy::kZero2) {
     return ConfigConflict{
         "parallel.strategy",
         cadre::format("is {}, which the stages of a pipeline do not have: choose ddp, or fsdp, "
@@ -169,7 +170,7 @@ std::optional<ConfigConflict> find_unsupported(const Config& config) {
                       config.run.accumulate)};
   }
   const bool has_both_ends = parallel.schedule == "zb-v" || parallel.schedule == "dualpipe-v";
-  const bool is_sharded = parallel.strategy == "fsdp" || parallel.strategy == "hsdp";
+  const bool is_sharded = has_units(data_strategy(parallel));
   if (has_both_ends && is_sharded && config.model.tied) {
     return ConfigConflict{
         "parallel.schedule",

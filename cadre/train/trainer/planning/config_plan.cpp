@@ -42,20 +42,6 @@ std::shared_ptr<Model> make_model(const Config& config) {
   return make_image_classifier(config.model, 0);
 }
 
-PlanStrategy strategy_of(const std::string& name) {
-  for (const PlanStrategy strategy :
-       {PlanStrategy::kSingle, PlanStrategy::kDdp, PlanStrategy::kZero1, PlanStrategy::kZero2,
-        PlanStrategy::kFsdp}) {
-    if (name == to_string(strategy)) return strategy;
-  }
-  return PlanStrategy::kHsdp;
-}
-
-Reshard reshard_named(const std::string& name) {
-  if (name == "after_forward") return Reshard::kAfterForward;
-  return name == "after_backward" ? Reshard::kAfterBackward : Reshard::kAfterReduction;
-}
-
 // The states of the optimizers in train/trainer/strategy/optimizer.cpp.
 PlanOptions::Optimizer optimizer_sizes(const OptimizerConfig& config) {
   const int decay = config.weight_decay > 0 ? 1 : 0;  // a copy of the gradient
@@ -69,25 +55,22 @@ PlanOptions::Optimizer optimizer_sizes(const OptimizerConfig& config) {
 
 PlanOptions plan_options(const Config& config, const Processes& processes) {
   const ParallelConfig& parallel = config.parallel;
-  PlanOptions options = {.strategy = strategy_of(parallel.strategy),
+  PlanOptions options = {.strategy = data_strategy(parallel),
                          .num_ranks = processes.count,
                          .ranks_per_host = processes.per_host,
                          .optimizer = optimizer_sizes(config.optimizer),
                          .accumulate = config.run.accumulate,
-                         .reshard = reshard_named(parallel.reshard)};
-  if (options.strategy == PlanStrategy::kHsdp) {
+                         .reshard = reshard_of(parallel)};
+  if (options.strategy == DataStrategy::kHsdp) {
     options.num_replicas = static_cast<int>(parallel.replicas);
   }
   if (!has_units(options.strategy)) return options;
   options.is_mapped = shard_form(parallel) == ShardForm::kMapped;
-  const auto dtype_named = [](const std::string& name) {
-    return name == "bfloat16" ? DType::kBfloat16 : DType::kFloat32;
-  };
   if (parallel.parameter_dtype != "float32") {
-    options.parameter_dtype = dtype_named(parallel.parameter_dtype);
+    options.parameter_dtype = parse_dtype(parallel.parameter_dtype);
   }
   if (parallel.reduce_dtype != parallel.parameter_dtype) {
-    options.reduce_dtype = dtype_named(parallel.reduce_dtype);
+    options.reduce_dtype = parse_dtype(parallel.reduce_dtype);
   }
   return options;
 }

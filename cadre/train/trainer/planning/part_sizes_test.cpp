@@ -3,6 +3,7 @@
 #include "cadre/train/trainer/planning/part_sizes.h"
 
 #include <gtest/gtest.h>
+#include <torch/optim/optimizer.h>
 
 #include <algorithm>
 #include <map>
@@ -18,7 +19,6 @@
 #include "cadre/train/data/text_corpus.h"
 #include "cadre/train/trainer/planning/config_plan.h"
 #include "cadre/train/trainer/run/run_setup.h"
-#include "cadre/train/trainer/strategy/optimizer.h"
 #include "cadre/train/trainer/strategy/strategy.h"
 
 namespace cadre::train {
@@ -98,22 +98,21 @@ class PartSizes : public TrainerTest, public ::testing::WithParamInterface<Plann
     const int64_t before = memory.bytes(rank);
     const auto strategy =
         make_strategy(config, make_initial_model(config, *task), layout, std::nullopt);
-    const auto optimizer = make_optimizer(strategy->trained(), config.optimizer);
     Measured measured;
-    for (const TrainedTensor& trained : strategy->trained()) {
-      if (trained.tensor.numel() > 0) measured.parameters[trained.name] = trained.tensor.numel();
+    for (const SnapshotTensor& part : strategy->parts().parameters) {
+      if (part.values.numel() > 0) measured.parameters[part.name] = part.values.numel();
     }
     std::vector<std::string> axes = {"pp", "cp", "tp"};
     if (config.model.experts > 0) axes.emplace_back("ep");
     std::map<std::string, size_t> first;
     // The first step of a pipeline also announces shapes.
     for (int step = 0; step < 2; ++step) {
-      optimizer->zero_grad();
+      strategy->optimizer().zero_grad();
       for (const std::string& axis : axes) {
         first[axis] = layout.mesh->group(axis).communicator().flight_record().entries.size();
       }
       (void)strategy->backward(*task, batch, {});
-      strategy->update([&] { optimizer->step(1e-3); });
+      strategy->step(1e-3);
     }
     const int64_t activation =
         batch.data.numel() / layout.degrees.context * config.model.width * int64_t{sizeof(float)};

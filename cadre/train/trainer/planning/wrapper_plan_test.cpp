@@ -128,7 +128,7 @@ void expect_plan(Model& model, Optimizer& optimizer, const std::vector<ProcessGr
   // A plan is one of the trainer, whose optimizer does not compare options before each step, as a
   // ShardedOptimizer does.
   StepTraffic planned = plan.traffic;
-  if (has_units(options.strategy)) add_call(planned.all_reduce, optim_state::kStepMessageBytes);
+  if (has_units(options.strategy)) add_call(planned.all_reduce, shard::kStepMessageBytes);
   expect_calls(traffic.all_reduce, planned.all_reduce, "all_reduce");
   expect_calls(traffic.all_gather, planned.all_gather, "all_gather");
   expect_calls(traffic.reduce_scatter, planned.reduce_scatter, "reduce_scatter");
@@ -170,15 +170,15 @@ TEST_P(PlanOfWrapper, IsWhatEachRankAllocatesAndMoves) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-constexpr auto kPlanFsdp = PlanStrategy::kFsdp;
+constexpr auto kPlanFsdp = DataStrategy::kFsdp;
 INSTANTIATE_TEST_SUITE_P(
     Cases, PlanOfWrapper,
     ::testing::Values(
-        PlanCase{"ddp", 2, {.strategy = PlanStrategy::kDdp}},
-        PlanCase{"ddp_accumulating", 3, {.strategy = PlanStrategy::kDdp, .accumulate = 2}},
-        PlanCase{"zero1", 3, {.strategy = PlanStrategy::kZero1}},
-        PlanCase{"zero2", 3, {.strategy = PlanStrategy::kZero2}},
-        PlanCase{"zero2_accumulating", 2, {.strategy = PlanStrategy::kZero2, .accumulate = 3}},
+        PlanCase{"ddp", 2, {.strategy = DataStrategy::kDdp}},
+        PlanCase{"ddp_accumulating", 3, {.strategy = DataStrategy::kDdp, .accumulate = 2}},
+        PlanCase{"zero1", 3, {.strategy = DataStrategy::kZero1}},
+        PlanCase{"zero2", 3, {.strategy = DataStrategy::kZero2}},
+        PlanCase{"zero2_accumulating", 2, {.strategy = DataStrategy::kZero2, .accumulate = 3}},
         PlanCase{"fsdp", 3, {.strategy = kPlanFsdp}},
         PlanCase{"fsdp_alone", 1, {.strategy = kPlanFsdp}},
         PlanCase{"fsdp_without_prefetch", 2, {.strategy = kPlanFsdp, .num_prefetched = 0}},
@@ -200,7 +200,7 @@ INSTANTIATE_TEST_SUITE_P(
         // No output of the first layer requires a gradient, and those of the fourth do.
         PlanCase{"fsdp_frozen", 2, {.strategy = kPlanFsdp}, {"last", "layer0", "layer3"}},
         PlanCase{"fsdp_mapped", 3, {.strategy = kPlanFsdp, .is_mapped = true}},
-        PlanCase{"hsdp", 4, {.strategy = PlanStrategy::kHsdp, .num_replicas = 2}}),
+        PlanCase{"hsdp", 4, {.strategy = DataStrategy::kHsdp, .num_replicas = 2}}),
     [](const auto& test) { return std::string(test.param.name); });
 
 TEST(PlanOptions, HaveTheDefaultsOfTheClasses) {

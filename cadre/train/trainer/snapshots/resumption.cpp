@@ -2,7 +2,9 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <c10/util/Exception.h>
+#include <torch/optim/rmsprop.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -13,7 +15,9 @@
 #include "cadre/core/base/fnv1a.h"
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/files/file.h"
+#include "cadre/tensor/optim/optimizers.h"
 #include "cadre/train/checkpoint/file_digests.h"
+#include "cadre/train/checkpoint/optimizer_state.h"
 #include "cadre/train/checkpoint/safetensors.h"
 #include "cadre/train/checkpoint/sharded_load.h"
 #include "cadre/train/checkpoint/snapshot_folder.h"
@@ -81,16 +85,17 @@ Error with_remedy(const Error& error, const std::string& snapshot) {
   return Error(error.code(), cadre::format("{}; {}", error.message(), remedy_for(snapshot)));
 }
 
-std::vector<NamedTensor> named(const std::vector<ParameterState>& states) {
-  std::vector<NamedTensor> named;
-  for (const ParameterState& state : states) {
-    for (const auto* tensors : {&state.tensors, &state.scalars}) {
-      for (const auto& [key, tensor] : *tensors) {
-        named.emplace_back(cadre::format("{}.{}", state.parameter, key), tensor);
-      }
-    }
+// Earlier versions did not count the steps of RMSprop and Adadelta, whose updates do not depend on
+// them.
+void add_missing_steps(std::vector<ParameterState>& states, int64_t step,
+                       const torch::optim::Optimizer& optimizer) {
+  const bool has_unused_steps = dynamic_cast<const torch::optim::RMSprop*>(&optimizer) != nullptr ||
+                                dynamic_cast<const Adadelta*>(&optimizer) != nullptr;
+  if (!has_unused_steps) return;
+  for (ParameterState& state : states) {
+    if (state.scalars.empty())
+      state.scalars.emplace_back("step", at::scalar_tensor(step, at::kLong));
   }
-  return named;
 }
 
 // The states in a file of whole optimizer states, as tensors of this rank. A state is sharded in
@@ -104,7 +109,8 @@ SnapshotParts states_in(const std::string& path, const std::vector<SnapshotTenso
         std::ranges::find(parameters, name.substr(0, name.rfind('.')), &SnapshotTensor::name);
     if (parameter == parameters.end() || (shape.empty() && !parameter->sizes.empty())) {
       // One value for the whole parameter, or a state that the optimizer will refuse by name.
-      states.parameters.push_back(whole_tensor(name, at::empty(shape, at::kFloat)));
+      const at::ScalarType dtype = scalar_type_of(file.find(name)->dtype).value_or(at::kFloat);
+      states.parameters.push_back(whole_tensor(name, at::empty(shape, dtype)));
       continue;
     }
     SnapshotTensor& state = states.parameters.emplace_back(*parameter);
@@ -180,12 +186,13 @@ void Resumption::throw_wrong_generator(const std::string& problem) const {
                             snapshot_, problem));
 }
 
-void Resumption::restore(Strategy& strategy, Optimizer& optimizer,
-                         const ProcessGroup& world) const {
+void Resumption::restore(Strategy& strategy, const ProcessGroup& world) const {
   try {
-    const std::vector<NamedTensor> states = load(strategy.parts(), world);
+    const SnapshotParts parts = strategy.parts();
+    std::vector<ParameterState> states = load(parts, world);
     strategy.parts_were_filled();
-    optimizer.load_state(states);
+    add_missing_steps(states, state_.step, strategy.local_optimizer());
+    load_state_dict(strategy.local_optimizer(), parts.parameters, states);
   } catch (const Error& error) {
     if (is_group_failure(error)) throw;
     if (error.code() != ErrorCode::kInvalidArgument) {
@@ -200,11 +207,9 @@ void Resumption::restore(Strategy& strategy, Optimizer& optimizer,
 }
 
 // Fills the model; returns this rank's optimizer state.
-std::vector<NamedTensor> Resumption::load(const SnapshotParts& parts,
-                                          const ProcessGroup& world) const {
-  if (state_.format >= kFirstFormatInParts) {
-    return named(load_sharded(snapshot_, parts, world).optimizer);
-  }
+std::vector<ParameterState> Resumption::load(const SnapshotParts& parts,
+                                             const ProcessGroup& world) const {
+  if (state_.format >= kFirstFormatInParts) return load_sharded(snapshot_, parts, world).optimizer;
   const std::string model_path = cadre::format("{}/{}", snapshot_, kModelFile);
   const std::string optimizer_path = cadre::format("{}/{}", snapshot_, kOptimizerFile);
   SnapshotParts states;
@@ -220,10 +225,10 @@ std::vector<NamedTensor> Resumption::load(const SnapshotParts& parts,
   const LoadOptions options = {.with_optimizer = false, .with_digests = false};
   load_sharded(model_path, parts, world, options);
   load_sharded(optimizer_path, states, world, options);
-  std::vector<NamedTensor> tensors;
+  std::vector<NamedTensor> named;
   for (const SnapshotTensor& state : states.parameters)
-    tensors.emplace_back(state.name, state.values);
-  return tensors;
+    named.emplace_back(state.name, state.values);
+  return states_by_parameter(named);
 }
 
 }  // namespace cadre::train

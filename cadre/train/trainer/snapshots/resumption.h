@@ -16,7 +16,6 @@
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/train/trainer/config/config.h"
 #include "cadre/train/trainer/snapshots/train_state.h"
-#include "cadre/train/trainer/strategy/optimizer.h"
 #include "cadre/train/trainer/strategy/strategy.h"
 #include "cadre/train/trainer/tasks/task.h"
 
@@ -38,12 +37,12 @@ class Resumption {
   // Restores the default generator of this rank, if the snapshot has its state. Local.
   void restore_generator(Rank rank) const;
   // Fills this rank's tensors of the model and of the optimizer's state.
-  void restore(Strategy& strategy, Optimizer& optimizer, const ProcessGroup& world) const;
+  void restore(Strategy& strategy, const ProcessGroup& world) const;
 
  private:
   Resumption(std::string snapshot, TrainState state, std::vector<std::string> remarks);
 
-  std::vector<NamedTensor> load(const SnapshotParts& parts, const ProcessGroup& world) const;
+  std::vector<ParameterState> load(const SnapshotParts& parts, const ProcessGroup& world) const;
   [[noreturn]] void throw_wrong_generator(const std::string& problem) const;
 
   std::string snapshot_;

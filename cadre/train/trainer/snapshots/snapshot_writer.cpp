@@ -2,51 +2,30 @@
 
 #include <ATen/ops/full.h>
 
-#include <map>
 #include <utility>
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/train/checkpoint/optimizer_state.h"
 #include "cadre/train/checkpoint/sharded_save.h"
 #include "cadre/train/trainer/models/model.h"
 
 namespace cadre::train {
-namespace {
-
-// Assigns tensors "<parameter>.<state>" to parameters. A tensor without dimensions is one value for
-// the whole parameter, because shards have one dimension.
-std::vector<ParameterState> states_by_parameter(const std::vector<NamedTensor>& named) {
-  std::vector<ParameterState> states;
-  std::map<std::string, size_t> places;
-  for (const auto& [name, tensor] : named) {
-    const size_t dot = name.rfind('.');
-    const std::string parameter = name.substr(0, dot);
-    const auto [place, is_new] = places.emplace(parameter, states.size());
-    if (is_new) states.push_back({.parameter = parameter});
-    ParameterState& state = states[place->second];
-    (tensor.dim() == 0 ? state.scalars : state.tensors).emplace_back(name.substr(dot + 1), tensor);
-  }
-  return states;
-}
-
-}  // namespace
-
-SnapshotWriter::SnapshotWriter(SnapshotFolder folder, const ProcessGroup& world,
-                               const Strategy& strategy, const std::string& strategy_name)
+SnapshotWriter::SnapshotWriter(SnapshotFolder folder, const ProcessGroup& world, Strategy& strategy,
+                               const std::string& strategy_name)
     : folder_(std::move(folder)), world_(world), strategy_(strategy) {
   if (!strategy.holds_parts()) return;
   check_savable(strategy.parts(), world_);
   saver_ = std::make_unique<SnapshotSaver>(folder_, world_, SaveOptions{.strategy = strategy_name});
 }
 
-void SnapshotWriter::begin(const TrainState& state, const Model* model,
-                           const Optimizer& optimizer) {
+void SnapshotWriter::begin(const TrainState& state, const Model* model) {
   if (!saver_) {
-    begun_ = {state.step, write_whole(state, *model, optimizer)};
+    begun_ = {state.step, write_whole(state, *model)};
     return;
   }
   SnapshotParts parts = strategy_.parts();
-  parts.optimizer = states_by_parameter(optimizer.state());
+  parts.optimizer = state_dict(strategy_.local_optimizer(), parts.parameters, {.is_shared = true});
   parts.extra = state_text(state);
   // It throws nothing: finish() has returned the outcome of the previous save.
   saver_->save(state.step, parts);
@@ -85,13 +64,14 @@ void SnapshotWriter::close() {
 }
 
 // All ranks learn whether rank 0 has written the files; only rank 0 has the reason of a failure.
-Status SnapshotWriter::write_whole(const TrainState& state, const Model& model,
-                                   const Optimizer& optimizer) {
+Status SnapshotWriter::write_whole(const TrainState& state, const Model& model) {
   Status status;
   try {
     if (world_.rank() == 0) {
       folder_.save(state.step, [&](const std::string& folder) {
-        write_train_state(folder, state, model, optimizer.state()).value_or_throw();
+        const std::vector<ParameterState> states = state_dict(
+            strategy_.local_optimizer(), strategy_.parts().parameters, {.is_shared = true});
+        write_train_state(folder, state, model, states).value_or_throw();
       });
     }
   } catch (const Error& error) {

@@ -18,7 +18,6 @@
 #include "cadre/train/checkpoint/snapshot_folder.h"
 #include "cadre/train/checkpoint/snapshot_saver.h"
 #include "cadre/train/trainer/snapshots/train_state.h"
-#include "cadre/train/trainer/strategy/optimizer.h"
 #include "cadre/train/trainer/strategy/strategy.h"
 
 namespace cadre::train {
@@ -41,11 +40,11 @@ class SnapshotWriter {
   };
 
   // strategy_name: written to the manifest for information.
-  SnapshotWriter(SnapshotFolder folder, const ProcessGroup& world, const Strategy& strategy,
+  SnapshotWriter(SnapshotFolder folder, const ProcessGroup& world, Strategy& strategy,
                  const std::string& strategy_name);
 
   // model: null if the strategy holds parts. REQUIRES: finish() since the last begin().
-  void begin(const TrainState& state, const Model* model, const Optimizer& optimizer);
+  void begin(const TrainState& state, const Model* model);
   // Waits until the last snapshot that was begun is complete or has failed; nullopt if its outcome
   // was returned already.
   std::optional<Outcome> finish();
@@ -58,11 +57,11 @@ class SnapshotWriter {
   bool writes_in_background() const { return saver_ != nullptr; }
 
  private:
-  Status write_whole(const TrainState& state, const Model& model, const Optimizer& optimizer);
+  Status write_whole(const TrainState& state, const Model& model);
 
   SnapshotFolder folder_;
   ProcessGroup world_;
-  const Strategy& strategy_;
+  Strategy& strategy_;
   std::unique_ptr<SnapshotSaver> saver_;  // null: whole files
   std::optional<Outcome> begun_;
 };

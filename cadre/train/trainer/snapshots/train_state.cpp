@@ -5,6 +5,7 @@
 #include <array>
 #include <charconv>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
@@ -136,15 +137,41 @@ TrainState state_in_manifest(const SnapshotReader& reader) {
 
 Status write_train_state(const std::string& folder, const TrainState& state,
                          const torch::nn::Module& model,
-                         const std::vector<NamedTensor>& optimizer_state) {
+                         std::span<const ParameterState> optimizer) {
   const auto path_of = [&](std::string_view file) { return cadre::format("{}/{}", folder, file); };
   CADRE_RETURN_IF_ERROR(
       write_safetensors(path_of(kModelFile), named_state(model), {{"format", "pt"}}));
-  CADRE_RETURN_IF_ERROR(write_safetensors(path_of(kOptimizerFile), optimizer_state));
+  CADRE_RETURN_IF_ERROR(write_safetensors(path_of(kOptimizerFile), named_states(optimizer)));
   const std::string text = to_json(state, kFormatOfWholeFiles).dump(2) + "\n";
   const std::array<ConstBytes, 1> pieces = {std::as_bytes(std::span(text))};
   CADRE_RETURN_IF_ERROR(os::write_file(folder + "/state.json", pieces));
   return write_digests(folder, kFiles);
+}
+
+std::vector<NamedTensor> named_states(std::span<const ParameterState> states) {
+  std::vector<NamedTensor> named;
+  for (const ParameterState& state : states) {
+    for (const auto* tensors : {&state.tensors, &state.scalars}) {
+      for (const auto& [key, tensor] : *tensors) {
+        named.emplace_back(cadre::format("{}.{}", state.parameter, key), tensor);
+      }
+    }
+  }
+  return named;
+}
+
+std::vector<ParameterState> states_by_parameter(const std::vector<NamedTensor>& named) {
+  std::vector<ParameterState> states;
+  std::map<std::string, size_t> places;
+  for (const auto& [name, tensor] : named) {
+    const size_t dot = name.rfind('.');
+    const std::string parameter = name.substr(0, dot);
+    const auto [place, is_new] = places.emplace(parameter, states.size());
+    if (is_new) states.push_back({.parameter = parameter});
+    ParameterState& state = states[place->second];
+    (tensor.dim() == 0 ? state.scalars : state.tensors).emplace_back(name.substr(dot + 1), tensor);
+  }
+  return states;
 }
 
 std::string state_text(const TrainState& state) {

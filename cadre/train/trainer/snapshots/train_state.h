@@ -10,12 +10,14 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "cadre/core/base/error.h"
 #include "cadre/train/checkpoint/module_file.h"
+#include "cadre/train/checkpoint/snapshot_parts.h"
 #include "cadre/train/data/data_loader.h"
 #include "cadre/train/trainer/config/config.h"
 #include "cadre/train/trainer/tasks/task.h"
@@ -48,10 +50,13 @@ inline constexpr std::string_view kModelFile = "model.safetensors";
 inline constexpr std::string_view kOptimizerFile = "optimizer.safetensors";
 
 // Fills an empty folder: model.safetensors, optimizer.safetensors, state.json, and B2SUMS with the
-// digests of these three. optimizer_state: that of whole parameters, from Optimizer::state().
+// digests of these three. optimizer: the states of whole parameters.
 Status write_train_state(const std::string& folder, const TrainState& state,
-                         const torch::nn::Module& model,
-                         const std::vector<NamedTensor>& optimizer_state);
+                         const torch::nn::Module& model, std::span<const ParameterState> optimizer);
+// The states of parameters by the names in optimizer.safetensors, "<parameter>.<state>".
+std::vector<NamedTensor> named_states(std::span<const ParameterState> states);
+// The reverse. A tensor without dimensions is one value for the whole parameter.
+std::vector<ParameterState> states_by_parameter(const std::vector<NamedTensor>& named);
 
 // The state as JSON, for a sharded snapshot.
 std::string state_text(const TrainState& state);

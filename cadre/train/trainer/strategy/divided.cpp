@@ -18,10 +18,6 @@ at::Tensor Divided::infer(const at::Tensor& data) {
   return division_.whole_logits(replicas_->infer(division_.padded(data)), data.size(1));
 }
 
-std::vector<TrainedTensor> Divided::trained() const {
-  return division_.trained(owned_shards());
-}
-
 std::vector<ParameterShard> Divided::gradient_shards() const {
   const std::vector<ParameterShard> shards = replicas_->gradient_shards();
   return shards.empty() ? division_.records() : shards;

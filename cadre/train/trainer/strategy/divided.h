@@ -25,14 +25,13 @@ class Divided final : public ForwardStrategy {
   void set_rows(const SampledRows& rows) override { replicas_->set_rows(rows); }
   Model& model() override { return replicas_->model(); }
   bool has_whole_model() const override { return false; }
-  std::vector<TrainedTensor> trained() const override;
   std::vector<ParameterShard> gradient_shards() const override;
   std::vector<ParameterShard> owned_shards() const override;
   double clip_gradients(double max_norm) override;
-  void update(const std::function<void()>& step) override { replicas_->update(step); }
+  torch::optim::Optimizer& optimizer() override { return replicas_->optimizer(); }
+  torch::optim::Optimizer& local_optimizer() override { return replicas_->local_optimizer(); }
   SnapshotParts parts() const override { return division_.snapshot_parts(owned_shards()); }
   bool holds_parts() const override { return true; }
-  void parts_were_filled() override { replicas_->parts_were_filled(); }
   std::optional<BucketLayout> learned_layout() const override {
     return replicas_->learned_layout();
   }
@@ -43,7 +42,6 @@ class Divided final : public ForwardStrategy {
   double share_of_step(int64_t num_rows, int64_t num_samples) const override {
     return division_.share_of_step(num_rows, num_samples);
   }
-  double gradient_factor() const override { return division_.gradient_factor(); }
   void finish_gradients() override;
 
  private:

@@ -45,8 +45,7 @@ ModelDivision::ModelDivision(const Gpt& whole, const std::vector<std::shared_ptr
       num_tokens_(whole.context()),
       vocabulary_(whole.vocabulary()),
       pads_(config.parallel.sequence || config.parallel.context > 1),
-      averaged_axes_(data_axis_names(config.parallel)),
-      num_averaged_(layout.degrees.data) {
+      reduced_axes_(data_axis_names(config.parallel)) {
   const ParallelConfig& parallel = config.parallel;
   for (const auto& parameter : whole.named_parameters()) {
     num_dims_[parameter.key()] = parameter.value().dim();
@@ -57,6 +56,7 @@ ModelDivision::ModelDivision(const Gpt& whole, const std::vector<std::shared_ptr
         ContextParallelOptions{
             .num_tokens = num_tokens_,
             .form = parallel.attention == "ring" ? ContextForm::kRing : ContextForm::kAllToAll});
+    token_group_ = context_->group();
   }
   for (const auto& part : parts) {
     std::vector<PlanEntry> plan;  // empty: all is whole
@@ -69,22 +69,17 @@ ModelDivision::ModelDivision(const Gpt& whole, const std::vector<std::shared_ptr
     if (context_) set_context_parallel(*part, *context_);
   }
   if (config.model.experts > 0) {  // in one part, as check_layout() has required
-    token_axes_ = token_axes(parallel);
-    experts_.emplace(*parts[0], mesh_.slice(token_axes_));
+    const std::vector<std::string> axes = token_axes(parallel);
+    experts_.emplace(*parts[0], mesh_.slice(axes));
     records_ = experts_->parameter_shards();
+    token_group_ = mesh_.joint_group(axes);
   }
 }
 
 at::Tensor ModelDivision::loss(const at::Tensor& logits, const at::Tensor& targets) const {
-  const auto loss_of = [&](const at::Tensor& own, LossReduction reduction) {
-    return vocab_parallel_cross_entropy(logits, own, mesh_.group("tp"),
-                                        {.vocabulary = vocabulary_, .reduction = reduction});
-  };
-  if (!context_ && !experts_) return loss_of(targets, LossReduction::kMean);
-  const at::Tensor own = context_ ? context_->shard(targets, 1) : targets;
-  const at::Tensor sum = loss_of(own, LossReduction::kSum);
-  return experts_ ? experts_->mean_over_tokens(sum, own.numel())
-                  : context_->mean_over_tokens(sum, own.numel());
+  return vocab_parallel_cross_entropy(logits, context_ ? context_->shard(targets, 1) : targets,
+                                      mesh_.group("tp"),
+                                      {.vocabulary = vocabulary_, .token_group = token_group_});
 }
 
 double ModelDivision::share_of_step(int64_t num_rows, int64_t num_samples) const {
@@ -92,7 +87,7 @@ double ModelDivision::share_of_step(int64_t num_rows, int64_t num_samples) const
   auto samples = static_cast<double>(num_samples);
   if (experts_) {
     const at::Tensor sums = at::tensor({rows, samples}, at::kDouble);
-    mesh_.joint_group(token_axes_).all_reduce(sums);
+    token_group_->all_reduce(sums);
     rows = sums[0].item<double>();
     samples = sums[1].item<double>();
   }
@@ -119,7 +114,7 @@ void ModelDivision::sum_gradients(const std::vector<at::Tensor>& parameters) con
 
 void ModelDivision::sum_gradients(const std::vector<ParameterShard>& records) const {
   if (experts_) {
-    experts_->sum_gradients(records, {.reduced_axes = averaged_axes_});
+    experts_->sum_gradients(records, {.reduced_axes = reduced_axes_});
     return;
   }
   std::vector<at::Tensor> tensors;
@@ -134,15 +129,6 @@ SnapshotParts ModelDivision::snapshot_parts(const std::vector<ParameterShard>& r
     if (tensor.sizes.size() > plain_dims) join_first_dims(tensor);
   }
   return parts;
-}
-
-std::vector<TrainedTensor> ModelDivision::trained(
-    const std::vector<ParameterShard>& records) const {
-  std::vector<TrainedTensor> trained;
-  for (const ParameterShard& record : records) {
-    trained.push_back({record.name, record.values, is_decayed(record.name)});
-  }
-  return trained;
 }
 
 }  // namespace cadre::train

@@ -24,7 +24,6 @@
 #include "cadre/train/checkpoint/snapshot_parts.h"
 #include "cadre/train/trainer/config/config.h"
 #include "cadre/train/trainer/models/gpt.h"
-#include "cadre/train/trainer/strategy/optimizer.h"
 #include "cadre/train/trainer/strategy/run_layout.h"
 
 namespace cadre::train {
@@ -48,9 +47,6 @@ class ModelDivision {
   at::Tensor padded(const at::Tensor& tokens) const;
   // Gathers this process's logits to (B, num_tokens, vocabulary), without history.
   at::Tensor whole_logits(const at::Tensor& logits, int64_t num_tokens) const;
-  // Factor applied to the loss before its backward where the strategy averages gradients: the
-  // number of processes along its axes with experts, where gradients are summed, else 1.
-  double gradient_factor() const { return experts_ ? num_averaged_ : 1; }
   // Adds up along cp what the backward has computed for the tokens of each process.
   void sum_gradients(const std::vector<at::Tensor>& parameters) const;
   // The same of the values of the records of a strategy, and along ep.
@@ -58,20 +54,16 @@ class ModelDivision {
 
   // Records as parts of a snapshot, with the names and shapes of the plain model.
   SnapshotParts snapshot_parts(const std::vector<ParameterShard>& records) const;
-  std::vector<TrainedTensor> trained(const std::vector<ParameterShard>& records) const;
-  // Whether weight decay applies, as in the plain model.
-  bool is_decayed(const std::string& name) const { return num_dims_.at(name) >= 2; }
 
  private:
   DeviceMesh mesh_;
   int64_t num_tokens_;
   int64_t vocabulary_;
   bool pads_;
-  std::vector<std::string> token_axes_;     // with experts
-  std::vector<std::string> averaged_axes_;  // those of the strategy
-  double num_averaged_;
+  std::vector<std::string> reduced_axes_;  // those of the strategy
   std::optional<ContextParallel> context_;
   std::optional<ExpertParallel> experts_;
+  std::optional<ProcessGroup> token_group_;  // processes with different tokens of the loss
   std::map<std::string, int64_t> num_dims_;  // by parameter of the plain model
   std::vector<ParameterShard> records_;
 };

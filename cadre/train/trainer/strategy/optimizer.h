@@ -1,87 +1,124 @@
-// Optimizers of the trainer: on libtorch's fused kernels if there is one (AdamW, Adam, SGD,
-// Adagrad: one pass over a parameter instead of five), otherwise with the formulas of torch.optim
-// (RMSprop, Adadelta).
+// The optimizers that a configuration names: Cadre's, and RMSprop of torch::optim, whose options
+// are set from it.
 //
-// Threads: one. Blocking: never. Lifetime: shares the parameters. State is allocated at the first
-// gradient of a parameter. Results equal those of torch.optim within rounding (measured: 3e-7
-// relative). Errors: kInvalidArgument, with the parameter's name, for tensors that the kernels
-// would accept and compute wrongly (tensor/optim/fused_kernels.h); a gradient with other strides
-// than its parameter is copied into the parameter's strides. Source: at::_fused_adamw_ and its
-// siblings; formulas and state names are torch.optim's.
+// Threads: plain functions. Lifetime: an optimizer shares the parameters. Errors: those of the
+// optimizers.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/optimizer.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
 
-#include <map>
 #include <memory>
-#include <span>
+#include <set>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "cadre/tensor/optim/fused_kernels.h"
-#include "cadre/train/checkpoint/module_file.h"
+#include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/tensor/hooks/named_tensors.h"
+#include "cadre/tensor/optim/offloaded_optimizer.h"
+#include "cadre/tensor/optim/optimizers.h"
 #include "cadre/train/trainer/config/config.h"
+
+namespace torch::nn {
+class Module;
+}
 
 namespace cadre::train {
 
-// A parameter, or this rank's shard of one.
-struct TrainedTensor {
-  std::string name;
-  at::Tensor tensor;
-  // Whether weight decay applies: the whole parameter has two or more dimensions, so it is neither
-  // a bias nor a parameter of a norm.
-  bool is_decayed = false;
+// The optimizer of a run.
+struct OptimizerChoice {
+  // model: the plain one, before anything divides it.
+  OptimizerChoice(const OptimizerConfig& given, const torch::nn::Module& model);
+
+  OptimizerConfig config;
+  // Names of the parameters to which weight decay applies: those with two or more dimensions, which
+  // are neither biases nor parameters of norms.
+  std::set<std::string> decayed;
 };
 
-std::vector<TrainedTensor> trained_tensors(const std::vector<NamedTensor>& parameters);
+// What an optimizer updates: weight decay applies to the first list only.
+struct SteppedParameters {
+  std::vector<at::Tensor> decayed;
+  std::vector<at::Tensor> others;
 
-class Optimizer {
- public:
-  Optimizer(std::vector<TrainedTensor> parameters, double weight_decay);
-  virtual ~Optimizer() = default;
-  Optimizer(const Optimizer&) = delete;
-  Optimizer& operator=(const Optimizer&) = delete;
-
-  // Updates every parameter that has a gradient.
-  void step(double learning_rate);
-  void zero_grad();
-
-  // Named "<parameter>.<state>", for snapshots. The tensors are the optimizer's own, not copies.
-  std::vector<NamedTensor> state() const;
-  // REQUIRES: a result of state(). Throws kInvalidArgument, and changes nothing, for an unknown or
-  // missing name or another shape: the state of an optimizer with other settings.
-  void load_state(const std::vector<NamedTensor>& state);
-
- protected:
-  // The parameters of one kernel call, and their state tensors by name.
-  struct Batch {
-    std::vector<at::Tensor> parameters;
-    std::vector<at::Tensor> gradients;
-    std::map<std::string, std::vector<at::Tensor>> state;
-  };
-  struct Hyperparameters {
-    double learning_rate = 0;
-    double weight_decay = 0;
-  };
-
-  // The state tensors of a parameter, with their initial values.
-  virtual std::vector<NamedTensor> initial_state(const at::Tensor& parameter) const = 0;
-  // Runs the kernel. `is_first`: no parameter of the batch has been updated before.
-  virtual void update(Batch& batch, const Hyperparameters& hyper, bool is_first) = 0;
-  // What `update` computes.
-  virtual std::span<const at::ScalarType> dtypes() const { return kAdamDtypes; }
-
- private:
-  at::Tensor checked_gradient(size_t index) const;
-  void make_state(size_t index);
-
-  std::vector<TrainedTensor> parameters_;
-  double weight_decay_;
-  std::vector<std::map<std::string, at::Tensor>> state_;  // by parameter; empty before its first
+  void add(const at::Tensor& parameter, bool is_decayed) {
+    (is_decayed ? decayed : others).push_back(parameter);
+  }
 };
+SteppedParameters stepped_parameters(const torch::nn::Module& module,
+                                     const OptimizerChoice& choice);
+SteppedParameters stepped_parameters(const std::vector<ParameterShard>& shards,
+                                     const OptimizerChoice& choice);
 
-std::unique_ptr<Optimizer> make_optimizer(std::vector<TrainedTensor> parameters,
-                                          const OptimizerConfig& config);
+// Both groups have all options set, so the defaults of the optimizer, which torch::optim gives to
+// options that are not set, are to be those of the class.
+template <typename Options>
+std::vector<torch::optim::OptimizerParamGroup> groups_of(const SteppedParameters& parameters,
+                                                         const Options& options) {
+  auto without_decay = std::make_unique<Options>(options);
+  without_decay->weight_decay(0);
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(parameters.decayed, std::make_unique<Options>(options));
+  groups.emplace_back(parameters.others, std::move(without_decay));
+  return groups;
+}
+
+// Calls make(std::type_identity<O>(), options) with the class of the configuration.
+template <typename Make>
+auto with_optimizer(const OptimizerConfig& config, const Make& make) {
+  using OffloadedRmsProp = OffloadedOptimizer<torch::optim::RMSprop>;
+  const double rate = config.learning_rate;
+  const auto decayed = [&config](auto options) {
+    options.weight_decay(config.weight_decay);
+    return options;
+  };
+  const auto of_adam = [&config](auto options) {
+    options.betas({config.beta1, config.beta2}).eps(config.epsilon);
+    return options;
+  };
+  if (config.kind == "sgd") {
+    return make(
+        std::type_identity<SGD>(),
+        decayed(
+            torch::optim::SGDOptions(rate).momentum(config.momentum).nesterov(config.nesterov)));
+  }
+  if (config.kind == "adagrad") {
+    return make(
+        std::type_identity<Adagrad>(),
+        decayed(
+            torch::optim::AdagradOptions(rate).lr_decay(config.rate_decay).eps(config.epsilon)));
+  }
+  if (config.kind == "rmsprop") {
+    return make(std::type_identity<OffloadedRmsProp>(), decayed(torch::optim::RMSpropOptions(rate)
+                                                                    .alpha(config.alpha)
+                                                                    .eps(config.epsilon)
+                                                                    .momentum(config.momentum)));
+  }
+  if (config.kind == "adadelta") {
+    return make(std::type_identity<Adadelta>(),
+                decayed(AdadeltaOptions(rate).rho(config.rho).eps(config.epsilon)));
+  }
+  if (config.kind == "adam") {
+    return make(std::type_identity<Adam>(), of_adam(decayed(torch::optim::AdamOptions(rate))));
+  }
+  return make(std::type_identity<AdamW>(), of_adam(decayed(torch::optim::AdamWOptions(rate))));
+}
+
+// An optimizer of one process, or of shards that nothing else divides.
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const SteppedParameters& parameters,
+                                                        const OptimizerConfig& config);
+// The same for whole parameters.
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::vector<NamedTensor>& parameters,
+                                                        const OptimizerConfig& config);
+
+// Sets the learning rate of all groups.
+void set_learning_rate(torch::optim::Optimizer& optimizer, double learning_rate);
 
 }  // namespace cadre::train

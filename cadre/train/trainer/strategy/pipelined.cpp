@@ -42,7 +42,8 @@ std::vector<std::shared_ptr<Gpt>> modules_of(
 
 }  // namespace
 
-Pipelined::Pipelined(const Config& config, const Gpt& whole, const RunLayout& layout)
+Pipelined::Pipelined(const Config& config, const Gpt& whole, const RunLayout& layout,
+                     const OptimizerChoice& choice)
     : mesh_(*layout.mesh),
       schedule_(pipeline_schedule(config, layout.degrees)),
       vocabulary_(whole.vocabulary()),
@@ -55,6 +56,7 @@ Pipelined::Pipelined(const Config& config, const Gpt& whole, const RunLayout& la
   }
   sort_records();
   fill_copies();
+  optimizer_ = make_optimizer(stepped_parameters(records_, choice), choice.config);
 }
 
 void Pipelined::make_pipeline(const Config& config, const RunLayout& layout) {
@@ -65,7 +67,7 @@ void Pipelined::make_pipeline(const Config& config, const RunLayout& layout) {
   }
   PipelineOptions options{.schedule = schedule_};
   const std::vector<std::string> axes = data_axis_names(config.parallel);
-  if (layout.degrees.data > 1 && shards_parameters(config.parallel)) {
+  if (layout.degrees.data > 1 && has_units(data_strategy(config.parallel))) {
     options.shards = mesh_.slice(axes);
   } else if (layout.degrees.data > 1) {
     options.replicas = mesh_.joint_group(axes);
@@ -146,11 +148,11 @@ double Pipelined::clip_gradients(double max_norm) {
 
 // The optimizer counts the steps of all parameters on every process, as a snapshot of any other
 // layout has them: those of other stages have no elements here, and get a gradient without any.
-void Pipelined::update(const std::function<void()>& step) {
+void Pipelined::step(double learning_rate) {
   for (const ParameterShard& record : records_) {
     if (record.values.numel() == 0) record.values.mutable_grad() = at::empty_like(record.values);
   }
-  step();
+  Strategy::step(learning_rate);
   fill_copies();
 }
 

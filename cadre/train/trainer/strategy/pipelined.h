@@ -12,6 +12,7 @@
 #include "cadre/parallel/pp/pipeline.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/train/trainer/strategy/model_division.h"
+#include "cadre/train/trainer/strategy/optimizer.h"
 #include "cadre/train/trainer/strategy/stage_times.h"
 #include "cadre/train/trainer/strategy/strategy.h"
 
@@ -20,17 +21,18 @@ namespace cadre::train {
 class Pipelined final : public Strategy {
  public:
   // whole: the same values on all processes; its layers become those of the stages.
-  Pipelined(const Config& config, const Gpt& whole, const RunLayout& layout);
+  Pipelined(const Config& config, const Gpt& whole, const RunLayout& layout,
+            const OptimizerChoice& choice);
 
   // In the microbatches of the configuration; options.num_parts and around_forward are not used.
   double backward(const Task& task, const Batch& batch, const BackwardOptions& options) override;
   at::Tensor infer(const at::Tensor& data) override;
   void set_training(bool on) override;
   bool has_whole_model() const override { return false; }
-  std::vector<TrainedTensor> trained() const override { return division_.trained(records_); }
   std::vector<ParameterShard> gradient_shards() const override { return records_; }
   double clip_gradients(double max_norm) override;
-  void update(const std::function<void()>& step) override;
+  torch::optim::Optimizer& optimizer() override { return *optimizer_; }
+  void step(double learning_rate) override;
   SnapshotParts parts() const override { return division_.snapshot_parts(records_); }
   bool holds_parts() const override { return true; }
   void parts_were_filled() override { fill_copies(); }
@@ -52,6 +54,7 @@ class Pipelined final : public Strategy {
   std::vector<ParameterShard> records_;  // those of all stages; the same list on all processes
   // Tied weights that two stages of one process have: the one in the list, and the other.
   std::vector<std::pair<ParameterShard, ParameterShard>> copies_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;  // of records_
 };
 
 }  // namespace cadre::train

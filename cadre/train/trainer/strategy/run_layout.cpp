@@ -9,7 +9,6 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/schedule/generate.h"
 #include "cadre/train/trainer/config/config_fields.h"
-#include "cadre/train/trainer/strategy/strategy.h"
 
 namespace cadre::train {
 namespace {
@@ -98,7 +97,7 @@ void check_pipeline(const Config& config, const Degrees& degrees) {
 
 void check_data_degree(const ParallelConfig& parallel, const Degrees& degrees, int world_size) {
   const bool divides = parallel.divides_model();
-  if (parallel.strategy == "single" && degrees.data > 1) {
+  if (data_strategy(parallel) == DataStrategy::kSingle && degrees.data > 1) {
     refuse(divides ? cadre::format("parallel.strategy is single, but {} of {} processes leave {} "
                                    "groups with different samples: choose ddp, zero1, zero2, fsdp "
                                    "or hsdp, or start {} processes",
@@ -109,7 +108,7 @@ void check_data_degree(const ParallelConfig& parallel, const Degrees& degrees, i
                                    "hsdp, or start one process",
                                    world_size));
   }
-  if (parallel.strategy == "hsdp" && degrees.data % parallel.replicas != 0) {
+  if (data_strategy(parallel) == DataStrategy::kHsdp && degrees.data % parallel.replicas != 0) {
     refuse(divides
                ? cadre::format("parallel.replicas is {}, which does not divide the {} groups "
                                "that {} leaves of {} processes",
@@ -139,9 +138,14 @@ Degrees degrees_of(const ParallelConfig& parallel, int world_size) {
 }
 
 std::vector<std::string> data_axis_names(const ParallelConfig& parallel) {
-  if (parallel.strategy == "fsdp") return {"dp_shard"};
-  if (parallel.strategy == "hsdp") return {"dp_replicate", "dp_shard"};
+  const DataStrategy strategy = data_strategy(parallel);
+  if (strategy == DataStrategy::kFsdp) return {"dp_shard"};
+  if (strategy == DataStrategy::kHsdp) return {"dp_replicate", "dp_shard"};
   return {"dp"};
+}
+
+Reshard reshard_of(const ParallelConfig& parallel) {
+  return parse_reshard(parallel.reshard).value();
 }
 
 std::vector<MeshAxis> data_axes(const ParallelConfig& parallel, const Degrees& degrees) {
@@ -168,7 +172,7 @@ void check_layout(const Config& config, int world_size) {
   const Degrees degrees = degrees_of(parallel, world_size);
   check_data_degree(parallel, degrees, world_size);
   if (parallel.pipeline > 1) check_pipeline(config, degrees);
-  if (shards_parameters(parallel) && parallel.offload != "none" &&
+  if (has_units(data_strategy(parallel)) && parallel.offload != "none" &&
       !std::filesystem::is_directory(parallel.offload)) {
     refuse(cadre::format("parallel.offload: there is no folder {}; make it, or choose none",
                          parallel.offload));

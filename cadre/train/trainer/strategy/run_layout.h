@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "cadre/core/schedule/schedule.h"
+#include "cadre/parallel/fsdp/options.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/tensor/mesh/data_ranks.h"
 #include "cadre/tensor/mesh/device_mesh.h"
@@ -37,6 +38,9 @@ struct Degrees {
 
 // Throws unless the degrees of the configuration divide the number of processes.
 Degrees degrees_of(const ParallelConfig& parallel, int world_size);
+
+// parallel.reshard.
+Reshard reshard_of(const ParallelConfig& parallel);
 
 // The axes of parallel.strategy, of which the sizes multiply to degrees.data.
 std::vector<MeshAxis> data_axes(const ParallelConfig& parallel, const Degrees& degrees);

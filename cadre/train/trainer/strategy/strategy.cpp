@@ -2,19 +2,21 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
-#include "cadre/parallel/shard/shard_fence.h"
 #include "cadre/parallel/shard/sharded_norm.h"
-#include "cadre/parallel/zero/zero_core.h"
+#include "cadre/parallel/shard/sharded_optimizer.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+#include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/tensor/hooks/autograd_hooks.h"
 #include "cadre/tensor/hooks/gradient_norm.h"
-#include "cadre/tensor/hooks/named_tensors.h"
 #include "cadre/train/trainer/models/gpt.h"
 #include "cadre/train/trainer/strategy/divided.h"
+#include "cadre/train/trainer/strategy/optimizer.h"
 #include "cadre/train/trainer/strategy/pipelined.h"
 #include "cadre/train/trainer/tasks/task.h"
 
@@ -28,15 +30,6 @@ void set_guard(std::optional<NoSync>& guard, bool on, Wrapper& wrapper) {
   } else if (!guard) {
     guard.emplace(wrapper.no_sync());
   }
-}
-
-// No model registers a tensor twice.
-std::vector<NamedTensor> parameters_of(const Model& model) {
-  std::vector<NamedTensor> parameters;
-  for (const auto& item : model.named_parameters()) {
-    parameters.emplace_back(item.key(), item.value());
-  }
-  return parameters;
 }
 
 // After a failure, libtorch must not keep the graph: its nodes hold groups of the run, which are to
@@ -53,7 +46,9 @@ void run_backward(const at::Tensor& loss) {
 // One process with the plain model.
 class Single final : public ForwardStrategy {
  public:
-  explicit Single(std::shared_ptr<Model> model) : model_(std::move(model)) {}
+  Single(std::shared_ptr<Model> model, const OptimizerChoice& choice)
+      : model_(std::move(model)),
+        optimizer_(make_optimizer(stepped_parameters(*model_, choice), choice.config)) {}
 
   at::Tensor forward(const at::Tensor& data, int64_t /*num_samples*/) override {
     return model_->forward(data);
@@ -63,9 +58,7 @@ class Single final : public ForwardStrategy {
   void set_training(bool on) override { model_->train(on); }
   void set_rows(const SampledRows& rows) override { model_->set_rows(rows); }
   Model& model() override { return *model_; }
-  std::vector<TrainedTensor> trained() const override {
-    return trained_tensors(parameters_of(*model_));
-  }
+  torch::optim::Optimizer& optimizer() override { return *optimizer_; }
   double clip_gradients(double max_norm) override {
     return clip_grad_norm_(model_->parameters(), max_norm);
   }
@@ -73,9 +66,10 @@ class Single final : public ForwardStrategy {
 
  private:
   std::shared_ptr<Model> model_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
-// ddp, and the base of zero1 and zero2.
+// What ddp, zero1 and zero2 have in common: replicas of the model.
 class Replicated : public ForwardStrategy {
  public:
   Replicated(const std::shared_ptr<Model>& model, const ProcessGroup& group,
@@ -91,9 +85,6 @@ class Replicated : public ForwardStrategy {
   void set_training(bool on) override { model_.module()->train(on); }
   void set_rows(const SampledRows& rows) override { model_.module()->set_rows(rows); }
   Model& model() override { return *model_.module(); }
-  std::vector<TrainedTensor> trained() const override {
-    return trained_tensors(parameters_of(*model_.module()));
-  }
   double clip_gradients(double max_norm) override {
     return clip_grad_norm_(model_.parameters(), max_norm);
   }
@@ -108,97 +99,61 @@ class Replicated : public ForwardStrategy {
   std::optional<NoSync> no_sync_;
 };
 
-std::vector<TrainedTensor> trained_of(const std::vector<ParameterShard>& shards) {
-  std::vector<TrainedTensor> trained;
-  for (const ParameterShard& shard : shards) {
-    trained.push_back({shard.name, shard.values, shard.sizes.size() >= 2});
-  }
-  return trained;
-}
-
-constexpr const char* kOptimizerName = "cadre train";  // in the texts of ZeroCore
-
-parallel::ZeroCore::Groups groups_of(const Model& model) {
-  parallel::ZeroCore::Groups groups;
-  groups.emplace_back(model.parameters());
-  return groups;
-}
-
-std::unique_ptr<parallel::ZeroCore> make_core(const DistributedDataParallel<Model>& model,
-                                              const parallel::ZeroCore::Groups& groups) {
-  const parallel::ZeroCore::Settings settings{.groups = groups, .defaults = nullptr};
-  if (!model.flat_parameters().empty()) {
-    return std::make_unique<parallel::ZeroCore>(kOptimizerName, model.flat_parameters(),
-                                                model.parameter_shards(), settings);
-  }
-  std::vector<NamedTensor> parameters;
-  for (auto& [name, tensor] : parameters_of(*model.module())) parameters.push_back({name, tensor});
-  return std::make_unique<parallel::ZeroCore>(kOptimizerName, std::move(parameters),
-                                              model.process_group(), ZeroOptions{}, settings);
-}
-
-// zero1 and zero2: each rank updates a shard of the parameters and receives the others from their
-// owners.
-class DividedOptimizer final : public Replicated {
+class Ddp final : public Replicated {
  public:
-  DividedOptimizer(const std::shared_ptr<Model>& model, const ProcessGroup& world,
-                   const DistributedDataParallelOptions& options)
-      : Replicated(model, world, options),
-        groups_(groups_of(*model_.module())),
-        core_(make_core(model_, groups_)),
-        shards_(core_->parameter_shards()) {}
+  Ddp(const std::shared_ptr<Model>& model, const ProcessGroup& group,
+      const DistributedDataParallelOptions& options, const OptimizerChoice& choice)
+      : Replicated(model, group, options),
+        optimizer_(make_optimizer(stepped_parameters(*model, choice), choice.config)) {}
 
-  std::vector<TrainedTensor> trained() const override { return trained_of(shards_); }
-  std::vector<ParameterShard> gradient_shards() const override {
-    if (core_->stage() == ZeroStage::kShardedGradients) return shards_;
-    return {};
-  }
-  std::vector<ParameterShard> owned_shards() const override { return shards_; }
-  double clip_gradients(double max_norm) override {
-    return core_->stage() == ZeroStage::kShardedGradients ? clip_grad_norm_(model_, max_norm)
-                                                          : Replicated::clip_gradients(max_norm);
-  }
-  // The parameters of one buffer are gathered while those of the next are updated, and forwards
-  // wait for them.
-  void update(const std::function<void()>& step) override {
-    core_->begin_step(groups_);
-    {
-      const StepEnd end{*core_};
-      for (size_t k = 0; k < core_->buckets().size(); ++k) {
-        core_->lend_gradients(k);
-        step();
-        core_->gather(k);
-      }
-    }
-    core_->finish_gathers();
-    // Those of the whole parameters are no tensors of trained().
-    for (at::Tensor& parameter : model_.module()->parameters()) parameter.mutable_grad().reset();
-  }
-  SnapshotParts parts() const override { return parts_of(shards_, *model_.module()); }
-  bool holds_parts() const override { return true; }
-  void parts_were_filled() override {
-    for (size_t k = 0; k < core_->buckets().size(); ++k) core_->gather(k);
-    core_->finish_gathers();
-  }
+  torch::optim::Optimizer& optimizer() override { return *optimizer_; }
 
  private:
-  struct StepEnd {
-    parallel::ZeroCore& core;
-    ~StepEnd() { core.end_step(); }
-  };
-
-  parallel::ZeroCore::Groups groups_;
-  std::unique_ptr<parallel::ZeroCore> core_;
-  std::vector<ParameterShard> shards_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
-c10::ScalarType dtype_of(const std::string& name) {
-  return name == "bfloat16" ? at::kBFloat16 : at::kFloat;
+// zero1 and zero2: each rank updates a part of the parameters and receives the others from their
+// owners.
+template <typename O>
+class Zero final : public Replicated {
+ public:
+  template <typename Options>
+  Zero(const std::shared_ptr<Model>& model, const ProcessGroup& group,
+       const DistributedDataParallelOptions& wrapping, const SteppedParameters& parameters,
+       const Options& options)
+      : Replicated(model, group, wrapping),
+        // infer() runs the model itself, so the parameters arrive in the step.
+        optimizer_(model_, groups_of(parameters, options), Options(options.lr()),
+                   {.wait_in_step = true}) {}
+
+  torch::optim::Optimizer& optimizer() override { return optimizer_; }
+  torch::optim::Optimizer& local_optimizer() override { return optimizer_.local_optimizer(); }
+  std::vector<ParameterShard> gradient_shards() const override {
+    if (optimizer_.stage() == ZeroStage::kShardedGradients) return owned_shards();
+    return {};
+  }
+  std::vector<ParameterShard> owned_shards() const override {
+    return optimizer_.parameter_shards();
+  }
+  double clip_gradients(double max_norm) override {
+    return optimizer_.stage() == ZeroStage::kShardedGradients
+               ? clip_grad_norm_(model_, max_norm)
+               : Replicated::clip_gradients(max_norm);
+  }
+  SnapshotParts parts() const override { return parts_of(owned_shards(), *model_.module()); }
+  bool holds_parts() const override { return true; }
+
+ private:
+  ZeroRedundancyOptimizer<O> optimizer_;
+};
+
+at::ScalarType dtype_of(const std::string& name) {
+  return to_scalar_type(parse_dtype(name).value());
 }
 
 // With experts the loss of each rank is divided by the tokens of all ranks.
 GradientWeighting weighting_of(const Config& config) {
-  return config.model.experts > 0 ? GradientWeighting::kEqual : GradientWeighting::kSamples;
+  return config.model.experts > 0 ? GradientWeighting::kSum : GradientWeighting::kSamples;
 }
 
 FullyShardedDataParallelOptions sharding_options(const Config& whole) {
@@ -207,9 +162,7 @@ FullyShardedDataParallelOptions sharding_options(const Config& whole) {
   options.weighting = weighting_of(whole);
   options.form = shard_form(config);
   if (config.offload != "none") options.offload = FileOffload{.folder = config.offload};
-  options.reshard = config.reshard == "after_forward"    ? Reshard::kAfterForward
-                    : config.reshard == "after_backward" ? Reshard::kAfterBackward
-                                                         : Reshard::kAfterReduction;
+  options.reshard = reshard_of(config);
   if (config.parameter_dtype != "float32") {
     options.precision = {.parameters = dtype_of(config.parameter_dtype), .outputs = at::kFloat};
   }
@@ -223,8 +176,19 @@ FullyShardedDataParallelOptions sharding_options(const Config& whole) {
 class FullySharded final : public ForwardStrategy {
  public:
   template <typename Ranks>
-  FullySharded(const std::shared_ptr<Model>& model, const Ranks& ranks, const Config& config)
-      : model_(model, ranks, sharding_options(config)), weighting_(weighting_of(config)) {}
+  FullySharded(const std::shared_ptr<Model>& model, const Ranks& ranks, const Config& config,
+               const OptimizerChoice& choice)
+      : model_(model, ranks, sharding_options(config)), weighting_(weighting_of(config)) {
+    const SteppedParameters parameters = stepped_parameters(model_.parameter_shards(), choice);
+    optimizer_ =
+        with_optimizer(choice.config,
+                       [&]<typename O, typename Options>(
+                           std::type_identity<O>,
+                           const Options& options) -> std::unique_ptr<torch::optim::Optimizer> {
+                         return std::make_unique<ShardedOptimizer<O>>(
+                             model_, groups_of(parameters, options), Options(options.lr()));
+                       });
+  }
 
   at::Tensor forward(const at::Tensor& data, int64_t num_samples) override {
     if (weighting_ == GradientWeighting::kSamples) model_.set_num_samples(num_samples);
@@ -236,25 +200,17 @@ class FullySharded final : public ForwardStrategy {
   void set_training(bool on) override { model_.module()->train(on); }
   void set_rows(const SampledRows& rows) override { model_.module()->set_rows(rows); }
   Model& model() override { return *model_.module(); }
-  std::vector<TrainedTensor> trained() const override {
-    return trained_of(model_.parameter_shards());
-  }
+  torch::optim::Optimizer& optimizer() override { return *optimizer_; }
   std::vector<ParameterShard> gradient_shards() const override { return model_.parameter_shards(); }
   double clip_gradients(double max_norm) override { return clip_grad_norm_(model_, max_norm); }
-  // Mapped shards are written while no rank reads them.
-  void update(const std::function<void()>& step) override {
-    ShardUpdate update(model_.shard_fence());
-    step();
-    update.finish();
-  }
   SnapshotParts parts() const override {
     return parts_of(model_.parameter_shards(), *model_.module());
   }
   bool holds_parts() const override { return true; }
-  void parts_were_filled() override { const FullParameters full = model_.summon_full_params(); }
 
  private:
   FullyShardedDataParallel<Model> model_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
   GradientWeighting weighting_;
   std::optional<NoSync> no_sync_;
 };
@@ -263,15 +219,22 @@ class FullySharded final : public ForwardStrategy {
 std::unique_ptr<ForwardStrategy> make_data_strategy(const Config& config,
                                                     const std::shared_ptr<Model>& model,
                                                     const ProcessGroup& group,
-                                                    std::optional<BucketLayout> buckets) {
-  const std::string& strategy = config.parallel.strategy;
+                                                    std::optional<BucketLayout> buckets,
+                                                    const OptimizerChoice& choice) {
+  const DataStrategy strategy = data_strategy(config.parallel);
   DistributedDataParallelOptions options = {.weighting = weighting_of(config),
                                             .layout = std::move(buckets)};
-  if (strategy == "zero2") options.gradients = GradientPlacement::kSharded;
-  if (strategy == "zero1" || strategy == "zero2") {
-    return std::make_unique<DividedOptimizer>(model, group, options);
+  if (strategy == DataStrategy::kZero2) options.gradients = GradientPlacement::kSharded;
+  if (strategy != DataStrategy::kZero1 && strategy != DataStrategy::kZero2) {
+    return std::make_unique<Ddp>(model, group, options, choice);
   }
-  return std::make_unique<Replicated>(model, group, options);
+  return with_optimizer(
+      choice.config,
+      [&]<typename O, typename Options>(
+          std::type_identity<O>, const Options& of_steps) -> std::unique_ptr<ForwardStrategy> {
+        return std::make_unique<Zero<O>>(model, group, options, stepped_parameters(*model, choice),
+                                         of_steps);
+      });
 }
 
 // The processes that have different rows also have different parts of the model, or exchange tokens
@@ -281,39 +244,44 @@ std::unique_ptr<Strategy> make_divided_strategy(const Config& config,
                                                 const RunLayout& layout,
                                                 std::optional<BucketLayout> buckets) {
   const auto gpt = std::dynamic_pointer_cast<Gpt>(model);  // as check_layout() has required
-  if (layout.degrees.pipeline > 1) return std::make_unique<Pipelined>(config, *gpt, layout);
+  const OptimizerChoice choice(config.optimizer, *gpt);
+  if (layout.degrees.pipeline > 1) return std::make_unique<Pipelined>(config, *gpt, layout, choice);
   const ParallelConfig& parallel = config.parallel;
   ModelDivision division(*gpt, {gpt}, layout, config);
   std::unique_ptr<ForwardStrategy> replicas;
-  if (shards_parameters(parallel)) {
+  if (has_units(data_strategy(parallel))) {
     const DeviceMesh shards = layout.mesh->slice(data_axis_names(parallel));
-    replicas = std::make_unique<FullySharded>(model, shards, config);
+    replicas = std::make_unique<FullySharded>(model, shards, config, choice);
   } else {
-    replicas = make_data_strategy(config, model, layout.mesh->group("dp"), std::move(buckets));
+    replicas =
+        make_data_strategy(config, model, layout.mesh->group("dp"), std::move(buckets), choice);
   }
   return std::make_unique<Divided>(std::move(replicas), std::move(division));
 }
 
 }  // namespace
 
-bool shards_parameters(const ParallelConfig& config) {
-  return config.strategy == "fsdp" || config.strategy == "hsdp";
-}
-
 std::unique_ptr<Strategy> make_strategy(const Config& config, const std::shared_ptr<Model>& model,
                                         const RunLayout& layout,
                                         std::optional<BucketLayout> buckets) {
   if (layout.mesh) return make_divided_strategy(config, model, layout, std::move(buckets));
   const ParallelConfig& parallel = config.parallel;
-  if (parallel.strategy == "single") return std::make_unique<Single>(model);
-  if (parallel.strategy == "fsdp") {
-    return std::make_unique<FullySharded>(model, layout.world, config);
+  const OptimizerChoice choice(config.optimizer, *model);
+  const DataStrategy strategy = data_strategy(parallel);
+  if (strategy == DataStrategy::kSingle) return std::make_unique<Single>(model, choice);
+  if (strategy == DataStrategy::kFsdp) {
+    return std::make_unique<FullySharded>(model, layout.world, config, choice);
   }
-  if (parallel.strategy == "hsdp") {
+  if (strategy == DataStrategy::kHsdp) {
     const DeviceMesh mesh(layout.world, data_axes(parallel, layout.degrees));
-    return std::make_unique<FullySharded>(model, mesh, config);
+    return std::make_unique<FullySharded>(model, mesh, config, choice);
   }
-  return make_data_strategy(config, model, layout.world, std::move(buckets));
+  return make_data_strategy(config, model, layout.world, std::move(buckets), choice);
+}
+
+void Strategy::step(double learning_rate) {
+  set_learning_rate(optimizer(), learning_rate);
+  optimizer().step();
 }
 
 at::Tensor ForwardStrategy::loss(const Task& task, const at::Tensor& output,
@@ -352,7 +320,7 @@ double ForwardStrategy::backward(const Task& task, const Batch& batch,
     at::Tensor mean =
         with_auxiliary_loss(loss(task, output, batch.target.slice(0, begin, end)), model());
     if (share < 1) mean = mean * share;
-    run_backward(gradient_factor() == 1 ? mean : mean * gradient_factor());
+    run_backward(mean);
     mean_loss += mean.item<double>();
   }
   finish_gradients();

@@ -21,8 +21,11 @@
 #include "cadre/train/data/dataset.h"
 #include "cadre/train/trainer/config/config.h"
 #include "cadre/train/trainer/models/model.h"
-#include "cadre/train/trainer/strategy/optimizer.h"
 #include "cadre/train/trainer/strategy/run_layout.h"
+
+namespace torch::optim {
+class Optimizer;
+}
 
 namespace cadre::train {
 
@@ -49,9 +52,6 @@ class Strategy {
   // Sets all modules of this rank to training or evaluation mode. Local.
   virtual void set_training(bool on) = 0;
   virtual bool has_whole_model() const { return true; }
-  // The tensors that the optimizer of this rank updates, with equal names in equal order on all
-  // ranks. Local.
-  virtual std::vector<TrainedTensor> trained() const = 0;
   // The elements of each parameter that this rank owns, with their gradients; empty if the module's
   // own parameters have whole gradients. Local.
   virtual std::vector<ParameterShard> gradient_shards() const { return {}; }
@@ -61,9 +61,12 @@ class Strategy {
   // Scales all gradients so that their common norm is at most `max_norm`; returns the norm before
   // that, equal on all ranks.
   virtual double clip_gradients(double max_norm) = 0;
-  // Calls `step`, which updates the tensors of trained() that have a gradient, until each was
-  // updated once; later forwards use the new values.
-  virtual void update(const std::function<void()>& step) { step(); }
+  // The optimizer of all parameters that this rank has or owns parts of. Local.
+  virtual torch::optim::Optimizer& optimizer() = 0;
+  // The one whose states are those of parts(). Local.
+  virtual torch::optim::Optimizer& local_optimizer() { return optimizer(); }
+  // Updates the parameters that have a gradient; later forwards use the new values.
+  virtual void step(double learning_rate);
   // The tensors of the model on this rank, for snapshots. Local.
   virtual SnapshotParts parts() const = 0;
   // Whether other ranks have what this one has not, of the model or of the optimizer's state.
@@ -102,14 +105,9 @@ class ForwardStrategy : public Strategy {
   // `num_samples` rows of a batch, so that those of all parts add up to the mean over the batch. 0:
   // no rank whose tokens the loss is the mean of has a row in this part.
   virtual double share_of_step(int64_t num_rows, int64_t num_samples) const;
-  // Factor applied to the loss before backward(). Local.
-  virtual double gradient_factor() const { return 1; }
   // After the last part of a batch: what the wrapper of the model does not reduce.
   virtual void finish_gradients() {}
 };
-
-// Whether each process holds only a shard of the parameters: fsdp and hsdp.
-bool shards_parameters(const ParallelConfig& config);
 
 // REQUIRES: check_layout() and the layout of the configuration. buckets: those of the snapshot from
 // which the run resumes. `model` may be cut: each rank then keeps its parts only.

@@ -12,10 +12,6 @@
 namespace cadre::train {
 namespace {
 
-constexpr std::array kStrategies{VerifiedStrategy::kDdp, VerifiedStrategy::kZero1,
-                                 VerifiedStrategy::kZero2, VerifiedStrategy::kFsdp,
-                                 VerifiedStrategy::kHsdp};
-
 struct Division {
   int pipeline = 1;
   int expert = 1;
@@ -111,30 +107,21 @@ std::string small_change(Config config, int world_size) {
   return text;
 }
 
-Reshard reshard_of(const ParallelConfig& parallel) {
-  for (const Reshard reshard : {Reshard::kAfterBackward, Reshard::kAfterReduction}) {
-    if (name_of(reshard) == parallel.reshard) return reshard;
-  }
-  return Reshard::kAfterForward;
-}
-
 StrategyCase case_of(const ParallelConfig& parallel) {
-  const auto named = std::ranges::find_if(kStrategies, [&](VerifiedStrategy strategy) {
-    return name_of(strategy) == parallel.strategy;
-  });
+  const DataStrategy strategy = data_strategy(parallel);
   StrategyCase own{
-      .strategy = named == kStrategies.end() ? VerifiedStrategy::kDdp : *named,
+      .strategy = strategy == DataStrategy::kSingle ? DataStrategy::kDdp : strategy,
       .pipeline = static_cast<int>(parallel.pipeline),
       .expert = static_cast<int>(parallel.expert),
       .context = static_cast<int>(parallel.context),
       .tensor = static_cast<int>(parallel.tensor),
       .is_sequence_parallel = parallel.sequence,
   };
-  if (own.strategy == VerifiedStrategy::kFsdp || own.strategy == VerifiedStrategy::kHsdp) {
+  if (has_units(own.strategy)) {
     own.reshard = reshard_of(parallel);
     own.form = parallel.form == "mapped" ? ShardForm::kMapped : ShardForm::kGathered;
   }
-  if (own.strategy == VerifiedStrategy::kHsdp) {
+  if (own.strategy == DataStrategy::kHsdp) {
     own.num_replicas = static_cast<int>(parallel.replicas);
   }
   return own;
@@ -144,19 +131,20 @@ StrategyCase case_of(const ParallelConfig& parallel) {
 std::vector<StrategyCase> cases_of(const Division& division, int world_size) {
   std::vector<StrategyCase> cases;
   const int num_data = world_size / division.size();
-  for (const VerifiedStrategy strategy : kStrategies) {
-    if (num_data == 1 && strategy != VerifiedStrategy::kDdp) continue;
+  for (const DataStrategy strategy : kDataStrategies) {
+    if (strategy == DataStrategy::kSingle) continue;
+    if (num_data == 1 && strategy != DataStrategy::kDdp) continue;
     StrategyCase next{.strategy = strategy,
                       .pipeline = division.pipeline,
                       .expert = division.expert,
                       .context = division.context,
                       .tensor = division.tensor};
-    if (strategy == VerifiedStrategy::kHsdp) {
+    if (strategy == DataStrategy::kHsdp) {
       if (num_data < 4) continue;
       next.num_replicas = 2;
     }
     cases.push_back(next);
-    if (division.tensor == 1 || strategy != VerifiedStrategy::kDdp) continue;
+    if (division.tensor == 1 || strategy != DataStrategy::kDdp) continue;
     next.is_sequence_parallel = true;
     cases.push_back(next);
   }
@@ -214,8 +202,8 @@ LayoutCases layout_cases(const Config& config, int world_size) {
 Config config_of(const Config& config, const StrategyCase& strategy) {
   Config changed = config;
   ParallelConfig& parallel = changed.parallel;
-  parallel.strategy = std::string(name_of(strategy.strategy));
-  parallel.reshard = std::string(name_of(strategy.reshard));
+  parallel.strategy = std::string(to_string(strategy.strategy));
+  parallel.reshard = std::string(to_string(strategy.reshard));
   parallel.replicas = strategy.num_replicas;
   const bool is_mapped = strategy.form == ShardForm::kMapped;
   parallel.form = is_mapped ? "mapped" : "gathered";

@@ -90,24 +90,18 @@ struct VerifiedRun {
   }
 };
 
-std::unique_ptr<Optimizer> optimizer_of(const VerifiedRun& run,
-                                        const std::vector<NamedTensor>& parameters) {
-  std::vector<NamedTensor> named;
-  for (const NamedTensor& parameter : parameters) {
-    named.emplace_back(parameter.name, parameter.tensor);
-  }
-  return make_optimizer(trained_tensors(named), run.config.optimizer);
-}
-
 class PlainUpdates final : public verify::UpdateRule {
  public:
   PlainUpdates(std::shared_ptr<const VerifiedRun> run, const std::vector<NamedTensor>& parameters)
-      : run_(std::move(run)), optimizer_(optimizer_of(*run_, parameters)) {}
-  void update(int64_t step) override { optimizer_->step(run_->learning_rate(step)); }
+      : run_(std::move(run)), optimizer_(make_optimizer(parameters, run_->config.optimizer)) {}
+  void update(int64_t step) override {
+    set_learning_rate(*optimizer_, run_->learning_rate(step));
+    optimizer_->step();
+  }
 
  private:
   std::shared_ptr<const VerifiedRun> run_;
-  std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
 class PlainRun final : public verify::ReferenceTraining {
@@ -158,11 +152,10 @@ class StrategyRun final : public verify::SteppedTraining {
         model_(run_->make_model()),
         sizes_(sizes_of(*model_)),
         batches_(run_->batches(layout_.data.group)),
-        strategy_(make_strategy(config_, model_, layout_, std::nullopt)),
-        optimizer_(make_optimizer(strategy_->trained(), run_->config.optimizer)) {}
+        strategy_(make_strategy(config_, model_, layout_, std::nullopt)) {}
 
   double backward(int64_t step) override {
-    optimizer_->zero_grad();
+    strategy_->optimizer().zero_grad();
     const Batch batch = batches_.next();
     const double loss = strategy_->backward(
         *run_->task, batch, {.num_parts = num_parts_, .rows = batches_.rows(step, layout_.data)});
@@ -174,9 +167,7 @@ class StrategyRun final : public verify::SteppedTraining {
     if (shards.empty()) return verify::whole_gradients(*model_);
     return in_plain_shapes(shard::gather_gradients(shards, world_));
   }
-  void update(int64_t step) override {
-    strategy_->update([&] { optimizer_->step(run_->learning_rate(step)); });
-  }
+  void update(int64_t step) override { strategy_->step(run_->learning_rate(step)); }
   std::vector<NamedTensor> parameters() override {
     if (strategy_->has_whole_model()) return verify::whole_parameters(*model_);
     return in_plain_shapes(shard::gather_values(strategy_->gradient_shards()));
@@ -208,7 +199,6 @@ class StrategyRun final : public verify::SteppedTraining {
   Sizes sizes_;  // sizes of the plain model
   Batches batches_;
   std::unique_ptr<Strategy> strategy_;
-  std::unique_ptr<Optimizer> optimizer_;
 };
 
 // Switches off options that make a step on several ranks differ from one process, or that round

@@ -1,0 +1,71 @@
+// The memory of flat buffers, which comes and goes while the tensors over it stay: a pool of
+// buffers that are filled and freed again and again, and a storage whose memory is there only at
+// times, with the sentences that a program reads when it touches it at another time.
+//
+// Threads: one at a time. Blocking: never. Lifetime: buffers keep their memory, also after the
+// pool; a storage shares what it is given. Errors: libtorch throws c10::Error with the sentence of
+// a guard. Source: the storage pools of FSDP implementations, and the storage resizing of
+// torch.distributed.fsdp, with a guard in place of a size of 0.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/export.h"
+
+namespace cadre::shard {
+
+// Hands a freed buffer out again, because the first touch of fresh memory costs more than filling
+// it. What the pool keeps beyond the buffers in use never makes both together more than what was in
+// use at one time: peak_bytes().
+class CADRE_EXPORT FlatBufferPool {
+ public:
+  // Returns a contiguous tensor (numel), not initialised.
+  at::Tensor take(int64_t numel, at::ScalarType dtype);
+  // Takes back a buffer that take() gave and to which nothing writes any more.
+  void give_back(const at::Tensor& buffer);
+  // Called for a buffer that will not come back: an operation that failed may still write to it.
+  void forget(const at::Tensor& buffer);
+
+  int64_t used_bytes() const { return used_bytes_; }
+  int64_t kept_bytes() const { return kept_bytes_; }
+  // The most bytes that were in use at one time.
+  int64_t peak_bytes() const { return peak_bytes_; }
+
+ private:
+  std::vector<at::Tensor> kept_;  // byte tensors; the last one returned is handed out first
+  int64_t used_bytes_ = 0;
+  int64_t kept_bytes_ = 0;
+  int64_t peak_bytes_ = 0;
+};
+
+// A flat tensor, of which the program's tensors are views, without memory at first. The storage
+// keeps its size all the time, because libtorch checks each view against it.
+class CADRE_EXPORT GuardedStorage {
+ public:
+  // Makes a storage without elements, to which another one is assigned later.
+  GuardedStorage() = default;
+  GuardedStorage(int64_t numel, at::ScalarType dtype);
+
+  // The tensor (numel) of which views are taken.
+  const at::Tensor& tensor() const { return tensor_; }
+  // Gives the storage the memory of buffer, (numel) of the same dtype, which it keeps alive; no
+  // memory if buffer is undefined.
+  void set_memory(const at::Tensor& buffer);
+  // Until clear_guard(), touching the memory throws the sentence.
+  void guard(const std::string& sentence);
+  void clear_guard();
+
+ private:
+  at::Tensor tensor_;
+};
+
+// Makes writes to a mapped shard throw a sentence that names the updates which may write. Reading
+// is allowed, except before libtorch 2.13, which cannot tell it from writing.
+CADRE_EXPORT void guard_against_writes(const at::Tensor& shard);
+CADRE_EXPORT void clear_write_guard(const at::Tensor& shard);
+
+}  // namespace cadre::shard
