@@ -57,7 +57,7 @@ Status require_half(int number) {
 }
 
 TEST(Error, CodesHaveTheirNames) {
-  // The codes are in the order of their numbers in messages (docs/formats/store-native.md).
+  // The codes are in the order of their numbers in messages (docs/formats/store-tcp.md).
   const std::vector<std::string_view> names = {"kInvalidArgument", "kTimeout",     "kPeerLost",
                                                "kAborted",         "kUnavailable", "kCorruption",
                                                "kInternal"};

@@ -86,10 +86,19 @@ class ByteReader {
   // Fails if the text is longer than `max_bytes`.
   template <typename Length = uint32_t>
   std::string text(size_t max_bytes) {
+    return std::string(view<Length>(max_bytes));
+  }
+  // The same without a copy: valid as long as the bytes.
+  template <typename Length = uint32_t>
+  std::string_view view(size_t max_bytes) {
     const auto size = integer<Length>();
     if (size > max_bytes) fail();
-    return std::string(as_text(take(static_cast<size_t>(size))));
+    return as_text(take(static_cast<size_t>(size)));
   }
+
+  // Goes on at `offset`, where an earlier reader of the same bytes was. REQUIRES: offset() <=
+  // offset.
+  void skip_to(size_t offset) { rest_ = all_.subspan(offset); }
 
   // Called by a decoder that finds an invalid value; has the effect of a read that fails.
   void fail() { ok_ = false; }
