@@ -1,0 +1,30 @@
+// Fully sharded data parallelism (ZeRO stage 3): each rank owns a shard of every parameter.
+//
+//   auto unit = std::make_shared<cadre::ShardUnit<Net>>();
+//   cadre::fully_shard(unit, {.reshard = cadre::Reshard::kAfterBackward});
+//   cadre::FullyShardedDataParallel wrapped{unit, world, {.form = cadre::ShardForm::kMapped}};
+//   cadre::ShardedOptimizer<cadre::AdamW> steps{wrapped, torch::optim::AdamWOptions(3e-4)};
+//   loss_of(wrapped(x)).backward();
+//   steps.step();
+//   auto full = wrapped.summon_full_params();  // the whole parameters, in a scope
+//
+// Declares:
+// - `FullyShardedDataParallel`, `FullyShardedDataParallelOptions`: the wrapper.
+// - `ShardUnit`, `ShardUnitBase`: a module whose parameters are gathered before each use, and freed
+//   after it.
+// - `fully_shard()`, `FullyShardOptions`: makes a ShardUnit of the model a unit of its own.
+// - `WrapPolicy`, `WrapCandidate`, `wrap_by_size()`, `wrap_by_type()`: chooses units without a call
+//   for each.
+// - `Reshard`, `ShardPrecision`, `FileOffload`: when parameters are freed; dtypes; parameters on
+//   disk.
+// - `FullParameters`: the whole parameters in a scope: summon_full_params().
+// - `UnitCall`, `call_unit()`, `cast_floating()`: how a unit runs its forward().
+//
+// Guide: docs/guide/parallel/fsdp.md. PyTorch: torch.distributed.fsdp.FullyShardedDataParallel,
+// fully_shard.
+#pragma once
+
+#include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/parallel/fsdp/options.h"
+#include "cadre/parallel/fsdp/shard_unit.h"
+#include "cadre/parallel/fsdp/wrap_policy.h"

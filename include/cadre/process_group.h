@@ -1,0 +1,27 @@
+// A group of ranks that exchange tensors, and the call that joins the job of the launcher.
+//
+//   const cadre::ProcessGroup all = cadre::init_process_group();
+//   const auto tensor = torch::full({3}, all.rank() + 1.0);
+//   all.all_reduce(tensor, {.op = cadre::ReduceOp::kAvg});
+//   const cadre::Work work = all.broadcast_async(tensor, {.root = 0});
+//   work.wait();
+//   const auto row = all.split({.color = all.rank() / 4, .key = all.rank()});
+//   all.close();
+//
+// Declares:
+// - `ProcessGroup`: collectives, messages and subgroups; a cheap value.
+// - `init_process_group()`, `InitOptions`: joins the job; without a launcher it returns a group of
+//   one rank.
+// - `AllReduceOptions`, `ReduceOptions`, `ReduceScatterOptions`, `AllGatherOptions`: options of
+//   collectives.
+// - `BroadcastOptions`, `GatherOptions`, `ScatterOptions`, `BarrierOptions`: options of
+//   collectives.
+// - `AllToAllOptions`, `AllToAllSingleOptions`: options of exchanges, with sizes for each rank.
+// - `SendOptions`, `P2POp`, `BatchOptions`: messages between two ranks, and several at once.
+// - `RejoinOptions`: options of rejoin(), after a failure.
+//
+// Guide: docs/guide/reference/groups-and-messages.md. PyTorch: torch.distributed.ProcessGroup,
+// init_process_group.
+#pragma once
+
+#include "cadre/tensor/group/process_group.h"

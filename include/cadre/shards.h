@@ -1,0 +1,38 @@
+// What a rank owns of each parameter of a wrapped model, and the optimizer and the scope that
+// change it.
+//
+//   cadre::FullyShardedDataParallel wrapped{net, world};
+//   cadre::ShardedOptimizer<cadre::AdamW> steps{wrapped, torch::optim::AdamWOptions(3e-4)};
+//   {
+//     const torch::NoGradGuard no_grad;
+//     cadre::ShardUpdate update{wrapped};  // collective
+//     for (const auto& shard : wrapped.parameter_shards()) shard.values.mul_(0.5);
+//     update.finish();
+//   }
+//
+// Declares:
+// - `ParameterShard`: the record of one parameter: name, sizes, mesh, placements and this rank's
+//   values.
+// - `ShardedOptimizer`, `GroupsOfParameters`: an optimizer whose step() is an update of shards.
+// - `ShardUpdate`, `ShardFence`: an update in a scope, and what separates reads from writes.
+// - `ShardForm`: whether ranks copy the shards of others or map them.
+// - `ParameterDivision`, `keep_division()`, `division_of()`: a parameter that was divided before it
+//   was wrapped.
+// - `on_joint_mesh()`, `mesh_of_wrapper()`, `dividing_groups()`: the mesh of a record, and its
+//   groups.
+// - `local_box_of()`, `boxes_of()`, `boxes_of_range()`: the boxes of the whole tensor that a record
+//   covers.
+// - `FlatLayout`, `FlatRange`, `FlatAlignment`: where tensors lie in a flat buffer.
+// - `FlatParameters`, `FlatParametersOptions`, `gather_changed()`: parameters in one flat buffer,
+//   of which each rank owns a part.
+// - `HasParameterShards`, `HasFlatParameters`, `HasShardFence`: what a wrapper has.
+//
+// Guide: docs/guide/parallel/fsdp.md. PyTorch: torch.distributed.fsdp.FlatParameter.
+#pragma once
+
+#include "cadre/parallel/shard/flat_layout.h"
+#include "cadre/parallel/shard/flat_parameters.h"
+#include "cadre/parallel/shard/parameter_shard.h"
+#include "cadre/parallel/shard/shard_fence.h"
+#include "cadre/parallel/shard/shard_form.h"
+#include "cadre/parallel/shard/sharded_optimizer.h"

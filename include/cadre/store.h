@@ -1,0 +1,31 @@
+// Keys and values that the ranks of a job share, in memory, in a file or at a server.
+//
+//   const auto shared = std::make_shared<cadre::HashStore>(*system);
+//   cadre::PrefixStore store(shared, "round 3");
+//   store.set("color", "blue", deadline).value_or_throw();
+//   const std::string color = store.get("color", deadline).value_or_throw();
+//   const int64_t visits = store.add("visits", 2, deadline).value_or_throw();
+//
+// Declares:
+// - `Store`: the verbs of a store, and the interface of one of the program's own.
+// - `HashStore`: a store in the memory of one process.
+// - `FileStore`, `FileStoreOptions`: a store in one file that all ranks see.
+// - `TcpStore`, `TcpStoreOptions`, `StoreProtocol`, `StoreRoute`: a store at a server: Cadre's or
+//   c10d's.
+// - `PrefixStore`: a view in which every key gets a prefix.
+// - `TimedStore`: a store with one timeout for all calls, which throws.
+// - `StoreWill`: a value that is appended to a key when this process dies.
+// - `wire::StoreRequest`, `wire::StoreResponse`, `wire::StoreVerb`: a call and its answer as
+//   values.
+//
+// Guide: docs/guide/reference/store.md. PyTorch: torch.distributed.Store, HashStore, FileStore,
+// TCPStore, PrefixStore.
+#pragma once
+
+#include "cadre/core/store/file/file_store.h"
+#include "cadre/core/store/hash_store.h"
+#include "cadre/core/store/prefix_store.h"
+#include "cadre/core/store/store.h"
+#include "cadre/core/store/tcp/tcp_store.h"
+#include "cadre/core/store/timed/timed_store.h"
+#include "cadre/core/wire/store/store_request.h"
