@@ -53,7 +53,7 @@ class Navigation(unittest.TestCase):
         site = pages.Site(ROOT, topics)
         for name in ("cadre/ddp.h", "include/cadre/ddp.h", "cadre/parallel/ddp/options.h"):
             self.assertEqual(site.page_of(name), "reference/ddp.md")
-        self.assertEqual(site.with_links_to_reference("docs/guide/parallel/page.md", "`<cadre/ddp.h>` `<vector>`"),
+        self.assertEqual(site.with_links_to_reference("docs/guide/parallel/mesh.md", "`<cadre/ddp.h>` `<vector>`"),
                          "[`<cadre/ddp.h>`](../../../reference/ddp.md) `<vector>`")
 
 

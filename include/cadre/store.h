@@ -1,7 +1,7 @@
 // Keys and values that the ranks of a job share, in memory, in a file or at a server.
 //
 //   const auto shared = std::make_shared<cadre::HashStore>(*system);
-//   cadre::PrefixStore store(shared, "round 3");
+//   cadre::PrefixStore store("round 3", shared);
 //   store.set("color", "blue", deadline).value_or_throw();
 //   const std::string color = store.get("color", deadline).value_or_throw();
 //   const int64_t visits = store.add("visits", 2, deadline).value_or_throw();
