@@ -18,7 +18,7 @@
 // Declares:
 // - `Backend`: the interface of an engine.
 // - `Capabilities`, `full_capabilities()`: what an engine can do; a group refuses all other calls.
-// - `check_supported()`, `unsupported()`: checks a call against them.
+// - `check_supported()`, `unsupported()`: the check of a call against them, and its error.
 // - `Completion`: the end of a submitted collective.
 // - `run_in_order()`: submit() of an engine that runs one collective after the other.
 // - `BackendFactory`, `BackendSetup`: makes the engine of a group; CommunicatorOptions::backend.

@@ -1,11 +1,11 @@
 // All of Cadre in one header: distributed training for C++ on libtorch.
 //
-//   const auto all = cadre::init_process_group();
-//   cadre::DistributedDataParallel wrapped{std::make_shared<Net>(), all};
-//   torch::optim::AdamW steps{wrapped->parameters(), 1e-3};
-//   loss_of(wrapped(x)).backward();
-//   steps.step();
-//   all.close();
+//   const auto world = cadre::init_process_group();
+//   cadre::DistributedDataParallel model{std::make_shared<Net>(), world};
+//   torch::optim::AdamW optimizer{model->parameters(), 1e-3};
+//   loss_of(model(x)).backward();
+//   optimizer.step();
+//   world.close();
 //
 // Each topic has a header of its own, which compiles faster. Stores, rendezvous, the Communicator
 // and schedules are in core.h, which needs no torch.

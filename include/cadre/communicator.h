@@ -1,14 +1,14 @@
 // A group of ranks over bytes, complete without torch: collectives, messages and shared memory.
 //
-//   const auto native = cadre::os::make_native_system();
+//   const auto system = cadre::os::make_native_system();
 //   const auto group = cadre::connect_from_environment(
-//       *native, {}, native->deadline_in(cadre::kDefaultConnectTimeout));
+//       *system, {}, system->deadline_in(cadre::kDefaultConnectTimeout));
 //   float sum = static_cast<float>(group->rank() + 1);
 //   const auto bytes = std::as_writable_bytes(std::span(&sum, 1));
 //   group->all_reduce(bytes, bytes, cadre::DType::kFloat32, cadre::ReduceOp::kSum);
 //   const cadre::Work work = group->barrier_async();
-//   work.wait(native->deadline_in(std::chrono::seconds(5)));
-//   group->close(native->deadline_in(cadre::kDefaultCloseTimeout));
+//   work.wait(system->deadline_in(std::chrono::seconds(5)));
+//   group->close(system->deadline_in(cadre::kDefaultCloseTimeout));
 //
 // Declares:
 // - `Communicator`: the group.

@@ -1,15 +1,15 @@
 // Data parallelism: every rank has the whole model, and gradients are averaged during backward().
 //
-//   cadre::DistributedDataParallel wrapped{std::make_shared<Net>(), world};
-//   torch::optim::AdamW steps{wrapped->parameters(), 1e-3};
+//   cadre::DistributedDataParallel model{std::make_shared<Net>(), world};
+//   torch::optim::AdamW optimizer{model->parameters(), 1e-3};
 //   {
-//     const auto guard = wrapped.no_sync();
-//     loss_of(wrapped(x)).backward();  // adds on this rank
+//     const auto guard = model.no_sync();
+//     loss_of(model(x)).backward();  // adds on this rank
 //   }
-//   auto loss = loss_of(wrapped(x));
+//   auto loss = loss_of(model(x));
 //   loss.backward();  // averages over the ranks while it runs
-//   steps.step();
-//   const double mean = wrapped.mean_over_ranks(loss);
+//   optimizer.step();
+//   const double mean = model.mean_over_ranks(loss);
 //
 // Declares:
 // - `DistributedDataParallel`, `DistributedDataParallelOptions`: the wrapper.

@@ -2,11 +2,11 @@
 //
 //   auto unit = std::make_shared<cadre::ShardUnit<Net>>();
 //   cadre::fully_shard(unit, {.reshard = cadre::Reshard::kAfterBackward});
-//   cadre::FullyShardedDataParallel wrapped{unit, world, {.form = cadre::ShardForm::kMapped}};
-//   cadre::ShardedOptimizer<cadre::AdamW> steps{wrapped, torch::optim::AdamWOptions(3e-4)};
-//   loss_of(wrapped(x)).backward();
-//   steps.step();
-//   auto full = wrapped.summon_full_params();  // the whole parameters, in a scope
+//   cadre::FullyShardedDataParallel model{unit, world, {.form = cadre::ShardForm::kMapped}};
+//   cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, torch::optim::AdamWOptions(3e-4)};
+//   loss_of(model(x)).backward();
+//   optimizer.step();
+//   auto full = model.summon_full_params();  // the whole parameters, in a scope
 //
 // Declares:
 // - `FullyShardedDataParallel`, `FullyShardedDataParallelOptions`: the wrapper.
@@ -17,7 +17,7 @@
 //   for each.
 // - `Reshard`, `ShardPrecision`, `FileOffload`: when parameters are freed; dtypes; parameters on
 //   disk.
-// - `FullParameters`: the whole parameters in a scope: summon_full_params().
+// - `FullParameters`: the result of summon_full_params(): the whole parameters in a scope.
 // - `UnitCall`, `call_unit()`, `cast_floating()`: how a unit runs its forward().
 //
 // Guide: docs/guide/parallel/fsdp.md. PyTorch: torch.distributed.fsdp.FullyShardedDataParallel,

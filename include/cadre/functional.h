@@ -8,14 +8,14 @@
 //
 // Declares:
 // - `functional::all_reduce()`, `functional::all_gather_tensor()`,
-//   `functional::reduce_scatter_tensor()`: the gradient of the sum over the ranks of each rank's
-//   loss.
-// - `functional::all_to_all_single()`, `functional::broadcast()`: likewise.
-// - `functional::copy_to_group()`, `functional::reduce_from_group()`: Megatron's f and g: the
-//   gradient of one loss that all ranks compute.
-// - `functional::scatter_to_group()`, `functional::gather_from_group()`: parts along a dimension,
-//   likewise.
-// - `functional::ReduceFromGroupOptions`, `functional::DimensionOptions`: their options.
+//   `functional::reduce_scatter_tensor()`, `functional::all_to_all_single()`,
+//   `functional::broadcast()`: their backward computes the gradient of the sum of all ranks'
+//   losses.
+// - `functional::copy_to_group()`, `functional::reduce_from_group()`: Megatron-LM's f and g. Their
+//   backward computes the gradient of one loss that all ranks compute.
+// - `functional::scatter_to_group()`, `functional::gather_from_group()`: the same for parts of a
+//   tensor along a dimension.
+// - `functional::ReduceFromGroupOptions`, `functional::DimensionOptions`: options of these.
 //
 // Guide: docs/guide/reference/differentiable-collectives.md. PyTorch:
 // torch.distributed.nn.functional, _functional_collectives.

@@ -1,10 +1,10 @@
 // Clips, scales, weighs and checks the gradients of a wrapped model, on all ranks alike.
 //
-//   cadre::GradScaler scaled;
-//   scaled.scale(loss_of(model(x))).backward();  // float16: small gradients stay above zero
-//   if (scaled.unscale_(model)) cadre::clip_grad_norm_(model, 1.0);
-//   scaled.step(optimizer);  // skipped on all ranks if a gradient is not finite
-//   scaled.update();
+//   cadre::GradScaler scaler;
+//   scaler.scale(loss_of(model(x))).backward();  // float16: small gradients stay above zero
+//   if (scaler.unscale_(model)) cadre::clip_grad_norm_(model, 1.0);
+//   scaler.step(optimizer);  // skipped on all ranks if a gradient is not finite
+//   scaler.update();
 //   const bool is_finite = cadre::check_gradients_finite(model);
 //
 // Declares:

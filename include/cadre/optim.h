@@ -1,9 +1,10 @@
 // AdamW, Adam and SGD with fused steps, and optimizers whose state is in a file.
 //
-//   cadre::AdamW fused{model->parameters(), torch::optim::AdamWOptions(3e-4).weight_decay(0.1)};
+//   cadre::AdamW optimizer{model->parameters(),
+//                          torch::optim::AdamWOptions(3e-4).weight_decay(0.1)};
 //   loss_of(model(x)).backward();
-//   fused.step();
-//   fused.zero_grad();
+//   optimizer.step();
+//   optimizer.zero_grad();
 //   cadre::OffloadedOptimizer<torch::optim::RMSprop> other{model->parameters(), 1e-3};
 //
 // Declares:

@@ -1,13 +1,13 @@
 // Pipeline parallelism: the stages of a model lie on different ranks, and microbatches pass through
 // them.
 //
-//   cadre::Pipeline stages({{net, {.stage = world.rank(), .num_stages = 2}}}, world,
-//                          {.schedule = "1f1b", .num_microbatches = 8});
-//   torch::optim::AdamW steps(net->parameters());
-//   stages.step(x, y, [](const Tensor& output, const Tensor& target) {
+//   cadre::Pipeline pipeline({{net, {.stage = world.rank(), .num_stages = 2}}}, world,
+//                            {.schedule = "1f1b", .num_microbatches = 8});
+//   torch::optim::AdamW optimizer(net->parameters());
+//   pipeline.step(x, y, [](const Tensor& output, const Tensor& target) {
 //     return torch::mse_loss(output, target);
 //   });
-//   steps.step();
+//   optimizer.step();
 //
 // Declares:
 // - `Pipeline`, `PipelineOptions`: the wrapper.

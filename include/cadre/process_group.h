@@ -1,12 +1,12 @@
 // A group of ranks that exchange tensors, and the call that joins the job of the launcher.
 //
-//   const cadre::ProcessGroup all = cadre::init_process_group();
-//   const auto tensor = torch::full({3}, all.rank() + 1.0);
-//   all.all_reduce(tensor, {.op = cadre::ReduceOp::kAvg});
-//   const cadre::Work work = all.broadcast_async(tensor, {.root = 0});
+//   const cadre::ProcessGroup world = cadre::init_process_group();
+//   const auto tensor = torch::full({3}, world.rank() + 1.0);
+//   world.all_reduce(tensor, {.op = cadre::ReduceOp::kAvg});
+//   const cadre::Work work = world.broadcast_async(tensor, {.root = 0});
 //   work.wait();
-//   const auto row = all.split({.color = all.rank() / 4, .key = all.rank()});
-//   all.close();
+//   const auto row = world.split({.color = world.rank() / 4, .key = world.rank()});
+//   world.close();
 //
 // Declares:
 // - `ProcessGroup`: collectives, messages and subgroups; a cheap value.

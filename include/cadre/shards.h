@@ -1,12 +1,12 @@
 // What a rank owns of each parameter of a wrapped model, and the optimizer and the scope that
 // change it.
 //
-//   cadre::FullyShardedDataParallel wrapped{net, world};
-//   cadre::ShardedOptimizer<cadre::AdamW> steps{wrapped, torch::optim::AdamWOptions(3e-4)};
+//   cadre::FullyShardedDataParallel model{net, world};
+//   cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, torch::optim::AdamWOptions(3e-4)};
 //   {
 //     const torch::NoGradGuard no_grad;
-//     cadre::ShardUpdate update{wrapped};  // collective
-//     for (const auto& shard : wrapped.parameter_shards()) shard.values.mul_(0.5);
+//     cadre::ShardUpdate update{model};  // collective
+//     for (const auto& shard : model.parameter_shards()) shard.values.mul_(0.5);
 //     update.finish();
 //   }
 //

@@ -1,11 +1,11 @@
 // The clock, threads, waiting, sockets and shared memory, as all of the core uses them.
 //
-//   const auto native = cadre::os::make_native_system();
-//   const cadre::Deadline deadline = native->deadline_in(std::chrono::seconds(30));
+//   const auto system = cadre::os::make_native_system();
+//   const cadre::Deadline deadline = system->deadline_in(std::chrono::seconds(30));
 //   const auto thread =
-//       native->spawn("worker", [&] { std::printf("%s\n", native->host().name.c_str()); });
+//       system->spawn("worker", [&] { std::printf("%s\n", system->host().name.c_str()); });
 //   thread->join();
-//   const auto group = cadre::connect_from_environment(*native, {}, deadline);
+//   const auto group = cadre::connect_from_environment(*system, {}, deadline);
 //
 // Declares:
 // - `os::System`, `os::make_native_system()`: the interface, and the one of the operating system; a

@@ -5,7 +5,7 @@
 //       cadre::parallelize_module(*net, mesh["tp"],
 //                                 {{"blocks.*.up", cadre::ParallelStyle::kColwise},
 //                                  {"blocks.*.down", cadre::ParallelStyle::kRowwise}});
-//   torch::optim::AdamW steps(net->parameters(), 3e-4);
+//   torch::optim::AdamW optimizer(net->parameters(), 3e-4);
 //
 // Declares:
 // - `parallelize_module()`: divides the layers that the plan names.

@@ -5,7 +5,7 @@
 //       world, /*make_module=*/[] { return std::make_shared<Net>(); },
 //       /*make_batch=*/[](int64_t) { return load_batch(); },  // of all ranks together
 //                                                             /*loss=*/
-//       [](auto& wrapped, const Tensor& batch) { return loss_of(wrapped(batch), batch); },
+//       [](auto& model, const Tensor& batch) { return loss_of(model(batch), batch); },
 //       torch::optim::AdamWOptions(1e-3), {.num_steps = 5});
 //   if (world.rank() == 0) std::printf("%s\n", report.to_text().c_str());
 //

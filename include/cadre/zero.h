@@ -1,12 +1,12 @@
 // ZeRO stages 1 and 2: each rank keeps the optimizer's state of a part of the parameters.
 //
-//   cadre::DistributedDataParallel wrapped{
+//   cadre::DistributedDataParallel model{
 //       net, world, {.gradients = cadre::GradientPlacement::kSharded}};
-//   cadre::ZeroRedundancyOptimizer<cadre::AdamW> divided{wrapped,
-//                                                        torch::optim::AdamWOptions(3e-4)};
-//   loss_of(wrapped(x)).backward();
-//   divided.step();  // updates this rank's shard, then gathers the others
-//   divided.zero_grad();
+//   cadre::ZeroRedundancyOptimizer<cadre::AdamW> optimizer{model,
+//                                                          torch::optim::AdamWOptions(3e-4)};
+//   loss_of(model(x)).backward();
+//   optimizer.step();  // updates this rank's shard, then gathers the others
+//   optimizer.zero_grad();
 //
 // Declares:
 // - `ZeroRedundancyOptimizer`, `ZeroOptions`: divides an optimizer that works element by element.
