@@ -1,8 +1,9 @@
-# `make install`: the command, the trainer, the two libraries, the public headers and a CMake package,
-# in two components: core (no torch) and torch. The tree may be moved: nothing in it names the source
-# tree or the build folder. The public headers are what <cadre/core.h> and <cadre/cadre.h> include,
-# directly or not. Each is installed with the check for C++20 before all else, in place of the empty
-# line after its #pragma once, because a program may include any of them first.
+# `make install`: the command, the trainer, the two libraries, the headers and a CMake package, in two
+# components: core (no torch) and torch. The tree may be moved: nothing in it names the source tree or
+# the build folder. The headers are what <cadre/core.h> and <cadre/cadre.h> include, directly or not:
+# the topic headers of include/cadre, their parts, and what these need. Each is installed with the
+# check for C++20 before all else, in place of the empty line after its #pragma once, because a program
+# may include any of them first.
 include(CMakePackageConfigHelpers)
 
 set(cadre_cmake_folder ${CMAKE_INSTALL_LIBDIR}/cmake/Cadre)
@@ -11,11 +12,12 @@ set(cadre_cmake_folder ${CMAKE_INSTALL_LIBDIR}/cmake/Cadre)
 function(cadre_install_headers component)
   foreach(header IN LISTS ARGN)
     set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${header})
-    set(installed ${CMAKE_BINARY_DIR}/installed_headers/${header})
+    string(REGEX REPLACE "^include/" "" included ${header})
+    set(installed ${CMAKE_BINARY_DIR}/installed_headers/${included})
     file(READ ${CMAKE_SOURCE_DIR}/${header} text)
     string(REPLACE "#pragma once\n\n" "#pragma once\n#include \"cadre/core/base/cxx20.h\"\n" text "${text}")
     file(WRITE ${installed} "${text}")
-    get_filename_component(folder ${header} DIRECTORY)
+    get_filename_component(folder ${included} DIRECTORY)
     install(FILES ${installed} COMPONENT ${component}
             DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/${folder})
   endforeach()

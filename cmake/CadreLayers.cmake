@@ -26,9 +26,13 @@ function(cadre_test_name out folder)
   set(${out} ${name} PARENT_SCOPE)
 endfunction()
 
-# Appends to OUT every header of the source tree that `header` includes, itself first.
+# Appends to OUT every header of the source tree that `header` includes, itself first. A topic header,
+# such as cadre/ddp.h, is in include/.
 function(cadre_reachable_headers header out)
   set(found ${${out}})
+  if(EXISTS ${CMAKE_SOURCE_DIR}/include/${header})
+    string(PREPEND header include/)
+  endif()
   if(header IN_LIST found OR NOT EXISTS ${CMAKE_SOURCE_DIR}/${header})
     return()
   endif()

@@ -23,7 +23,7 @@ SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:")
 PAGE_IN_SOURCE = re.compile(r"\bdocs/(?:guide|formats|decisions)/[\w./-]*\w")
 # What these say was true when it was written.
 RECORDS = ("CHANGELOG.md", "bench/reports/")
-SOURCE_FOLDERS = ("cadre/", "tests/", "tools/", "bench/", "examples/", "docs/", "cmake/", ".ci/")
+SOURCE_FOLDERS = ("cadre/", "include/", "tests/", "tools/", "bench/", "examples/", "docs/", "cmake/", ".ci/")
 README_LINES, README_WORDS, CELL_WORDS = 100, 700, 12
 FOLDER_README_LINES = 40
 NAMED_FILE = re.compile(r"[\w.*{},-]+\.(?:h|cpp|py|md|txt|cmake|svg|toml)")
@@ -119,6 +119,8 @@ def missing_files(root):
             if re.fullmatch(r"[\w./*{},-]+", named) and named.startswith(SOURCE_FOLDERS) and not (
                     exists(root, named) or exists(root, named + "-*.md")):
                 yield f"{page}:{line_of(text, match.start())}: {named} does not exist"
+            elif re.fullmatch(r"<cadre/[\w./-]+>", named) and not (root / "include" / named[1:-1]).is_file():
+                yield f"{page}:{line_of(text, match.start())}: include/{named[1:-1]} does not exist"
             elif re.fullmatch(r"[\w./-]+\.md", named):
                 bases = [(root / page).parent, root, root / "docs"]
                 if not any((base / named).is_file() for base in bases):
@@ -334,9 +336,12 @@ class PlantedFaults(unittest.TestCase):
         self.write("cadre/core/os/fd.cpp", "")
         self.write("docs/decisions/0001-one.md", "`0001-one.md` `cadre/core/os/fd.{h,cpp}` `cadre/core/os/*.h` `cadre/cadre.h`\n")
         self.write("CHANGELOG.md", "`cadre/gone.h`\n")
-        self.write("page.md", "`docs/decisions/0001-one.md` `none.md` `cadre run` `make -C cadre/core/os`\n")
+        self.write("include/cadre/ddp.h", "")
+        self.write("page.md", "`docs/decisions/0001-one.md` `none.md` `cadre run` `make -C cadre/core/os`\n"
+                   "`<cadre/ddp.h>` `<cadre/core/os/fd.h>` `<vector>`\n")
         self.assertEqual(sorted(missing_files(self.root)), [
-            "docs/decisions/0001-one.md:1: cadre/cadre.h does not exist", "page.md:1: none.md does not exist"])
+            "docs/decisions/0001-one.md:1: cadre/cadre.h does not exist", "page.md:1: none.md does not exist",
+            "page.md:2: include/cadre/core/os/fd.h does not exist"])
         self.assertEqual(list(missing_pages_in_sources(self.root)),
                          ["cadre/core/os/fd.h:1: docs/decisions/0002-gone.md does not exist"])
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Compares docs/installed-headers.txt with the sources: a header that would be installed is on the list
 and no other is, every header that exports a type is on it, and an internal header declares its names in
-the namespace of its folder. A new header fails here until somebody has decided whether it is public."""
+the namespace of its folder. Each part belongs to one topic header, which lists what it declares. A new
+header fails here until somebody has decided whether it is public, and to which topic it belongs."""
 
 import pathlib
 import re
@@ -9,6 +10,9 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 LIST = ROOT / "docs/installed-headers.txt"
+TABLE = ROOT / "docs/guide/reference/topics.md"
+ALL = {"include/cadre/core.h", "include/cadre/cadre.h"}  # these include topics, all others parts
+MAX_TOPICS = 42
 INCLUDE = re.compile(r'^#include ["<](cadre/[^">]+)[">]', re.M)
 EXPORTED_TYPE = re.compile(r"^\s*(?:class|struct) CADRE_EXPORT", re.M)
 # Tokens that open, close or end a declaration, once comments and literals are gone.
@@ -18,15 +22,15 @@ NAMESPACE = re.compile(r"(?:inline )?namespace ([\w:]*)$")
 FORWARD = re.compile(r"(?:class|struct) \w+$|enum (?:class )?\w+(?: : \w+)?$")
 
 
-def declared_in_cadre(text):
-    """The declarations and definitions directly in namespace cadre, forward declarations excepted."""
+def declarations(text):
+    """(namespace, declaration or definition) for all in a named namespace, forward declarations excepted."""
     found, open_blocks, statement = [], [], ""
     for token in re.split(r"([{};])", IGNORED.sub(" ", text)):
-        in_cadre = all(block is not None for block in open_blocks) and "::".join(open_blocks) == "cadre"
+        space = None if None in open_blocks else "::".join(open_blocks)
         if token == "{":
             named = NAMESPACE.search(" ".join(statement.split()))
-            if not named and in_cadre:
-                found.append(" ".join(statement.split()))
+            if not named and space:
+                found.append((space, " ".join(statement.split())))
             open_blocks.append(named.group(1) if named else None)
             statement = ""
         elif token == "}":
@@ -34,8 +38,8 @@ def declared_in_cadre(text):
             statement = ""
         elif token == ";":
             declaration = " ".join(statement.split())
-            if in_cadre and declaration and not FORWARD.match(declaration):
-                found.append(declaration)
+            if space and declaration and not FORWARD.match(declaration):
+                found.append((space, declaration))
             statement = ""
         else:
             statement = token
@@ -91,14 +95,73 @@ def public_signatures(text):
     return found
 
 
+def declared_in_cadre(text):
+    return [declaration for space, declaration in declarations(text) if space == "cadre"]
+
+
+def name_of(declaration):
+    """The name of a type, or that of a function with (); None for a constant, an operator, a deduction guide and
+    the rest of a declaration that was cut at a brace."""
+    text, count = re.sub(r"\[\[\w+\]\]|\bCADRE_EXPORT\b|\btemplate\b", " ", declaration), 1
+    if "->" in text:
+        return None
+    while count:
+        text, count = re.subn(r"<[^<>]*>", " ", text)
+    head = " ".join(text.partition("(")[0].split())
+    module = re.match(r"TORCH_MODULE\((\w+)\)", text.strip())
+    named = module or re.search(r"(?:^| )(?:concept|class|struct|union|enum class|enum|using) (\w+)", head)
+    if named:
+        return named.group(1)
+    called = "(" in text and re.search(r"[\w:]+ ?[&*]* ?\b(\w+)$", head)
+    is_function = called and not re.search(r"=|\boperator\b|\brequires$", head) and " " in head
+    return f"{called.group(1)}()" if is_function else None
+
+
+def declared_names(text):
+    """The names of declared_in_cadre() and of the namespaces below: {"Store", "os::System", "split()"}."""
+    names = {(space.partition("::")[2], name_of(declaration)) for space, declaration in declarations(text)
+             if space.split("::")[0] == "cadre"}
+    return {f"{space}::{name}" if space else name for space, name in names if name}
+
+
+def listed_names(text):
+    """The names that a topic header's comment lists."""
+    lists = re.findall(r"^// Declares:\n((?:// [- ] .*\n)+)", text, re.M)
+    return re.findall(r"`([^`]+)`", "".join(lists))
+
+
+def first_sentence(text):
+    comment = re.match(r"((?:// .*\n)+)", text).group(1)
+    return re.match(r"(.*?)\.(?= |$)", " ".join(line[3:] for line in comment.splitlines())).group(1)
+
+
+def file_of(included):
+    """The file that #include <included> finds."""
+    return next((name for name in (f"include/{included}", included) if (ROOT / name).is_file()), included)
+
+
+def included_by(header):
+    return [file_of(included) for included in INCLUDE.findall((ROOT / header).read_text())]
+
+
 def reachable(header, found=None):
     """The header and what it includes, directly or not."""
     found = set() if found is None else found
     if header not in found:
         found.add(header)
-        for included in INCLUDE.findall((ROOT / header).read_text()):
+        for included in included_by(header):
             reachable(included, found)
     return found
+
+
+def programs():
+    """(name, text) of what is written as a program of a user: examples, projects of the package test, what
+    must not compile, and the blocks of code of the documents."""
+    for folder in ("examples", "tests/package", "tests/compile"):
+        for path in sorted((ROOT / folder).rglob("*.cpp")):
+            yield str(path.relative_to(ROOT)), path.read_text()
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        yield str(path.relative_to(ROOT)), "".join(re.findall(r"^ *```cpp\n(.*?)^ *```", path.read_text(), re.M | re.S))
 
 
 def listed(text):
@@ -117,11 +180,19 @@ class InstalledHeaders(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.entries = listed(LIST.read_text())
-        cls.core = reachable("cadre/core.h") | {"cadre/core/base/cxx20.h"}
-        cls.torch = reachable("cadre/cadre.h") - cls.core
+        cls.core = reachable("include/cadre/core.h") | {"cadre/core/base/cxx20.h"}
+        cls.torch = reachable("include/cadre/cadre.h") - cls.core
+        cls.topics = cls.of_kind(cls, "topic") - ALL
 
     def of(self, component):
         return {header for header, entry in self.entries.items() if entry[0] == component}
+
+    def of_kind(self, kind):
+        return {header for header, entry in self.entries.items() if entry[1] == kind}
+
+    def names_of(self, topic):
+        """What the parts of a topic declare."""
+        return set().union(*(declared_names((ROOT / part).read_text()) for part in included_by(topic)))
 
     def test_the_list_has_what_is_installed(self):
         self.assertGreater(len(self.core), 10)
@@ -130,7 +201,8 @@ class InstalledHeaders(unittest.TestCase):
 
     def test_kinds_are_those_that_the_list_explains(self):
         for header, (component, kind) in self.entries.items():
-            self.assertIn(kind, ["public", "internal"] if component != "-" else ["program"], header)
+            self.assertIn(kind, ["topic", "part", "internal"] if component != "-" else ["program"], header)
+            self.assertEqual(kind == "topic", header.startswith("include/cadre/"), header)
 
     def test_every_exported_type_is_in_a_listed_header(self):
         exporting = {str(path.relative_to(ROOT)) for path in (ROOT / "cadre").rglob("*.h")
@@ -139,13 +211,71 @@ class InstalledHeaders(unittest.TestCase):
         self.assertEqual(exporting - self.entries.keys(), set())
         self.assertEqual(self.of("-") - exporting, set(), "exports no type any more")
 
-    def test_what_the_two_headers_include_themselves_is_public(self):
-        for header in ("cadre/core.h", "cadre/cadre.h"):
-            for included in INCLUDE.findall((ROOT / header).read_text()):
-                self.assertEqual(self.entries[included][1], "public", included)
+    def test_every_topic_header_is_listed(self):
+        """And nothing else is in its folder."""
+        files = {str(path.relative_to(ROOT)) for path in (ROOT / "include").rglob("*") if path.is_file()}
+        self.assertEqual(files, self.of_kind("topic"))
+        self.assertGreater(len(files), 30)
+        self.assertLessEqual(len(files), MAX_TOPICS)
+
+    def test_the_two_headers_include_the_topics_of_their_component(self):
+        components = {topic: self.entries[topic][0] for topic in self.topics}
+        self.assertEqual(set(included_by("include/cadre/core.h")), {t for t in components if components[t] == "core"})
+        self.assertEqual(set(included_by("include/cadre/cadre.h")),
+                         {t for t in components if components[t] == "torch"} | {"include/cadre/error.h"})
+
+    def test_every_part_belongs_to_one_topic(self):
+        """A topic header has a comment and includes parts of its component; each part is in one topic."""
+        parts = [part for topic in self.topics for part in included_by(topic)]
+        self.assertEqual(sorted(part for part in set(parts) if parts.count(part) > 1), [])
+        self.assertEqual(set(parts), self.of_kind("part"))
+        for topic in self.topics:
+            for part in included_by(topic):
+                self.assertEqual(self.entries[part][0], self.entries[topic][0], f"{topic} includes {part}")
+            others = [line for line in (ROOT / topic).read_text().splitlines()
+                      if line and not re.match(r'//|#pragma once$|#include "cadre/', line)]
+            self.assertEqual(others, [], topic)
+
+    def test_every_type_and_function_is_in_one_topic(self):
+        """But to_string(), which has an overload for each enumeration."""
+        declaring = {}
+        for topic in sorted(self.topics):
+            for name in self.names_of(topic):
+                declaring.setdefault(name, []).append(topic)
+        self.assertGreater(len(declaring), 200)
+        self.assertEqual({name: topics for name, topics in declaring.items()
+                          if len(topics) > 1 and name not in ("to_string()",)}, {})
+
+    def test_a_topic_lists_what_its_parts_declare(self):
+        for topic in sorted(self.topics):
+            text = (ROOT / topic).read_text()
+            listed = [name for name in listed_names(text) if not re.match(r"k[A-Z]", name)]
+            self.assertEqual(len(listed), len(set(listed)), topic)
+            declared = self.names_of(topic)
+            self.assertEqual(sorted(set(listed) - declared), [], f"{topic} lists what no part of it declares")
+            # The namespaces of folders have what only the library uses.
+            public = {name for name in declared if "::" not in name or name.startswith("functional::")}
+            self.assertEqual(sorted(public - set(listed)), [], f"{topic} does not list these")
+            constants = [name for name in listed_names(text) if re.match(r"k[A-Z]", name)]
+            parts = "".join((ROOT / part).read_text() for part in included_by(topic))
+            self.assertEqual([name for name in constants if not re.search(rf"\b{name} *=", parts)], [], topic)
+            self.assertRegex(text, r"(?m)^// (Guide|Format|Design): docs/")
+
+    def test_the_table_of_topics_has_the_first_sentences(self):
+        rows = [line for line in TABLE.read_text().splitlines() if line.startswith("| `<")]
+        expected = {component: [f"| `<{topic.removeprefix('include/')}>` | {first_sentence((ROOT / topic).read_text())} |"
+                                for topic in sorted(self.topics) if self.entries[topic][0] == component]
+                    for component in ("core", "torch")}
+        self.assertEqual("\n".join(rows), "\n".join(expected["torch"] + expected["core"]))
+
+    def test_programs_include_topic_headers_only(self):
+        included = {(name, header) for name, text in programs() for header in INCLUDE.findall(text)}
+        self.assertGreater(len(included), 20)
+        self.assertEqual(sorted((name, header) for name, header in included
+                                if file_of(header) not in self.of_kind("topic")), [])
 
     def test_internal_headers_declare_nothing_directly_in_cadre(self):
-        internal = {header for header, entry in self.entries.items() if entry[1] == "internal"}
+        internal = self.of_kind("internal")
         self.assertGreater(len(internal), 30)
         declaring = {header for header in internal if declared_in_cadre((ROOT / header).read_text())}
         self.assertEqual(declaring, set())
@@ -154,7 +284,7 @@ class InstalledHeaders(unittest.TestCase):
         """docs/decisions/0025: of the public headers above the torch line."""
         broken, unused = [], {(header, part) for header, parts in ACCEPTED.items() for part in parts}
         for header, entry in self.entries.items():
-            if entry != ("torch", "public"):
+            if entry != ("torch", "part"):
                 continue
             for signature in public_signatures((ROOT / header).read_text()):
                 for what, pattern in FORBIDDEN.items():
@@ -204,9 +334,32 @@ class InstalledHeaders(unittest.TestCase):
                          ["template <typename T> struct Found", "CADRE_EXPORT std::string also_found",
                           "inline constexpr int kFound = 1", "using Alias = int"])
 
+    def test_names_of_declarations_are_found(self):
+        text = """namespace cadre {
+        template <typename T> class [[nodiscard]] Result { int member(); };
+        template <> class Result<void> {};
+        struct CADRE_EXPORT Error : std::exception {};
+        template <typename M, typename C = Of<M>> requires HasIt<M> struct Constrained {};
+        template <typename T> concept IsIt = requires(T t) { t.f(); };
+        using Alias = std::map<int, int>;
+        TORCH_MODULE(Layer);
+        CADRE_EXPORT const std::vector<std::pair<int, A>>& exported(const B& b = {});
+        inline std::string_view* pointer(int) { return f(1); }
+        [[nodiscard]] LogSink& sink();
+        inline constexpr int kConstant = f(1);
+        Result(int) -> Result<int>;
+        bool operator==(const A&, const B&);
+        class Forward;
+        enum class Kind : uint8_t { kA };
+        namespace os { class System {}; }
+        }"""
+        self.assertEqual(declared_names(text), {
+            "Result", "Error", "Constrained", "IsIt", "Alias", "Layer", "exported()", "pointer()", "sink()", "Kind",
+            "os::System"})
+
     def test_an_entry_that_is_missing_or_doubled_is_noticed(self):
         with self.assertRaisesRegex(AssertionError, "twice"):
-            listed("core public a.h\ncore internal a.h\n")
+            listed("core part a.h\ncore internal a.h\n")
 
 
 if __name__ == "__main__":

@@ -16,12 +16,6 @@ import reference
 LINKED = ("bench/", "cadre/", "examples/", "tools/", "LICENSE.md", "docs/installed-headers.txt.md")
 
 
-def public_headers():
-    lines = [line.split() for line in (ROOT / "docs/installed-headers.txt").read_text().splitlines()
-             if line.strip() and not line.startswith("#")]
-    return [header for _, kind, header in lines if kind == "public"]
-
-
 def flat(navigation):
     if isinstance(navigation, str):
         return [navigation]
@@ -31,7 +25,7 @@ def flat(navigation):
 
 class Navigation(unittest.TestCase):
     def test_every_page_is_in_it_once(self):
-        site = pages.Site(ROOT, public_headers())
+        site = pages.Site(ROOT, pages.topics_of(ROOT)[1])
         site.gather()
         listed = flat(site.navigation([]))
         self.assertEqual(len(listed), len(set(listed)))
@@ -45,12 +39,22 @@ class Navigation(unittest.TestCase):
 
     def test_the_groups_are_the_folders(self):
         """A group of the guide in docs/README.md has the pages of one folder, whose name begins its title."""
-        site = pages.Site(ROOT, public_headers())
+        site = pages.Site(ROOT, pages.topics_of(ROOT)[1])
         guide = next(entry["Guide"] for entry in site.navigation([]) if "Guide" in entry)
         groups = {title: {page.split("/")[2] for page in flat(listed)} for entry in guide[1:]
                   for title, listed in entry.items()}
         self.assertEqual({title: {title.lower()} for title in groups}, groups)
         self.assertEqual([title.lower() for title in groups], ["start", "parallel", "training", "running", "reference"])
+
+
+    def test_a_part_is_on_the_page_of_its_topic(self):
+        components, topics = pages.topics_of(ROOT)
+        self.assertGreater(len(topics), len(components) + 100)
+        site = pages.Site(ROOT, topics)
+        for name in ("cadre/ddp.h", "include/cadre/ddp.h", "cadre/parallel/ddp/options.h"):
+            self.assertEqual(site.page_of(name), "reference/ddp.md")
+        self.assertEqual(site.with_links_to_reference("docs/guide/parallel/mesh.md", "`<cadre/ddp.h>` `<vector>`"),
+                         "[`<cadre/ddp.h>`](../../../reference/ddp.md) `<vector>`")
 
 
 class Comments(unittest.TestCase):
@@ -78,8 +82,8 @@ class Comments(unittest.TestCase):
                          "/// \\verbatim   f(1);\n///   f(2); \\endverbatim\nvoid f(int);\n")
         self.assertIn("<code>a b</code>", self.formed("// A `a\n// b` c.\nint x;\n"))
 
-    def test_every_public_header_keeps_its_lines(self):
-        for header in public_headers():
+    def test_every_topic_header_and_part_keeps_its_lines(self):
+        for header in pages.topics_of(ROOT)[1]:
             text = (ROOT / header).read_text()
             self.assertEqual(comments.for_doxygen(text).count("\n"), text.count("\n"), header)
 

@@ -68,6 +68,28 @@ class TidyTest(unittest.TestCase):
         code, output = run_tidy({"cadre/core/store/a_test.cpp": '#include "cadre/core/sim/simulator.h"\n'})
         self.assertEqual(code, 0, output)
 
+    def test_the_library_includes_parts_and_no_topic(self):
+        for line in ('#include "cadre/ddp.h"\n', "#include <cadre/cadre.h>\n"):
+            self.assert_finds("cadre/train/data/a.cpp", line, "include the part that is needed")
+
+    def test_a_topic_header_includes_its_component_only(self):
+        topics = {"docs/installed-headers.txt": "# kinds\ncore topic include/cadre/store.h\ntorch topic include/cadre/ddp.h\n",
+                  "include/cadre/store.h": HEADER + '#include "cadre/core/store/store.h"\n',
+                  "include/cadre/ddp.h": HEADER + '#include "cadre/store.h"\n#include "cadre/parallel/ddp/options.h"\n'}
+        code, output = run_tidy(topics)
+        self.assertEqual(code, 0, output)
+        for name, line, expected in (
+                ("store", '#include "cadre/ddp.h"\n', "a topic of core may not include ddp.h"),
+                ("store", '#include "cadre/tensor/mesh/dtensor.h"\n', "a topic of core may not include tensor/mesh/dtensor.h"),
+                ("ddp", '#include "cadre/launch/job/job.h"\n', "a topic of torch may not include launch/job/job.h"),
+                ("ddp", '#include "cadre/core/base/log.h"\n', "a topic of torch may not include core/base/log.h"),
+                ("ddp", '#include "cadre/gone.h"\n', "a topic of torch may not include gone.h"),
+                ("ddp", "#include <vector>\n", "includes parts and other topic headers only"),
+                ("lost", "", "it is not a topic of docs/installed-headers.txt")):
+            code, output = run_tidy({**topics, f"include/cadre/{name}.h": HEADER + line})
+            self.assertEqual(code, 1, output)
+            self.assertIn(expected, output)
+
     def test_torch_below_the_line(self):
         self.assert_finds("cadre/core/comm/a.cpp", "#include <ATen/core/Tensor.h>\n", "below the torch line")
 

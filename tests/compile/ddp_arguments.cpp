@@ -6,7 +6,7 @@
 #include <memory>
 #include <utility>
 
-#include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/ddp.h"
 
 namespace {
 

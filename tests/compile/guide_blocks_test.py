@@ -1,10 +1,10 @@
-"""Compiles the C++ blocks of docs/guide as they are printed, with the flags of another source:
-guide_blocks_test.py BUILD_FOLDER OTHER_SOURCE [PAGE...]
+"""Compiles the C++ blocks of docs/guide and the examples of the topic headers as they are printed, with the
+flags of another source: guide_blocks_test.py BUILD_FOLDER OTHER_SOURCE [PAGE...]
 
 Of a block, #include lines go to the top of the file, types and whole programs into a namespace within
 that of the block before, so that types are seen by the blocks that follow, and everything else into a
 loop in a function. `...` stands for code that the guide leaves out. What a block uses and does not
-declare is in guide_context.h, in the namespace of its page.
+declare is in guide_context.h, in the namespace of its page; that of the topic headers is any_topic.
 """
 
 import pathlib
@@ -26,6 +26,10 @@ BEGINS_TYPE = re.compile(r"(struct|using \w+ =)")
 def blocks_of(page):
     """The line in the page at which each block begins, and its lines."""
     lines = page.read_text().splitlines()
+    if page.suffix == ".h":
+        example = [number for number, line in enumerate(lines, 1) if line.startswith("//   ")]
+        yield example[0], [line[len("//   "):] for line in lines[example[0] - 1:example[-1]]]
+        return
     first = None
     for number, line in enumerate(lines, 1):
         if first is None and line.strip() == "```cpp":
@@ -58,7 +62,8 @@ def source_of(pages):
     includes, bodies = [], []
     for page in pages:
         blocks = list(blocks_of(page))
-        bodies.append(f"namespace {page.stem.replace('-', '_')} {{")
+        bodies.append(f"namespace {page.stem.replace('-', '_')} {{" if page.suffix == ".md" else
+                      f"namespace topic_{page.stem} {{ using namespace any_topic;")
         for first, lines in blocks:
             own_includes, types, statements = parts_of(lines)
             at = f'#line {first} "{page}"\n'
@@ -71,13 +76,13 @@ def source_of(pages):
                 f"{returns} block() {{ for (bool once = true; once; once = false) {{{opening}",
                 at + "\n".join(statements), "}}"]))
         bodies.append("}" * (len(blocks) + 1))
-    return "\n".join([f'#include "{CONTEXT}"', *includes, *bodies]) + "\n"
+    return "\n".join([f'#include "{CONTEXT}"', "#include <cadre/core.h>", *includes, *bodies]) + "\n"
 
 
 def main():
     build, other_source, *names = sys.argv[1:]
-    folder = ROOT / "docs/guide"
-    pages = sorted(page for page in folder.glob("*/*.md") if not names or page.stem in names)
+    pages = [*sorted(ROOT.glob("docs/guide/*/*.md")), *sorted(ROOT.glob("include/cadre/*.h"))]
+    pages = [page for page in pages if not names or page.stem in names]
     command = units.commands_of(ROOT, pathlib.Path(build)).get(other_source)
     if command is None:
         sys.exit(f"{other_source} is not in compile_commands.json")

@@ -1,7 +1,7 @@
-// What the C++ blocks of docs/guide use and do not declare: for guide_blocks_test.py, which puts
-// each block into a function in the namespace of its page. The blocks are compiled and not linked,
-// so nothing here has a body. Only the two headers that the guide tells users to include are here:
-// what they do not declare, a block must include itself.
+// What the C++ blocks of docs/guide and the examples of the topic headers use and do not declare:
+// for guide_blocks_test.py, which puts each block into a function in the namespace of its page. The
+// blocks are compiled and not linked, so nothing here has a body. Only the two headers that the
+// guide tells users to include are here: what they do not declare, a block must include itself.
 #pragma once
 #include <cadre/cadre.h>
 #include <torch/torch.h>
@@ -35,6 +35,14 @@ extern const Tensor x, y, images, labels, rows;
 extern const int64_t step;
 
 }  // namespace any_page
+
+namespace any_topic {
+using namespace any_page;
+extern cadre::Communicator& group;
+extern const std::unique_ptr<cadre::os::System> system;
+extern const cadre::Deadline deadline;
+extern const int rank, world_size;
+}  // namespace any_topic
 
 namespace store {
 extern const int rank, world_size;

@@ -4,8 +4,8 @@
 
 #include <memory>
 
-#include "cadre/parallel/ddp/distributed_data_parallel.h"
-#include "cadre/train/checkpoint/module_file.h"
+#include "cadre/ddp.h"
+#include "cadre/snapshots.h"
 
 void save_and_load(const cadre::ProcessGroup& world) {
   cadre::DistributedDataParallel model{torch::nn::Linear(1, 1), world};

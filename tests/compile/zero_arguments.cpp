@@ -3,8 +3,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/lbfgs.h>
 
-#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
-#include "cadre/tensor/optim/optimizers.h"
+#include "cadre/optim.h"
+#include "cadre/zero.h"
 
 void divide(const cadre::ProcessGroup& world) {
   torch::nn::Linear net(1, 1);

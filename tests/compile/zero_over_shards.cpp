@@ -2,9 +2,9 @@
 // compile_errors_test.py looks for it.
 #include <torch/nn/modules/linear.h>
 
-#include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
-#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
-#include "cadre/tensor/optim/optimizers.h"
+#include "cadre/fsdp.h"
+#include "cadre/optim.h"
+#include "cadre/zero.h"
 
 void divide(const cadre::ProcessGroup& world) {
   const torch::optim::AdamWOptions options(0.1);

@@ -9,6 +9,7 @@ Installs into a temporary folder, moves that, and works with the moved one.
 import argparse
 import os
 import pathlib
+import random
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ import unittest
 
 HERE = pathlib.Path(__file__).resolve().parent
 SECONDS = 150
+NUM_TORCH_TOPICS = 3  # of one run: each takes some seconds
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--component", choices=["core", "torch"], required=True)
@@ -114,9 +116,27 @@ class Package(unittest.TestCase):
         text = (pathlib.Path(options.source) / "docs/installed-headers.txt").read_text()
         components = {"core": "core", "torch": "core|torch"}[options.component]
         listed = set(re.findall(rf"^(?:{components}) +\w+ +(\S+)$", text, re.M))
+        listed = {header.removeprefix("include/") for header in listed}
         self.assertGreater(len(listed), 10)
         include = self.prefix / "include"
         self.assertEqual({str(path.relative_to(include)) for path in include.rglob("*.h")}, listed)
+
+    def test_a_topic_header_alone_compiles(self):
+        """Each of the core's, and NUM_TORCH_TOPICS of torch's: tools/tidy --headers compiles all of them."""
+        text = (pathlib.Path(options.source) / "docs/installed-headers.txt").read_text()
+        topics = sorted(re.findall(rf"^{options.component} +topic +include/(\S+)$", text, re.M))
+        self.assertGreater(len(topics), 10)
+        flags = []
+        if options.component == "torch":
+            topics = random.Random(os.environ.get("CADRE_CASES_SEED")).sample(topics, NUM_TORCH_TOPICS)
+            include = f"{options.torch}/include"
+            flags = ["-isystem", include, "-isystem", f"{include}/torch/csrc/api/include"]
+        source = self.folder / "alone.cpp"
+        for topic in topics:
+            source.write_text(f"#include <{topic}>\n")
+            result = run(options.compiler, "-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", *flags,
+                         f"-I{self.prefix}/include", source, check=False)
+            self.assertEqual(result.returncode, 0, f"{topic}\n{result.stderr}")
 
     def test_cxx17_is_refused_with_one_sentence(self):
         result = self.configure(options.component, "-DCMAKE_CXX_STANDARD=17")

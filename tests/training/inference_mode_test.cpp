@@ -10,7 +10,13 @@
 #include <string>
 #include <vector>
 
-#include "cadre/cadre.h"
+#include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/parallel/layers/linear.h"
+#include "cadre/parallel/pp/pipeline.h"
+#include "cadre/parallel/tp/parallelize_module.h"
+#include "cadre/parallel/zero/zero_redundancy_optimizer.h"
+#include "cadre/tensor/optim/optimizers.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {

@@ -23,6 +23,18 @@ LINK_TO_FILE = re.compile(r"\[([\w-]+\.md)\]\(([^)\s]+)\)")
 COMMENT = re.compile(r"<!--.*?-->", re.S)
 
 
+def topics_of(root):
+    """{topic header: its component} and {topic header or part: the topic header}, of docs/installed-headers.txt."""
+    lines = [line.split() for line in (root / "docs/installed-headers.txt").read_text().splitlines()
+             if line.strip() and not line.startswith("#")]
+    components = {header: component for component, kind, header in lines if kind == "topic"}
+    parts = {header for _, kind, header in lines if kind == "part"}
+    topics = {topic: topic for topic in components}
+    topics |= {part: topic for topic in components
+               for part in re.findall(r'^#include "([^"]+)"', (root / topic).read_text(), re.M) if part in parts}
+    return components, topics
+
+
 def title_of(text):
     return re.sub(r"[`*]", "", documents.HEADING.search(text).group(1))
 
@@ -76,7 +88,8 @@ def formed_lists(text):
 
 
 class Site:
-    """The pages by path: {"docs/README.md": text}; `page_of` knows those of the reference, too."""
+    """The pages by path: {"docs/README.md": text}; `page_of` knows those of the reference, too. `headers`: the
+    topic header of each topic header and part; the reference has one page for each topic."""
 
     def __init__(self, root, headers):
         self.root, self.headers = root, headers
@@ -89,7 +102,7 @@ class Site:
         """The page that shows a header or a document; a document's name may be cut short. None for none."""
         for header in (name, f"include/{name}"):
             if header in self.headers:
-                return f"reference/{header}.md"
+                return f"reference/{pathlib.PurePosixPath(self.headers[header]).stem}.md"
         if name in self.tracked and name.endswith(".md"):
             return name
         if "/" in name:
@@ -141,6 +154,8 @@ class Site:
             return None
         if named in self.headers:
             place = self.page_of(named)
+        elif named == "include/cadre":
+            place = "reference/README.md"  # which lists the headers
         elif (self.root / named).is_dir():
             place = self.folder(named, waiting)
         elif named.endswith(".md"):
@@ -179,14 +194,14 @@ class Site:
 
     def with_links_to_reference(self, page, text):
         """With links to the reference from code that names a header, and in the guide from the first mention
-        of a public class: `cadre/tensor/mesh/device_mesh.h`, `DeviceMesh`, `cadre::DeviceMesh`."""
+        of a public class: `<cadre/mesh.h>`, `DeviceMesh`, `cadre::DeviceMesh`."""
         seen = set() if page.startswith(("docs/guide/", "README.md")) else set(self.classes)
 
         def link(match):
             if match.group(0).startswith("["):
                 return match.group(0)
             code = match.group(1)
-            target = self.page_of(code) if code.startswith("cadre/") else None
+            target = self.page_of(code.strip("<>")) if code.strip("<").startswith("cadre/") else None
             name = code.removeprefix("cadre::")
             if target is None and name in self.classes and name not in seen:
                 seen.add(name)

@@ -1,7 +1,7 @@
-"""Makes a Markdown page of each public header from the XML that Doxygen writes of it.
+"""Makes a Markdown page of each topic from the XML that Doxygen writes of its header and of the parts.
 
-A page has the order of its header: the comment at the head, then each class, function, enumeration and
-constant with its comment. Functions that follow each other without an empty line or a comment between
+A page has the comment of the topic header, then a section for each part in the order of that header: the comment at
+the head, then each class, function, enumeration and constant with its comment. Functions that follow each other without an empty line or a comment between
 them share the comment above the first one, as they do in the header.
 """
 
@@ -17,7 +17,7 @@ import comments
 
 LINE_LENGTH = 88
 # Words with which a sentence of a header's comment begins that says something of its own.
-LABELS = re.compile(r"(?:(?<=^)|(?<=[.;:)] ))(Threads|Blocking|Lifetime|Errors|Source|Guide|Format|Results|"
+LABELS = re.compile(r"(?:(?<=^)|(?<=[.;:)] ))(Threads|Blocking|Lifetime|Errors|Source|Guide|Format|Design|PyTorch|Results|"
                     r"Parameters|Collective|REQUIRES): ")
 NAMED_FILE = re.compile(r"\b(docs/(?:guide|formats|decisions)/[\w./-]*\w|(?:[\w-]+/)*\w+\.h|[\w-]+\.md)\b")
 
@@ -92,7 +92,8 @@ def folded(signature):
 
 
 class Reference:
-    """The pages of all headers. `url_of` gives the page of a header or of a document, or None."""
+    """The pages of all topics. `headers`: the topic header of each topic header and part. `page_of` gives the page of
+    a header or of a document, or None."""
 
     def __init__(self, xml, headers, root, page_of):
         self.xml, self.root, self.page_of = xml, root, page_of
@@ -111,8 +112,10 @@ class Reference:
             elif compound.get("kind") == "concept":
                 self.in_namespaces[compound.find("location").get("file")].append(compound)
         self.anchor_of = {}
-        self.anchors = {header: set() for header in headers}
-        self.place = {self.files[header].get("id"): (header, "top") for header in headers}  # id of Doxygen: its anchor
+        self.anchors = {page_of(header): set() for header in headers}
+        self.named = {}  # name of a class or function: its header and anchor
+        self.place = {self.files[header].get("id"): (header, "top" if headers[header] == header else self.new_anchor(
+            header, os.path.basename(header))) for header in headers}  # id of Doxygen: its anchor
         self.outline = {header: self.read(header) for header in headers}
         self.parts = {compound.get("id"): self.members(header, compound) for header in headers
                       for compound, *_ in self.outline[header] if compound.tag == "compounddef"}
@@ -149,9 +152,10 @@ class Reference:
 
     def new_anchor(self, header, name):
         base = re.sub(r"[^\w-]+", "-", name).strip("-")
+        taken = self.anchors[self.page_of(header)]
         found = next(anchor for anchor in (f"{base}-{n}" if n > 1 else base for n in itertools.count(1))
-                     if anchor not in self.anchors[header])
-        self.anchors[header].add(found)
+                     if anchor not in taken)
+        taken.add(found)
         return found
 
     def members(self, header, compound):
@@ -192,6 +196,8 @@ class Reference:
         else:
             place = (header, self.new_anchor(header, self.name(entry)))
         self.place[entry.get("id")] = place
+        if not owner:
+            self.named.setdefault(self.name(entry), place)
         if entry.tag == "compounddef":
             self.anchor_of[self.name(entry)] = place[1]
         for value in entry.findall("enumvalue"):
@@ -223,8 +229,12 @@ class Reference:
         found = self.place.get(refid)
         if not found or found[0] not in self.headers:
             return text
-        target = "" if found[0] == header else self.relative(header, self.page_of(found[0]))
-        return f"[{text}]({target}#{found[1]})"
+        return f"[{text}]({self.to(header, found)})"
+
+    def to(self, header, place):
+        """A link's target, from the page of `header`."""
+        page = self.page_of(place[0])
+        return f"{'' if page == self.page_of(header) else self.relative(header, page)}#{place[1]}"
 
     def relative(self, header, page):
         return os.path.relpath(page, pathlib.PurePosixPath(self.page_of(header)).parent)
@@ -261,7 +271,9 @@ class Reference:
                 code = "".join(child.itertext())
                 fence = "``" if "`" in code else "`"
                 page = NAMED_FILE.fullmatch(code) and self.file_links(header, code, is_code=True)
-                result += page if page and page != code else f"{fence}{code}{fence}"
+                shown = page if page and page != code else f"{fence}{code}{fence}"
+                place = self.named.get(code.removesuffix("()")) if self.headers[header] == header else None
+                result += f"[{shown}]({self.to(header, place)})" if place else shown
             elif child.tag == "ref":
                 result += self.link(header, child.get("refid"), escaped("".join(child.itertext())))
             elif child.tag in ("itemizedlist", "orderedlist"):
@@ -381,19 +393,28 @@ class Reference:
         says_more = len(signature.split()) > 2 and not re.fullmatch(r"\w+ [\w:]+(?:<\w+>)?;", signature)
         return f"```cpp\n{signature}\n```" if says_more else ""
 
-    def page(self, header):
-        """The Markdown of a header's page."""
-        included = header.removeprefix("include/")
-        parts = [f"# {pathlib.PurePosixPath(header).name} {{ #top }}",
-                 f"```cpp\n#include <{included}>\n```", self.comment(header, self.files[header])]
+    def page(self, topic):
+        """The Markdown of a topic's page."""
+        included = topic.removeprefix("include/")
+        parts = [f"# {pathlib.PurePosixPath(topic).name} {{ #top }}",
+                 f"```cpp\n#include <{included}>\n```", self.comment(topic, self.files[topic])]
+        for header in self.headers:
+            if self.headers[header] == topic != header:
+                parts += self.section(header)
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+    def section(self, header):
+        """What a part declares."""
+        anchor = self.place[self.files[header].get("id")][1]
+        parts = [f"## {escaped(header.removeprefix('cadre/'))} {{ #{anchor} }}", self.comment(header, self.files[header])]
         for group in self.outline[header]:
             compound = group[0]
             if compound.tag == "memberdef":
-                parts += self.block(header, group, 2, "")
+                parts += self.block(header, group, 3, "")
                 continue
             name = self.name(compound)
-            parts += [f"## {compound.get('kind')} {escaped(name)} {{ #{self.place[compound.get('id')][1]} }}",
+            parts += [f"### {compound.get('kind')} {escaped(name)} {{ #{self.place[compound.get('id')][1]} }}",
                       self.class_signature(compound), self.comment(header, compound)]
             for members in self.parts[compound.get("id")]:
-                parts += self.block(header, members, 3, name)
-        return "\n\n".join(part for part in parts if part) + "\n"
+                parts += self.block(header, members, 4, name)
+        return parts

@@ -1,5 +1,5 @@
 // Uses no symbol of libtorch itself; libcadre.so still needs it when the program starts.
-#include <cadre/tensor/group/process_group.h>
+#include <cadre/process_group.h>
 
 int main() {
   const auto world = cadre::init_process_group();

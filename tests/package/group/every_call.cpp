@@ -1,14 +1,10 @@
 // Every public call of cadre/tensor/group once, as a program outside makes it, with a check of the
 // result: package_test.py compares the names with those that the headers declare.
 #include <ATen/ATen.h>
-#include <cadre/core/base/error.h>
-#include <cadre/tensor/group/backward/differentiable.h>
-#include <cadre/tensor/group/file_memory.h>
-#include <cadre/tensor/group/main_rank.h>
-#include <cadre/tensor/group/mapped_parts.h>
-#include <cadre/tensor/group/process_group.h>
-#include <cadre/tensor/group/rank_log.h>
-#include <cadre/tensor/group/symmetric_tensor.h>
+#include <cadre/error.h>
+#include <cadre/functional.h>
+#include <cadre/process_group.h>
+#include <cadre/symmetric_tensor.h>
 
 #include <chrono>
 #include <cstdio>

@@ -1,7 +1,7 @@
-// <cadre/cadre.h> has all of Cadre; these two of its headers compile faster.
+// <cadre/cadre.h> has all of Cadre; the headers of its topics compile faster.
 #include <ATen/ops/full.h>
-#include <cadre/core/base/error.h>
-#include <cadre/tensor/group/process_group.h>
+#include <cadre/error.h>
+#include <cadre/process_group.h>
 
 #include <cstdio>
 

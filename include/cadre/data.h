@@ -1,0 +1,24 @@
+// Batches of a dataset in a seeded order, divided among the ranks, from any position.
+//
+//   cadre::DataLoader loader = cadre::make_data_loader(cadre::Mnist("data", cadre::kMnistTrain),
+//                                                      {.batch_size = 64, .group = world});
+//   for (int64_t epoch = 0; epoch < 2; ++epoch) {
+//     for (const auto& [images, labels] : loader.epoch(epoch))
+//       loss_of(model(images), labels).backward();
+//   }
+//
+// Declares:
+// - `DataLoader`, `DataLoaderOptions`, `make_data_loader()`: the loader.
+// - `BatchSplit`, `LoaderPosition`: how a batch is divided, and where an epoch goes on.
+// - `Dataset`, `Batch`: samples by index, and what a loader returns.
+// - `DistributedSampler`, `DistributedSamplerOptions`: the samples of a rank, in Python's order.
+// - `seeded_permutation()`, `seed_of_epoch()`: the order of an epoch.
+// - `Mnist`, `kMnistTrain`, `kMnistTest`: images and labels from MNIST's files.
+//
+// Guide: docs/guide/training/training.md. PyTorch: torch.utils.data.DataLoader, DistributedSampler.
+#pragma once
+
+#include "cadre/train/data/data_loader.h"
+#include "cadre/train/data/dataset.h"
+#include "cadre/train/data/distributed_sampler.h"
+#include "cadre/train/data/mnist.h"

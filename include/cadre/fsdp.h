@@ -1,0 +1,31 @@
+// Fully sharded data parallelism (ZeRO stage 3): each rank owns a shard of every parameter.
+//
+//   auto unit = std::make_shared<cadre::ShardUnit<Net>>();
+//   cadre::fully_shard(unit, {.reshard = cadre::Reshard::kAfterBackward});
+//   cadre::FullyShardedDataParallel model{unit, world, {.form = cadre::ShardForm::kMapped}};
+//   cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, torch::optim::AdamWOptions(3e-4)};
+//   loss_of(model(x)).backward();
+//   optimizer.step();
+//   auto full = model.summon_full_params();  // the whole parameters, in a scope
+//
+// Declares:
+// - `FullyShardedDataParallel`, `FullyShardedDataParallelOptions`: the wrapper.
+// - `ShardUnit`, `ShardUnitBase`: a module whose parameters are gathered before each use, and freed
+//   after it.
+// - `fully_shard()`, `FullyShardOptions`: makes a ShardUnit of the model a unit of its own.
+// - `WrapPolicy`, `WrapCandidate`, `wrap_by_size()`, `wrap_by_type()`: chooses units without a call
+//   for each.
+// - `Reshard`, `ShardPrecision`, `FileOffload`: when parameters are freed; dtypes; parameters on
+//   disk.
+// - `to_string()`, `parse_reshard()`: the names of the values of Reshard.
+// - `FullParameters`: the result of summon_full_params(): the whole parameters in a scope.
+// - `UnitCall`, `call_unit()`, `cast_floating()`: how a unit runs its forward().
+//
+// Guide: docs/guide/parallel/fsdp.md. PyTorch: torch.distributed.fsdp.FullyShardedDataParallel,
+// fully_shard.
+#pragma once
+
+#include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/parallel/fsdp/options.h"
+#include "cadre/parallel/fsdp/shard_unit.h"
+#include "cadre/parallel/fsdp/wrap_policy.h"

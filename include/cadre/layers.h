@@ -1,0 +1,44 @@
+// Layers whose weights ranks may divide: linear, embedding, layer norm, dropout and cross-entropy.
+//
+//   auto up =
+//       cadre::Linear(512, 2048);  // as torch::nn::Linear, until parallelize_module() divides it
+//   auto norm = cadre::LayerNorm(torch::nn::LayerNormOptions({512}));
+//   auto stream = std::make_shared<cadre::DropoutStream>();
+//   cadre::CounterBasedDropout dropout(
+//       cadre::CounterBasedDropoutOptions{.p = 0.1, .layer = 3, .stream = stream});
+//   const Tensor hidden = dropout(torch::gelu(up(norm(x))));
+//   const Tensor loss = cadre::vocab_parallel_cross_entropy(hidden, labels, world);
+//
+// Declares:
+// - `TensorParallelLayer`, `ParallelStyle`, `LayerParallelism`, `to_string()`: what a divisible
+//   layer has, and how it is divided.
+// - `DividedParameter`, `DividedParameters`, `make_equal()`: for layers of the program's own.
+// - `Linear`, `LinearImpl`: a linear layer that may be divided.
+// - `ColumnParallelLinear`, `ColumnParallelLinearImpl`, `ColumnParallelOptions`: one that is
+//   constructed divided by output features.
+// - `RowParallelLinear`, `RowParallelLinearImpl`, `RowParallelOptions`: one that is constructed
+//   divided by input features.
+// - `column_parallel_linear()`, `row_parallel_linear()`, `ParallelLinearOptions`: the same as
+//   functions.
+// - `Embedding`, `EmbeddingImpl`: an embedding that may be divided.
+// - `VocabParallelEmbedding`, `VocabParallelEmbeddingImpl`, `VocabParallelOptions`: one that is
+//   constructed divided by its vocabulary.
+// - `LayerNorm`, `LayerNormImpl`: layer normalization, also of shards of the sequence.
+// - `vocab_parallel_cross_entropy()`, `VocabParallelCrossEntropyOptions`, `LossReduction`: the loss
+//   of logits whose classes are divided.
+// - `CounterBasedDropout`, `CounterBasedDropoutImpl`, `CounterBasedDropoutOptions`: dropout whose
+//   mask does not depend on the division.
+// - `counter_based_dropout()`, `DropoutStream`, `DropoutRegion`: the same as a function, and what
+//   its mask depends on.
+//
+// Guide: docs/guide/parallel/tensor-parallel.md. Source: Megatron-LM; PyTorch:
+// torch.distributed.tensor.parallel.
+#pragma once
+
+#include "cadre/parallel/layers/counter_based_dropout.h"
+#include "cadre/parallel/layers/embedding.h"
+#include "cadre/parallel/layers/layer_norm.h"
+#include "cadre/parallel/layers/linear.h"
+#include "cadre/parallel/layers/parallel_linear.h"
+#include "cadre/parallel/layers/tensor_parallel_layer.h"
+#include "cadre/parallel/layers/vocab_parallel_cross_entropy.h"

@@ -1,0 +1,28 @@
+// Pipeline parallelism: the stages of a model lie on different ranks, and microbatches pass through
+// them.
+//
+//   cadre::Pipeline pipeline({{net, {.stage = world.rank(), .num_stages = 2}}}, world,
+//                            {.schedule = "1f1b", .num_microbatches = 8});
+//   torch::optim::AdamW optimizer(net->parameters());
+//   pipeline.step(x, y, [](const Tensor& output, const Tensor& target) {
+//     return torch::mse_loss(output, target);
+//   });
+//   optimizer.step();
+//
+// Declares:
+// - `Pipeline`, `PipelineOptions`: the wrapper.
+// - `PipelineStage`, `PipelineStageOptions`, `PipelineMicrobatch`: one stage of this rank, and what
+//   it is told about a microbatch.
+// - `StageParameter`: a parameter by its stage and name, for tie_parameters().
+// - `PipelineBatch`, `PipelineStepOptions`, `PipelineResult`: the inputs and targets of a step, its
+//   options and its result.
+// - `PipelineLoss`: the loss of a microbatch.
+// - `PipelineError`: an error with the action at which this rank was.
+//
+// Guide: docs/guide/parallel/pipeline-parallel.md. PyTorch: torch.distributed.pipelining.
+#pragma once
+
+#include "cadre/parallel/pp/pipeline.h"
+#include "cadre/parallel/pp/pipeline_error.h"
+#include "cadre/parallel/pp/pipeline_loss.h"
+#include "cadre/parallel/pp/pipeline_stage.h"

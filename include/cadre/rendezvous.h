@@ -1,0 +1,26 @@
+// How the processes of a job find each other without a launcher: by an address or by a file.
+//
+//   const auto address = cadre::parse_tcp_url("tcp://127.0.0.1:29500").value_or_throw();
+//   cadre::TcpRendezvous meeting(*system,
+//                                {.address = address, .rank = rank, .world_size = world_size});
+//   const cadre::Membership membership =
+//       cadre::join_within(*system, meeting, cadre::kDefaultConnectTimeout);
+//   const auto group = cadre::Communicator::connect(*system, membership, {}, deadline);
+//
+// Declares:
+// - `Membership`: the result: this process's rank, the number of ranks, the round and the store.
+// - `Rendezvous`: the interface.
+// - `TcpRendezvous`, `TcpRendezvousOptions`, `parse_tcp_url()`: ranks that know the address of rank
+//   0.
+// - `FileRendezvous`, `FileRendezvousOptions`, `parse_file_url()`: ranks that know a file.
+// - `join_within()`: joins, with a timeout, and throws.
+// - `rejoin()`, `rejoin_within()`: the survivors of a round begin the next one.
+// - `check_place()`: checks that a rank is within its world.
+//
+// Guide: docs/guide/running/without-a-launcher.md. PyTorch: torch.distributed.rendezvous, tcp://
+// and file://.
+#pragma once
+
+#include "cadre/core/rendezvous/file_rendezvous.h"
+#include "cadre/core/rendezvous/rendezvous.h"
+#include "cadre/core/rendezvous/tcp_rendezvous.h"

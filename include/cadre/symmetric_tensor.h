@@ -1,0 +1,25 @@
+// Tensors in memory that the ranks of a host share, and tensors in a file on disk.
+//
+//   const auto shared =
+//       cadre::SymmetricTensor::allocate(world, 1024, at::kFloat);  // (1024) of each rank
+//   const int right = (world.rank() + 1) % world.world_size();
+//   const int left = (world.rank() + world.world_size() - 1) % world.world_size();
+//   if (shared.shares_memory()) {
+//     shared.peer(right).copy_(x);
+//     shared.signal(right, /*slot=*/0);
+//     shared.wait_signal(left, /*slot=*/0, {.timeout = std::chrono::seconds(5)});
+//   }
+//
+// Declares:
+// - `SymmetricTensor`, `WaitSignalOptions`: a tensor of each rank that the other ranks read, write
+//   and signal in place.
+// - `MappedParts`: memory of which each rank owns a part and reads the whole.
+// - `FileMemory`: tensors whose memory is in a file.
+// - `zeros_beside()`, `moved_beside()`: tensors in the file of another tensor.
+//
+// Guide: docs/guide/reference/groups-and-messages.md. PyTorch: torch.distributed._symmetric_memory.
+#pragma once
+
+#include "cadre/tensor/group/file_memory.h"
+#include "cadre/tensor/group/mapped_parts.h"
+#include "cadre/tensor/group/symmetric_tensor.h"
