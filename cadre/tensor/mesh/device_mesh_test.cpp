@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -94,15 +95,19 @@ TEST(DeviceMesh, RanksAndCoordinatesFollowTheFormula) {
 }
 
 TEST(DeviceMesh, ClosesItsGroupsWithinTheTimeout) {
-  const auto result = run_groups(2, [](const ProcessGroup& world) {
+  std::atomic<bool> has_closed = false;
+  const auto result = run_groups(2, [&](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}});
     const ProcessGroup group = mesh.group("x");
     EXPECT_THAT(failure_of([&] { mesh.close(std::chrono::milliseconds(-1)); }),
                 HasSubstr("DeviceMesh::close"));
     group.barrier();
-    if (world.rank() == 1) return;
+    if (world.rank() == 1) return has_closed.wait(false);  // it stays, and comes to no barrier
     const Work pending = group.barrier_async();
-    mesh.close(std::chrono::milliseconds(20));
+    const std::string failure = failure_of([&] { mesh.close(std::chrono::milliseconds(20)); });
+    has_closed = true;
+    has_closed.notify_all();
+    EXPECT_EQ(failure, "");
     EXPECT_THAT(failure_of([&] { pending.wait(); }), HasSubstr("kAborted"));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
