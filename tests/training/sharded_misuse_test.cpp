@@ -260,7 +260,7 @@ TEST(ShardedMisuse, ASnapshotOfAnotherModel) {
 TEST(ShardedMisuse, TheStateOfADividedOptimizer) {
   expect_sentence(
       "the state of cadre::ZeroRedundancyOptimizer<cadre::SGD> has no form in a snapshot; expected "
-      "Adam, AdamW, SGD, RMSprop or Adagrad. Of a cadre::ZeroRedundancyOptimizer pass "
+      "Adam, AdamW, SGD, RMSprop, Adagrad or Adadelta. Of a cadre::ZeroRedundancyOptimizer pass "
       "local_optimizer(), with the parts of its parameter_shards()",
       [](const ProcessGroup& group) {
         Replicated model{std::make_shared<Layers>(), group};
