@@ -2,7 +2,7 @@
 //
 // A program calls os::make_native_system(), connect_from_environment(), the operations of the
 // Communicator, and its close(). Without a launcher: a Rendezvous, then Communicator::connect().
-// Keys and values beside the groups: TimedStore; a Store of the program's own: core/store/store.h.
+// Keys and values beside the groups, and a Store of the program's own: core/store/store.h.
 // Schedules of pipeline parallelism are values of their own (core/schedule/).
 #pragma once
 
@@ -34,5 +34,4 @@
 #include "cadre/core/store/prefix_store.h"
 #include "cadre/core/store/store.h"
 #include "cadre/core/store/tcp/tcp_store.h"
-#include "cadre/core/store/timed/timed_store.h"
 #include "cadre/core/wire/store/store_request.h"

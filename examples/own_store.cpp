@@ -13,7 +13,8 @@ using namespace std::chrono_literals;
 // A store that keeps the keys itself answers each verb in answer() (docs/guide/reference/store.md).
 class CountingStore final : public cadre::Store {
  public:
-  explicit CountingStore(std::shared_ptr<cadre::Store> store) : store_(std::move(store)) {}
+  explicit CountingStore(std::shared_ptr<cadre::Store> store)
+      : Store(store->system()), store_(std::move(store)) {}
 
   int num_requests() const { return num_requests_; }
 
@@ -36,22 +37,20 @@ class CountingStore final : public cadre::Store {
 
 int main() try {
   const auto system = cadre::os::make_native_system();
-  const auto counting =
-      std::make_shared<CountingStore>(std::make_shared<cadre::HashStore>(*system));
-  const cadre::TimedStore store(*system, counting, 5s);
+  const auto store = std::make_shared<CountingStore>(std::make_shared<cadre::HashStore>(*system));
 
-  store.set("color", "blue");
-  std::printf("color %s\n", store.get("color").c_str());
-  std::printf("visits %d\n", static_cast<int>(store.add("visits", 2)));
-  const auto jobs = store.with_prefix("jobs");
-  jobs.queue_push("waiting", "sweep");
-  std::printf("popped %s\n", jobs.queue_pop("waiting").c_str());
+  store->set("color", "blue", 5s);
+  std::printf("color %s\n", store->get("color", 5s).c_str());
+  std::printf("visits %d\n", static_cast<int>(store->add("visits", 2, 5s)));
+  cadre::PrefixStore jobs("jobs", store);
+  jobs.queue_push("waiting", "sweep", 5s);
+  std::printf("popped %s\n", jobs.queue_pop("waiting", 5s).c_str());
   try {
     jobs.queue_pop("waiting", 50ms);
   } catch (const cadre::Error& error) {
     std::printf("%s\n", error.what());
   }
-  std::printf("%d requests\n", counting->num_requests());
+  std::printf("%d requests\n", store->num_requests());
 } catch (const cadre::Error& error) {
   std::fprintf(stderr, "own_store: %s\n", error.what());
   return 1;

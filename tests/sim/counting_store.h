@@ -21,7 +21,7 @@ struct StoreCounts {
 class CountingStore final : public Store {
  public:
   CountingStore(std::shared_ptr<Store> inner, std::shared_ptr<StoreCounts> counts)
-      : inner_(std::move(inner)), counts_(std::move(counts)) {}
+      : Store(inner->system()), inner_(std::move(inner)), counts_(std::move(counts)) {}
 
   Result<std::shared_ptr<Store>> clone(Deadline deadline) override {
     return inner_->clone(deadline);

@@ -54,7 +54,7 @@ class BuggySystem final : public ForwardingSystem {
 
 class BuggyStore final : public Store {
  public:
-  BuggyStore(Store& inner, PlantedBug bug) : inner_(inner), bug_(bug) {}
+  BuggyStore(Store& inner, PlantedBug bug) : Store(inner.system()), inner_(inner), bug_(bug) {}
 
   Result<std::shared_ptr<Store>> clone(Deadline deadline) override {
     return inner_.clone(deadline);

@@ -57,7 +57,7 @@ Status require_half(int number) {
 }
 
 TEST(Error, CodesHaveTheirNames) {
-  // In the order in which they travel in messages (docs/formats/store-native.md).
+  // In the order in which they travel in messages (docs/formats/store-tcp.md).
   const std::vector<std::string_view> names = {"kInvalidArgument", "kTimeout",     "kPeerLost",
                                                "kAborted",         "kUnavailable", "kCorruption",
                                                "kInternal"};

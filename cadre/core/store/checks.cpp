@@ -47,9 +47,14 @@ Status check_store_entry(std::string_view key, std::string_view value) {
 }
 
 Status check_store_request(const StoreRequest& request) {
-  const auto& [id, verb, amount, keys, values] = request;
+  const auto& [verb, amount, keys, values] = request;
   const Status shape = wire::check_shape(request);
   if (!shape.ok()) return Error(ErrorCode::kInvalidArgument, shape.error().message());
+  if (wire::is_of_connection(verb)) {
+    return Error(ErrorCode::kInvalidArgument,
+                 format("store {} belongs to a connection, not to a store; use leave_will()",
+                        wire::to_string(verb)));
+  }
   for (const std::string& key : keys) CADRE_RETURN_IF_ERROR(check_key(key));
   for (size_t i = 0; i < values.size(); ++i) {
     CADRE_RETURN_IF_ERROR(check_store_entry(keys[std::min(i, keys.size() - 1)], values[i]));
@@ -59,13 +64,7 @@ Status check_store_request(const StoreRequest& request) {
         ErrorCode::kInvalidArgument,
         format("store barrier \"{}\" of {} arrivals; expected at least 1", keys[0], amount));
   }
-  if (verb != StoreVerb::kCancel && verb != StoreVerb::kLeaveWill &&
-      verb != StoreVerb::kRetractWill) {
-    return {};
-  }
-  return Error(ErrorCode::kInvalidArgument,
-               format("store {} belongs to a connection, not to a store; use leave_will()",
-                      wire::to_string(verb)));
+  return {};
 }
 
 Error store_timeout(const StoreRequest& request, std::span<const std::string> missing) {

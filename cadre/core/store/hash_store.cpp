@@ -13,7 +13,7 @@ using wire::StoreVerb;
 HashStore::HashStore(os::System& system) : HashStore(system, std::make_shared<State>()) {}
 
 HashStore::HashStore(os::System& system, std::shared_ptr<State> state)
-    : system_(system), state_(std::move(state)) {}
+    : Store(system), state_(std::move(state)) {}
 
 Result<StoreResponse> HashStore::answer(StoreRequest request, Deadline deadline) {
   std::unique_lock lock(state_->mutex);
@@ -63,7 +63,7 @@ Result<StoreResponse> HashStore::arrive(const StoreRequest& request, Deadline de
 }
 
 Result<std::shared_ptr<Store>> HashStore::clone(Deadline) {
-  return std::shared_ptr<Store>(std::make_shared<HashStore>(system_, state_));
+  return std::shared_ptr<Store>(std::make_shared<HashStore>(system(), state_));
 }
 
 Status HashStore::await_keys(const StoreRequest& request, Deadline deadline,
@@ -80,7 +80,7 @@ Status HashStore::await_keys(const StoreRequest& request, Deadline deadline,
 
 bool HashStore::park(store::KeyTable::Ticket ticket, Deadline deadline,
                      std::unique_lock<std::mutex>& lock) {
-  const std::unique_ptr<os::Waiter> waiter = system_.make_waiter();
+  const std::unique_ptr<os::Waiter> waiter = system().make_waiter();
   state_->waiters.emplace(ticket, waiter.get());
   lock.unlock();
   const auto leave = [&] {

@@ -1,8 +1,8 @@
 // A Store in the memory of one process: for ranks that are threads, and for a world of one.
 //
 // Threads: any. Blocking: the verbs that wait, until their Deadline; they park on os::Waiters,
-// so it also runs in the simulator. Lifetime: the System outlives it; no call may be in progress
-// when it is destroyed. Errors: as in store.h; never kPeerLost.
+// so it also runs in the simulator. Lifetime: no call may be in progress when it is destroyed.
+// Errors: as in store.h; never kPeerLost.
 // Source: c10d::HashStore.
 #pragma once
 
@@ -49,7 +49,6 @@ class CADRE_EXPORT HashStore final : public Store {
   // Unparks whose keys have appeared. REQUIRES: the lock held.
   void wake_ready();
 
-  os::System& system_;
   std::shared_ptr<State> state_;
 };
 

@@ -7,12 +7,21 @@
 
 namespace cadre {
 
-PrefixStore::PrefixStore(std::string prefix, std::shared_ptr<Store> store)
-    : prefix_(std::move(prefix)), store_(std::move(store)) {
-  if (store_ != nullptr) return;
+namespace {
+
+os::System& system_of(const std::string& prefix, const Store* store) {
+  if (store != nullptr) return store->system();
   throw Error(ErrorCode::kInvalidArgument,
-              format("PrefixStore \"{}\": the store beneath is null; pass a store", prefix_));
+              format("PrefixStore \"{}\": the store beneath is null; a group of one rank that was "
+                     "made without a launcher has none, so look at membership().store first, or "
+                     "pass a store of your own",
+                     prefix));
 }
+
+}  // namespace
+
+PrefixStore::PrefixStore(std::string prefix, std::shared_ptr<Store> store)
+    : Store(system_of(prefix, store.get())), prefix_(std::move(prefix)), store_(std::move(store)) {}
 
 Status PrefixStore::check_beneath() const {
   if (store_ != nullptr) return {};

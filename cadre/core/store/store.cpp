@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/os/system.h"
 #include "cadre/core/store/checks.h"
 #include "cadre/core/wire/store/store_message.h"
 
@@ -31,42 +32,6 @@ size_t num_values_of(StoreVerb verb, size_t num_keys) {
   }
 }
 
-std::vector<std::string> to_strings(std::span<const std::string> texts) {
-  return {texts.begin(), texts.end()};
-}
-
-StoreRequest request_of(StoreVerb verb, std::string_view key) {
-  return {.verb = verb, .keys = {std::string(key)}};
-}
-
-StoreRequest request_of(StoreVerb verb, std::string_view key, std::string_view value) {
-  return {.verb = verb, .keys = {std::string(key)}, .values = {std::string(value)}};
-}
-
-Status status_of(const Result<StoreResponse>& response) {
-  return response.ok() ? Status() : response.error();
-}
-
-Result<int64_t> number_of(const Result<StoreResponse>& response) {
-  if (!response.ok()) return response.error();
-  return response->number;
-}
-
-Result<bool> flag_of(const Result<StoreResponse>& response) {
-  if (!response.ok()) return response.error();
-  return response->number == 1;
-}
-
-Result<std::string> value_of(Result<StoreResponse> response) {
-  if (!response.ok()) return response.error();
-  return std::move(response->values.front());
-}
-
-Result<std::vector<std::string>> values_of(Result<StoreResponse> response) {
-  if (!response.ok()) return response.error();
-  return std::move(response->values);
-}
-
 }  // namespace
 
 Result<StoreResponse> Store::call(StoreRequest request, Deadline deadline) {
@@ -82,85 +47,38 @@ Result<StoreResponse> Store::call(StoreRequest request, Deadline deadline) {
                       response->values.size(), num_expected));
 }
 
-Status Store::set(std::string_view key, std::string_view value, Deadline deadline) {
-  return status_of(call(request_of(StoreVerb::kSet, key, value), deadline));
+Deadline Store::deadline_of(os::System& system, Duration timeout) {
+  return system.deadline_in(timeout);
 }
 
-Result<std::string> Store::get(std::string_view key, Deadline deadline) {
-  return value_of(call(request_of(StoreVerb::kGet, key), deadline));
+Status Store::status_of(Result<StoreResponse> response) {
+  return response.ok() ? Status() : response.error();
 }
 
-Result<int64_t> Store::add(std::string_view key, int64_t amount, Deadline deadline) {
-  return number_of(
-      call({.verb = StoreVerb::kAdd, .amount = amount, .keys = {std::string(key)}}, deadline));
+Result<bool> Store::flag_of(Result<StoreResponse> response) {
+  if (!response.ok()) return response.error();
+  return response->number == 1;
 }
 
-Status Store::wait(std::span<const std::string> keys, Deadline deadline) {
-  return status_of(call({.verb = StoreVerb::kWait, .keys = to_strings(keys)}, deadline));
+Result<int64_t> Store::number_of(Result<StoreResponse> response) {
+  if (!response.ok()) return response.error();
+  return response->number;
 }
 
-Result<bool> Store::check(std::span<const std::string> keys, Deadline deadline) {
-  return flag_of(call({.verb = StoreVerb::kCheck, .keys = to_strings(keys)}, deadline));
+Result<std::string> Store::value_of(Result<StoreResponse> response) {
+  if (!response.ok()) return response.error();
+  return std::move(response->values.front());
 }
 
-Result<std::string> Store::compare_set(std::string_view key, std::string_view expected,
-                                       std::string_view desired, Deadline deadline) {
-  return value_of(call({.verb = StoreVerb::kCompareSet,
-                        .keys = {std::string(key)},
-                        .values = {std::string(expected), std::string(desired)}},
-                       deadline));
+Result<std::vector<std::string>> Store::values_of(Result<StoreResponse> response) {
+  if (!response.ok()) return response.error();
+  return std::move(response->values);
 }
 
-Result<bool> Store::erase(std::string_view key, Deadline deadline) {
-  return flag_of(call(request_of(StoreVerb::kErase, key), deadline));
-}
-
-Result<int64_t> Store::num_keys(Deadline deadline) {
-  return number_of(call({.verb = StoreVerb::kNumKeys}, deadline));
-}
-
-Status Store::append(std::string_view key, std::string_view value, Deadline deadline) {
-  return status_of(call(request_of(StoreVerb::kAppend, key, value), deadline));
-}
-
-Result<std::vector<std::string>> Store::multi_get(std::span<const std::string> keys,
-                                                  Deadline deadline) {
-  return values_of(call({.verb = StoreVerb::kMultiGet, .keys = to_strings(keys)}, deadline));
-}
-
-Status Store::multi_set(std::span<const std::string> keys, std::span<const std::string> values,
-                        Deadline deadline) {
-  return status_of(
-      call({.verb = StoreVerb::kMultiSet, .keys = to_strings(keys), .values = to_strings(values)},
-           deadline));
-}
-
-Result<std::vector<std::string>> Store::list_keys(Deadline deadline) {
-  return values_of(call({.verb = StoreVerb::kListKeys}, deadline));
-}
-
-Status Store::queue_push(std::string_view queue, std::string_view value, Deadline deadline) {
-  return status_of(call(request_of(StoreVerb::kQueuePush, queue, value), deadline));
-}
-
-Result<std::string> Store::queue_pop(std::string_view queue, Deadline deadline) {
-  return value_of(call(request_of(StoreVerb::kQueuePop, queue), deadline));
-}
-
-Result<std::optional<std::string>> Store::try_queue_pop(std::string_view queue, Deadline deadline) {
-  Result<StoreResponse> response = call(request_of(StoreVerb::kTryQueuePop, queue), deadline);
+Result<std::optional<std::string>> Store::item_of(Result<StoreResponse> response) {
   if (!response.ok()) return response.error();
   if (response->number == 0 || response->values.empty()) return std::optional<std::string>();
   return std::optional(std::move(response->values.front()));
-}
-
-Result<int64_t> Store::queue_length(std::string_view queue, Deadline deadline) {
-  return number_of(call(request_of(StoreVerb::kQueueLength, queue), deadline));
-}
-
-Status Store::barrier(std::string_view key, int64_t num_arrivals, Deadline deadline) {
-  return status_of(call(
-      {.verb = StoreVerb::kBarrier, .amount = num_arrivals, .keys = {std::string(key)}}, deadline));
 }
 
 }  // namespace cadre

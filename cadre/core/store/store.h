@@ -1,38 +1,53 @@
 // A small key-value store through which the ranks of a job find each other.
 //
+// Each verb takes the time that it may last. A program passes a Duration, for example 10s: the verb
+// returns its result or throws cadre::Error. Code that has a Deadline passes it: the verb returns a
+// Result. A duration that is not above 0 does not wait.
 // Threads: every method may be called from any thread; a blocking call of one thread does not delay
-// another's. Blocking: every method until its Deadline at most; at a server that does not answer
-// (TcpStore), half a second longer.
-// Lifetime: values are copies. Errors: kTimeout names the keys that are missing; kPeerLost when
-// the server is gone; kInvalidArgument for a key or value over the limits below.
+// another's. Blocking: every method until its time is over at most; at a server that does not
+// answer (TcpStore), half a second longer.
+// Lifetime: values are copies; the System outlives the store. Errors: kTimeout names the keys that
+// are missing; kPeerLost when the server is gone; kInvalidArgument for a key or value over the
+// limits below.
 // Source: the verbs are c10d's Store, all of torch 2.13 but the handle's own timeout: here every
-// call has its Deadline.
+// call has its own.
 #pragma once
 
 #include <chrono>
+#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/export.h"
+#include "cadre/core/wire/store/store_request.h"
 
 namespace cadre {
 
-namespace wire {
-struct StoreRequest;
-struct StoreResponse;
-}  // namespace wire
+namespace os {
+class System;
+}  // namespace os
 
 inline constexpr size_t kMaxStoreKeyBytes = 4096;
 inline constexpr size_t kMaxStoreValueBytes = 16 << 20;
 // A rank that waits so long for the store, or at the store for other ranks, says so in its log.
 inline constexpr Duration kStoreWarnTime = std::chrono::seconds(10);
+
+// The time of a call: a Duration from now, or a Deadline.
+template <typename Time>
+concept StoreTime = std::same_as<Time, Deadline> || std::convertible_to<Time, Duration>;
+
+// What a call returns: a T, else an exception, after a Duration; a Result<T> at a Deadline.
+template <StoreTime Time, typename T>
+using StoreResult = std::conditional_t<std::same_as<Time, Deadline>, Result<T>, T>;
 
 // What a process has left with a store for the case of its death. Destroying it retracts it.
 class CADRE_EXPORT StoreWill {
@@ -44,45 +59,116 @@ class CADRE_EXPORT StoreWill {
 // between a caller and a store, for example a prefix, overrides answer() alone.
 class CADRE_EXPORT Store {
  public:
+  // The system measures the durations of calls.
+  explicit Store(os::System& system) : system_(&system) {}
   virtual ~Store() = default;
 
-  Status set(std::string_view key, std::string_view value, Deadline deadline);
+  template <StoreTime Time>
+  StoreResult<Time, void> set(std::string_view key, std::string_view value, Time time) {
+    return ask(&status_of,
+               {.verb = Verb::kSet, .keys = {std::string(key)}, .values = {std::string(value)}},
+               time);
+  }
   // Waits until the key is set.
-  Result<std::string> get(std::string_view key, Deadline deadline);
+  template <StoreTime Time>
+  StoreResult<Time, std::string> get(std::string_view key, Time time) {
+    return ask(&value_of, {.verb = Verb::kGet, .keys = {std::string(key)}}, time);
+  }
   // Adds to a decimal counter (absent: 0) and returns the new value.
-  Result<int64_t> add(std::string_view key, int64_t amount, Deadline deadline);
+  template <StoreTime Time>
+  StoreResult<Time, int64_t> add(std::string_view key, int64_t amount, Time time) {
+    return ask(&number_of, {.verb = Verb::kAdd, .amount = amount, .keys = {std::string(key)}},
+               time);
+  }
   // Waits until all keys are set.
-  Status wait(std::span<const std::string> keys, Deadline deadline);
+  template <StoreTime Time>
+  StoreResult<Time, void> wait(std::span<const std::string> keys, Time time) {
+    return ask(&status_of, {.verb = Verb::kWait, .keys = {keys.begin(), keys.end()}}, time);
+  }
   // Whether all keys are set at present.
-  Result<bool> check(std::span<const std::string> keys, Deadline deadline);
+  template <StoreTime Time>
+  StoreResult<Time, bool> check(std::span<const std::string> keys, Time time) {
+    return ask(&flag_of, {.verb = Verb::kCheck, .keys = {keys.begin(), keys.end()}}, time);
+  }
   // Sets `desired` if the value equals `expected`, or if the key is absent and `expected` is empty;
   // returns the value after the call (`expected` for an absent key that was not set).
-  Result<std::string> compare_set(std::string_view key, std::string_view expected,
-                                  std::string_view desired, Deadline deadline);
+  template <StoreTime Time>
+  StoreResult<Time, std::string> compare_set(std::string_view key, std::string_view expected,
+                                             std::string_view desired, Time time) {
+    return ask(&value_of,
+               {.verb = Verb::kCompareSet,
+                .keys = {std::string(key)},
+                .values = {std::string(expected), std::string(desired)}},
+               time);
+  }
   // Whether the key was there.
-  Result<bool> erase(std::string_view key, Deadline deadline);
-  Result<int64_t> num_keys(Deadline deadline);
+  template <StoreTime Time>
+  StoreResult<Time, bool> erase(std::string_view key, Time time) {
+    return ask(&flag_of, {.verb = Verb::kErase, .keys = {std::string(key)}}, time);
+  }
+  template <StoreTime Time>
+  StoreResult<Time, int64_t> num_keys(Time time) {
+    return ask(&number_of, {.verb = Verb::kNumKeys}, time);
+  }
   // Appends to the value (absent: empty).
-  Status append(std::string_view key, std::string_view value, Deadline deadline);
+  template <StoreTime Time>
+  StoreResult<Time, void> append(std::string_view key, std::string_view value, Time time) {
+    return ask(&status_of,
+               {.verb = Verb::kAppend, .keys = {std::string(key)}, .values = {std::string(value)}},
+               time);
+  }
   // Waits for all keys, then returns their values in order, in one round trip.
-  Result<std::vector<std::string>> multi_get(std::span<const std::string> keys, Deadline deadline);
-  Status multi_set(std::span<const std::string> keys, std::span<const std::string> values,
-                   Deadline deadline);
+  template <StoreTime Time>
+  StoreResult<Time, std::vector<std::string>> multi_get(std::span<const std::string> keys,
+                                                        Time time) {
+    return ask(&values_of, {.verb = Verb::kMultiGet, .keys = {keys.begin(), keys.end()}}, time);
+  }
+  template <StoreTime Time>
+  StoreResult<Time, void> multi_set(std::span<const std::string> keys,
+                                    std::span<const std::string> values, Time time) {
+    return ask(&status_of,
+               {.verb = Verb::kMultiSet,
+                .keys = {keys.begin(), keys.end()},
+                .values = {values.begin(), values.end()}},
+               time);
+  }
   // The keys that are set, sorted. Queues are not among them.
-  Result<std::vector<std::string>> list_keys(Deadline deadline);
+  template <StoreTime Time>
+  StoreResult<Time, std::vector<std::string>> list_keys(Time time) {
+    return ask(&values_of, {.verb = Verb::kListKeys}, time);
+  }
 
   // Queues of values, first in, first out, each under a name of its own; apart from the keys, but a
   // queue that is not empty counts as a key that is set for wait() and check().
-  Status queue_push(std::string_view queue, std::string_view value, Deadline deadline);
+  template <StoreTime Time>
+  StoreResult<Time, void> queue_push(std::string_view queue, std::string_view value, Time time) {
+    return ask(
+        &status_of,
+        {.verb = Verb::kQueuePush, .keys = {std::string(queue)}, .values = {std::string(value)}},
+        time);
+  }
   // Waits until there is an item, and takes it; each item goes to one caller.
-  Result<std::string> queue_pop(std::string_view queue, Deadline deadline);
+  template <StoreTime Time>
+  StoreResult<Time, std::string> queue_pop(std::string_view queue, Time time) {
+    return ask(&value_of, {.verb = Verb::kQueuePop, .keys = {std::string(queue)}}, time);
+  }
   // Without waiting; nullopt when the queue is empty.
-  Result<std::optional<std::string>> try_queue_pop(std::string_view queue, Deadline deadline);
-  Result<int64_t> queue_length(std::string_view queue, Deadline deadline);
+  template <StoreTime Time>
+  StoreResult<Time, std::optional<std::string>> try_queue_pop(std::string_view queue, Time time) {
+    return ask(&item_of, {.verb = Verb::kTryQueuePop, .keys = {std::string(queue)}}, time);
+  }
+  template <StoreTime Time>
+  StoreResult<Time, int64_t> queue_length(std::string_view queue, Time time) {
+    return ask(&number_of, {.verb = Verb::kQueueLength, .keys = {std::string(queue)}}, time);
+  }
 
   // Waits until `num_arrivals` calls were made with this key, in one step where add() and wait()
   // are two. A key serves one barrier; a call that timed out has arrived all the same.
-  Status barrier(std::string_view key, int64_t num_arrivals, Deadline deadline);
+  template <StoreTime Time>
+  StoreResult<Time, void> barrier(std::string_view key, int64_t num_arrivals, Time time) {
+    return ask(&status_of,
+               {.verb = Verb::kBarrier, .amount = num_arrivals, .keys = {std::string(key)}}, time);
+  }
 
   // When this process dies before it has destroyed the result, `value` is appended to the key. Null
   // where nobody would notice the death: in one process, in a file, and over c10d's protocol.
@@ -99,10 +185,43 @@ class CADRE_EXPORT Store {
   // An error in the response becomes the result.
   Result<wire::StoreResponse> call(wire::StoreRequest request, Deadline deadline);
 
+  os::System& system() const { return *system_; }
+
+ protected:
+  // The end of a call that takes a time as the verbs do.
+  static Deadline deadline_of(os::System& system, Duration timeout);
+  static Deadline deadline_of(os::System&, Deadline deadline) { return deadline; }
+  template <StoreTime Time, typename T>
+  static StoreResult<Time, T> finish(Result<T> result, Time) {
+    if constexpr (std::same_as<Time, Deadline>) {
+      return result;
+    } else {
+      return std::move(result).value_or_throw();
+    }
+  }
+
  private:
+  using Verb = wire::StoreVerb;
+
   // `request` is within the limits; the response has the values that its verb promises, or an
   // error (cadre/core/wire/store/store_message.h).
   virtual Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) = 0;
+
+  template <StoreTime Time, typename T>
+  StoreResult<Time, T> ask(Result<T> (*read)(Result<wire::StoreResponse>),
+                           wire::StoreRequest request, Time time) {
+    return finish(read(call(std::move(request), deadline_of(*system_, time))), time);
+  }
+
+  // What a verb returns of its response.
+  static Status status_of(Result<wire::StoreResponse> response);
+  static Result<bool> flag_of(Result<wire::StoreResponse> response);
+  static Result<int64_t> number_of(Result<wire::StoreResponse> response);
+  static Result<std::string> value_of(Result<wire::StoreResponse> response);
+  static Result<std::vector<std::string>> values_of(Result<wire::StoreResponse> response);
+  static Result<std::optional<std::string>> item_of(Result<wire::StoreResponse> response);
+
+  os::System* system_;
 };
 
 }  // namespace cadre

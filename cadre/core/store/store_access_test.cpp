@@ -7,8 +7,6 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/wire/framing.h"
-#include "cadre/core/wire/store/c10d_message.h"
 #include "cadre/core/wire/store/store_message.h"
 #include "cadre/testing/core/other_user.h"
 #include "cadre/testing/core/tcp_store_test.h"
@@ -19,8 +17,8 @@ namespace {
 using testing::kOtherUser;
 using testing::obstacle_to_other_user;
 using testing::talk_as_other_user;
-using wire::C10dRequest;
-using wire::C10dVerb;
+using wire::StoreRequest;
+using wire::StoreVerb;
 
 class StoreAccessTest : public TcpStoreTest {
  protected:
@@ -33,22 +31,15 @@ class StoreAccessTest : public TcpStoreTest {
 };
 
 // validate, the requests, and a ping that tells when they were carried out.
-std::string c10d_stream(const std::vector<C10dRequest>& requests) {
+std::string c10d_stream(const std::vector<StoreRequest>& requests) {
   std::string stream;
-  const auto append = [&stream](const C10dRequest& request) {
+  const auto append = [&stream](const StoreRequest& request) {
     stream += wire::as_text(wire::encode(request));
   };
-  append({.verb = C10dVerb::kValidate, .number = wire::kC10dMagic});
-  for (const C10dRequest& request : requests) append(request);
-  append({.verb = C10dVerb::kPing, .number = 7});
+  append({.verb = StoreVerb::kValidate, .amount = wire::kC10dMagic});
+  for (const StoreRequest& request : requests) append(request);
+  append({.verb = StoreVerb::kPing, .amount = 7});
   return stream;
-}
-
-std::string native_greeting() {
-  wire::StreamBuffer greeting;
-  greeting.append(wire::as_bytes(wire::kStoreMagic));
-  wire::append_frame(greeting, wire::encode(wire::StoreHello{.build = "99.9"}));
-  return std::string(wire::as_text(greeting.view()));
 }
 
 TEST_F(StoreAccessTest, AC10dClientNeitherSeesNorChangesTheKeysOfNativeClients) {
@@ -81,9 +72,9 @@ TEST_F(StoreAccessTest, WhatAC10dClientSetsWithoutASlashReachesNoNativeClient) {
   const std::vector<std::string> trouble = {"cadre/0/world/trouble"};
   // An unknown verb ends the connection once all before it was carried out.
   std::string stream =
-      c10d_stream({{.verb = C10dVerb::kSet, .keys = trouble, .values = {"2made up"}},
-                   {.verb = C10dVerb::kBarrier, .number = 1, .keys = {"met"}}});
-  stream.push_back('\xc8');
+      c10d_stream({{.verb = StoreVerb::kSet, .keys = trouble, .values = {"2made up"}},
+                   {.verb = StoreVerb::kBarrier, .amount = 1, .keys = {"met"}}});
+  stream.push_back('\xff');
   EXPECT_EQ(say(*server, stream), std::string("\0\x07\0\0\0", 5));
   EXPECT_FALSE(native->check(trouble, soon()).value());
   EXPECT_EQ(native->num_keys(soon()).value(), 0);
@@ -124,7 +115,7 @@ TEST_F(StoreAccessTest, AnotherUserCannotSpeakC10dsProtocol) {
   if (!obstacle_to_other_user().empty()) GTEST_SKIP() << obstacle_to_other_user();
   auto server = start();
   for (const os::Address& address : {server->address()}) {
-    EXPECT_EQ(talk_as_other_user(address, c10d_stream({{.verb = C10dVerb::kListKeys}})), "");
+    EXPECT_EQ(talk_as_other_user(address, c10d_stream({{.verb = StoreVerb::kListKeys}})), "");
   }
   EXPECT_NE(log_.text().find(format("user {}", kOtherUser)), std::string::npos) << log_.text();
   EXPECT_EQ(num_log_lines(), 1u) << log_.text();
@@ -141,7 +132,7 @@ TEST_F(StoreAccessTest, WithoutATokenAnotherUserCannotSpeakTheNativeProtocolEith
     CollectingLog log;
     const auto server =
         TcpStoreServer::start(*system_, {.address = address, .log = &log}).value_or_throw();
-    EXPECT_EQ(talk_as_other_user(server->address(), native_greeting()), "")
+    EXPECT_EQ(talk_as_other_user(server->address(), hello_of_build("99.9")), "")
         << server->address().to_string();
     EXPECT_NE(log.text().find(format("user {}", kOtherUser)), std::string::npos) << log.text();
     EXPECT_NE(log.text().find("CADRE_JOB_TOKEN"), std::string::npos) << log.text();
@@ -153,7 +144,7 @@ TEST_F(StoreAccessTest, WithoutATokenAnotherUserCannotSpeakTheNativeProtocolEith
 TEST_F(StoreAccessTest, WithATokenAnotherUserIsAskedForIt) {
   if (!obstacle_to_other_user().empty()) GTEST_SKIP() << obstacle_to_other_user();
   auto server = start();
-  EXPECT_NE(talk_as_other_user(server->address(), native_greeting()), "");
+  EXPECT_NE(talk_as_other_user(server->address(), hello_of_build("99.9")), "");
   EXPECT_NE(log_.text().find("cadre 99.9"), std::string::npos) << log_.text();
 }
 

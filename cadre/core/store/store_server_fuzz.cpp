@@ -1,16 +1,16 @@
-// Fuzzes what stands behind the parsers: a session of the store server fed with a stranger's bytes,
-// both protocols, past the handshake. No stream may break the key table or leave a wait behind.
+// Fuzzes what stands behind the parser: a session of the store server fed with a stranger's bytes,
+// that of a rank and that of a c10d client, past the handshake. No stream may break the key table
+// or leave a wait behind.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cadre/core/store/key_table.h"
-#include "cadre/core/store/tcp/c10d_session.h"
-#include "cadre/core/store/tcp/native_session.h"
-#include "cadre/core/store/tcp/protocol.h"
+#include "cadre/core/store/tcp/greeting.h"
+#include "cadre/core/store/tcp/session.h"
 #include "cadre/core/wire/byte_codec.h"
 
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
@@ -20,24 +20,26 @@ namespace {
 
 // A small table, so that its limit is reached too.
 constexpr size_t kTableBytes = 64 << 10;
-const std::string kToken = "token";
+const os::Secret kToken = "token";
 
 void require(bool holds) {
   if (!holds) std::abort();
 }
 
-std::vector<std::byte> greeting_of_c10d() {
-  return wire::encode(
-      wire::C10dRequest{.verb = wire::C10dVerb::kValidate, .number = wire::kC10dMagic});
+void append(wire::StreamBuffer& stream, const wire::StoreRequest& request) {
+  stream.append(wire::encode(request));
 }
 
-wire::StreamBuffer greeting_of_native() {
+void greet_as_c10d(wire::StreamBuffer& stream) {
+  append(stream, {.verb = wire::StoreVerb::kValidate, .amount = wire::kC10dMagic});
+}
+
+void greet_as_rank(wire::StreamBuffer& stream) {
   const wire::Nonce nonce = {};
-  wire::StreamBuffer stream;
-  wire::append_frame(stream, wire::encode(wire::StoreHello{.build = std::string(this_build())}));
-  const auto digest = wire::prove_token(kToken, kClientProver, nonce, nonce);
-  wire::append_frame(stream, wire::encode(wire::StoreProof{*digest}));
-  return stream;
+  append(stream, hello_of_client(nonce));
+  const auto digest = wire::prove_token(kToken.view(), kClientProver, nonce, nonce);
+  append(stream,
+         {.verb = wire::StoreVerb::kProve, .values = {std::string(wire::as_text(*digest))}});
 }
 
 void feed(KeyTable& table, Session& session, wire::StreamBuffer& in) {
@@ -68,18 +70,17 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size == 0) return 0;
   KeyTable table(store::kTableBytes);
   wire::StreamBuffer in;
-  std::unique_ptr<store::Session> session;
-  // The lowest bit of the first byte chooses the protocol, the next whether a good greeting
-  // precedes the input.
-  const bool is_native = data[0] & 1;
+  std::optional<store::Session> session;
+  // The lowest bit of the first byte chooses the client, the next whether a good greeting precedes
+  // the input.
+  const bool is_rank = data[0] & 1;
   const bool is_greeted = data[0] & 2;
-  if (is_native) {
-    session = std::make_unique<store::NativeSession>(table, store::TicketSource(1), store::kToken,
-                                                     wire::Nonce{});
-    if (is_greeted) in = store::greeting_of_native();
+  if (is_rank) {
+    session.emplace(table, store::TicketSource(1), store::kToken, wire::Nonce{});
+    if (is_greeted) store::greet_as_rank(in);
   } else {
-    session = std::make_unique<store::C10dSession>(table, store::TicketSource(1));
-    if (is_greeted) in.append(store::greeting_of_c10d());
+    session.emplace(table, store::TicketSource(1));
+    if (is_greeted) store::greet_as_c10d(in);
   }
   in.append(ConstBytes(reinterpret_cast<const std::byte*>(data + 1), size - 1));
   store::feed(table, *session, in);
@@ -92,41 +93,25 @@ namespace cadre::store {
 namespace {
 
 // A request with keys of a small alphabet, so that requests meet.
-std::vector<std::byte> sample(bool is_native, unsigned seed) {
+std::vector<std::byte> sample(unsigned seed) {
   const std::string key = std::string("/") + static_cast<char>('a' + seed % 3);
   const std::string value(seed % 5, static_cast<char>('0' + seed % 10));
-  if (!is_native) {
-    wire::C10dRequest request{.verb = static_cast<wire::C10dVerb>(1 + seed / 3 % 18),
-                              .number = static_cast<int64_t>(seed % 4),
-                              .keys = {key},
-                              .values = {value, value}};
-    const auto verb = request.verb;
-    if (verb == wire::C10dVerb::kNumKeys || verb == wire::C10dVerb::kCancelWait ||
-        verb == wire::C10dVerb::kListKeys || verb == wire::C10dVerb::kPing) {
-      request.keys.clear();
+  const unsigned number = 1 + seed / 3 % (wire::kNumC10dVerbs + wire::kNumOwnVerbs - 1);
+  const unsigned first_own = static_cast<unsigned>(wire::StoreVerb::kHello);
+  wire::StoreRequest request{.amount = static_cast<int64_t>(seed % 4)};
+  request.verb = static_cast<wire::StoreVerb>(
+      number < wire::kNumC10dVerbs ? number : first_own + number - wire::kNumC10dVerbs);
+  for (size_t num_keys = 0; num_keys <= 1; ++num_keys) {
+    for (size_t num_values = 0; num_values <= 2; ++num_values) {
+      request.keys.assign(num_keys, key);
+      request.values.assign(num_values, value);
+      // Lists of keys that may have any length have one.
+      const bool is_list = num_keys == 0 && num_values == 0 &&
+                           wire::check_shape({.verb = request.verb, .keys = {key}}).ok();
+      if (!is_list && wire::check_shape(request).ok()) return wire::encode(request);
     }
-    if (verb != wire::C10dVerb::kCompareSet) request.values.resize(1);
-    return wire::encode(request);
   }
-  wire::StoreRequest request{.id = seed,
-                             .verb = static_cast<wire::StoreVerb>(seed / 3 % wire::kNumStoreVerbs),
-                             .amount = static_cast<int64_t>(seed % 7)};
-  if (request.verb == wire::StoreVerb::kCancel) {
-    request.id = seed % 64;
-  } else if (request.verb != wire::StoreVerb::kNumKeys &&
-             request.verb != wire::StoreVerb::kListKeys &&
-             request.verb != wire::StoreVerb::kRetractWill) {
-    request.keys = {key};
-  }
-  if (request.verb == wire::StoreVerb::kSet || request.verb == wire::StoreVerb::kAppend ||
-      request.verb == wire::StoreVerb::kMultiSet || request.verb == wire::StoreVerb::kQueuePush ||
-      request.verb == wire::StoreVerb::kLeaveWill) {
-    request.values = {value};
-  }
-  if (request.verb == wire::StoreVerb::kCompareSet) request.values = {value, value};
-  wire::StreamBuffer framed;
-  wire::append_frame(framed, wire::encode(request));
-  return {framed.view().begin(), framed.view().end()};
+  return {};
 }
 
 }  // namespace
@@ -136,7 +121,7 @@ std::vector<std::byte> sample(bool is_native, unsigned seed) {
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
                                           unsigned seed) {
   if (size == 0 || seed % 2 == 0) return LLVMFuzzerMutate(data, size, max_size);
-  const std::vector<std::byte> fresh = cadre::store::sample(data[0] & 1, seed / 2);
+  const std::vector<std::byte> fresh = cadre::store::sample(seed / 2);
   if (fresh.size() > max_size - size) return LLVMFuzzerMutate(data, size, max_size);
   std::memcpy(data + size, fresh.data(), fresh.size());
   return size + fresh.size();

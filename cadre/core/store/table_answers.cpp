@@ -12,7 +12,7 @@ using wire::StoreRequest;
 using wire::StoreResponse;
 using wire::StoreVerb;
 
-constexpr size_t kBytesPerValue = sizeof(uint32_t);
+constexpr size_t kBytesPerValue = sizeof(uint64_t);  // its length
 
 StoreResponse answer_read(const KeyTable& table, const StoreRequest& request, size_t max_bytes) {
   StoreResponse response;
@@ -44,9 +44,10 @@ StoreResponse answer_list(const KeyTable& table, size_t max_bytes) {
                      response.values.size(), num_bytes, wire::kMaxKeysPerRequest, max_bytes))};
 }
 
-StoreResponse answer_item(std::optional<std::string> item) {
-  if (!item) return {};
-  return {.number = 1, .values = {*std::move(item)}};
+StoreResponse answer_item(KeyTable& table, const std::string& queue) {
+  StoreResponse response{.number = table.queue_length(queue)};
+  if (auto item = table.pop(queue)) response.values.push_back(*std::move(item));
+  return response;
 }
 
 StoreResponse response_of(const Status& status) {
@@ -105,11 +106,8 @@ StoreResponse answer_from(KeyTable& table, const StoreRequest& request, size_t m
       return response_of(table.push(keys[0], values[0]));
     case StoreVerb::kQueuePop:
     case StoreVerb::kTryQueuePop:
-      return answer_item(table.pop(keys[0]));
-    case StoreVerb::kBarrier:
-    case StoreVerb::kCancel:
-    case StoreVerb::kLeaveWill:
-    case StoreVerb::kRetractWill:
+      return answer_item(table, keys[0]);
+    default:
       break;
   }
   return {.error = Error(ErrorCode::kInternal,

@@ -12,7 +12,7 @@
 
 namespace cadre::store {
 
-// Answers any request but those of barriers and wills. REQUIRES: the keys of get, wait and
+// Answers any request but a barrier and those of a connection. REQUIRES: the keys of get, wait and
 // multi_get are there, and queue_pop's queue is not empty. An answer of more than `max_bytes` is
 // refused before it is built.
 wire::StoreResponse answer_from(KeyTable& table, const wire::StoreRequest& request,

@@ -85,9 +85,14 @@ class ByteReader {
   // Fails for a text longer than `max_bytes`.
   template <typename Length = uint32_t>
   std::string text(size_t max_bytes) {
+    return std::string(view<Length>(max_bytes));
+  }
+  // The same without a copy: valid as long as the bytes.
+  template <typename Length = uint32_t>
+  std::string_view view(size_t max_bytes) {
     const auto size = integer<Length>();
     if (size > max_bytes) fail();
-    return std::string(as_text(take(static_cast<size_t>(size))));
+    return as_text(take(static_cast<size_t>(size)));
   }
 
   // For a decoder that finds a value it does not allow: as if a read had failed.

@@ -1,5 +1,5 @@
-// What the tests of the store over sockets share: a server, its log, and connections that speak no
-// protocol.
+// What the tests of the store over sockets share: a server, its log, and connections that send
+// bytes of their own.
 //
 // Threads: one; the log from any. Blocking: for the time of the test. Lifetime: the test's.
 #pragma once
@@ -15,6 +15,7 @@
 #include "cadre/core/store/tcp/tcp_store.h"
 #include "cadre/core/store/tcp/tcp_store_server.h"
 #include "cadre/core/wire/byte_codec.h"
+#include "cadre/core/wire/store/store_message.h"
 
 namespace cadre {
 
@@ -33,6 +34,15 @@ class CollectingLog final : public LogSink {
   std::mutex mutex_;
   std::string text_;
 };
+
+// The beginning of the stream of a rank that runs `build`.
+inline std::string hello_of_build(const std::string& build) {
+  return std::string(
+      wire::as_text(wire::encode({.verb = wire::StoreVerb::kHello,
+                                  .amount = wire::kStoreProtocol,
+                                  .keys = {build},
+                                  .values = {std::string(wire::kNonceBytes, 'n')}})));
+}
 
 class TcpStoreTest : public ::testing::Test {
  protected:

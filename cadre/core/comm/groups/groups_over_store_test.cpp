@@ -194,7 +194,8 @@ TEST_P(StoreGroups, AMemberThatGivesUpFailsTheGroupOfThoseThatCameLater) {
 // A store of the program, whose ranks are not those of the group.
 class StrayingStore final : public Store {
  public:
-  explicit StrayingStore(std::shared_ptr<Store> inner) : inner_(std::move(inner)) {}
+  explicit StrayingStore(std::shared_ptr<Store> inner)
+      : Store(inner->system()), inner_(std::move(inner)) {}
   Result<std::shared_ptr<Store>> clone(Deadline deadline) override {
     return inner_->clone(deadline);
   }
@@ -386,7 +387,7 @@ TEST_P(SymmetricStoreGroups, ListsThatDifferAtAStoreLeaveNoMemoryBehind) {
 class ForgingStore final : public Store {
  public:
   ForgingStore(std::shared_ptr<Store> inner, uint32_t piece)
-      : inner_(std::move(inner)), piece_(piece) {}
+      : Store(inner->system()), inner_(std::move(inner)), piece_(piece) {}
   Result<std::shared_ptr<Store>> clone(Deadline deadline) override {
     return inner_->clone(deadline);
   }

@@ -19,7 +19,7 @@ using std::chrono::seconds;
 class SlowStore final : public Store {
  public:
   SlowStore(os::System& system, Duration latency)
-      : system_(system), latency_(latency), inner_(system) {}
+      : Store(system), latency_(latency), inner_(system) {}
 
   Result<std::shared_ptr<Store>> clone(Deadline deadline) override {
     return inner_.clone(deadline);
@@ -31,13 +31,12 @@ class SlowStore final : public Store {
     return inner_.call(std::move(request), deadline);
   }
   Status delay(Deadline deadline) {
-    const Deadline answer = system_.deadline_in(latency_);
-    system_.make_waiter()->park(deadline.earlier(answer));
-    if (answer.has_passed(system_.now())) return {};
+    const Deadline answer = system().deadline_in(latency_);
+    system().make_waiter()->park(deadline.earlier(answer));
+    if (answer.has_passed(system().now())) return {};
     return Error(ErrorCode::kTimeout, "the slow store did not answer in time");
   }
 
-  os::System& system_;
   const Duration latency_;
   HashStore inner_;
 };

@@ -12,7 +12,7 @@
 #include "cadre/core/base/deadline.h"
 #include "cadre/core/os/socket.h"
 #include "cadre/core/wire/control.h"
-#include "cadre/core/wire/framing.h"
+#include "cadre/core/wire/stream_buffer.h"
 
 namespace cadre {
 

@@ -65,7 +65,7 @@ Error never_locked(const std::string& path) {
 std::vector<StoreRecord> records_of(const StoreRequest& request, const StoreResponse& response,
                                     const store::KeyTable& table) {
   if (response.error) return {};
-  const auto& [id, verb, amount, keys, values] = request;
+  const auto& [verb, amount, keys, values] = request;
   switch (verb) {
     case StoreVerb::kSet:
       return {{StoreRecordVerb::kSet, keys[0], values[0]}};
@@ -111,9 +111,9 @@ std::optional<StoreResponse> answer_if(bool is_ready) {
 
 }  // namespace
 
-Result<std::unique_ptr<FileStore>> FileStore::open(os::System& system,
-                                                   const FileStoreOptions& options,
-                                                   Deadline deadline) {
+Result<std::unique_ptr<FileStore>> FileStore::open_until(os::System& system,
+                                                         const FileStoreOptions& options,
+                                                         Deadline deadline) {
   return open_as(system, options, /*joins=*/true, deadline);
 }
 
@@ -144,10 +144,10 @@ Result<std::unique_ptr<FileStore>> FileStore::open_as(os::System& system,
 
 FileStore::FileStore(os::System& system, const FileStoreOptions& options,
                      std::unique_ptr<Journal> journal)
-    : system_(system), options_(options), journal_(std::move(journal)) {}
+    : Store(system), options_(options), journal_(std::move(journal)) {}
 
 FileStore::~FileStore() {
-  Nap nap(system_, system_.deadline_in(kLeaveTimeout));
+  Nap nap(system(), system().deadline_in(kLeaveTimeout));
   do {
     const Result<bool> locked = journal_->try_lock();
     if (!locked.ok()) return;
@@ -186,7 +186,7 @@ Result<StoreResponse> FileStore::answer(StoreRequest request, Deadline deadline)
 
 Result<StoreResponse> FileStore::change(const StoreRequest& request, StoreVerb called,
                                         Deadline deadline) {
-  Nap nap(system_, deadline);
+  Nap nap(system(), deadline);
   do {
     const std::lock_guard guard(mutex_);
     const Result<bool> locked = journal_->try_lock();
@@ -209,7 +209,7 @@ Result<StoreResponse> FileStore::change(const StoreRequest& request, StoreVerb c
 
 Result<StoreResponse> FileStore::look_until(const StoreRequest& request, Deadline deadline,
                                             const Look& look) {
-  Nap nap(system_, deadline);
+  Nap nap(system(), deadline);
   do {
     const std::lock_guard guard(mutex_);
     CADRE_RETURN_IF_ERROR(journal_->refresh());
@@ -224,7 +224,7 @@ Result<StoreResponse> FileStore::pop(const StoreRequest& request, Deadline deadl
   attempt.verb = StoreVerb::kTryQueuePop;
   while (true) {
     Result<StoreResponse> item = change(attempt, request.verb, deadline);
-    if (!item.ok() || item->number == 1) return item;
+    if (!item.ok() || item->number > 0) return item;
     CADRE_RETURN_IF_ERROR(look_until(request, deadline, [&](store::KeyTable& table) {
       return answer_if(table.queue_length(request.keys[0]) > 0);
     }));
@@ -242,7 +242,7 @@ Result<StoreResponse> FileStore::arrive(const StoreRequest& request, Deadline de
 }
 
 Result<std::shared_ptr<Store>> FileStore::clone(Deadline deadline) {
-  auto other = open_as(system_, options_, /*joins=*/false, deadline);
+  auto other = open_as(system(), options_, /*joins=*/false, deadline);
   if (!other.ok()) return other.error();
   return std::shared_ptr<Store>(std::move(other).value());
 }

@@ -2,14 +2,13 @@
 // it.
 //
 // Threads: any. Blocking: every call, until its Deadline; what is not there yet is looked for again
-// after naps of 1 to 20 ms. Lifetime: the System outlives it; no call may be in progress when it is
-// destroyed. Errors: as in store.h, kUnavailable from the file system, kCorruption for a damaged
-// file; never kPeerLost: a file does not show that a process has died.
-// A process killed at any point leaves neither a lock nor half a value behind. The last of
-// `num_ranks` to leave removes the file, and the first of a later job empties what a killed one
-// left; with 0 ranks it stays. The file keeps every change and so grows up to `max_bytes`.
-// Whoever may write the file is trusted; it is made for its owner alone.
-// Source: c10d::FileStore; the format is another (docs/formats/store-file.md).
+// after naps of 1 to 20 ms. Lifetime: no call may be in progress when it is destroyed. Errors: as
+// in store.h, kUnavailable from the file system, kCorruption for a damaged file; never kPeerLost: a
+// file does not show that a process has died. A process killed at any point leaves neither a lock
+// nor half a value behind. The last of `num_ranks` to leave removes the file, and the first of a
+// later job empties what a killed one left; with 0 ranks it stays. The file keeps every change and
+// so grows up to `max_bytes`. Whoever may write the file is trusted; it is made for its owner
+// alone. Source: c10d::FileStore; the format is another (docs/formats/store-file.md).
 #pragma once
 
 #include <functional>
@@ -36,15 +35,15 @@ struct FileStoreOptions {
   os::FileSystem* files = nullptr;  // null: that of the operating system; outlives the store
 };
 
-namespace wire {
-enum class StoreVerb : uint8_t;
-}  // namespace wire
-
 class CADRE_EXPORT FileStore final : public Store {
  public:
-  static Result<std::unique_ptr<FileStore>> open(os::System& system,
-                                                 const FileStoreOptions& options,
-                                                 Deadline deadline);
+  // Opens or creates the file. The time is that of a verb (store.h).
+  template <StoreTime Time>
+  static StoreResult<Time, std::unique_ptr<FileStore>> open(os::System& system,
+                                                            const FileStoreOptions& options,
+                                                            Time time) {
+    return finish(open_until(system, options, deadline_of(system, time)), time);
+  }
   // Use open().
   FileStore(os::System& system, const FileStoreOptions& options,
             std::unique_ptr<store::Journal> journal);
@@ -53,6 +52,9 @@ class CADRE_EXPORT FileStore final : public Store {
   Result<std::shared_ptr<Store>> clone(Deadline deadline) override;
 
  private:
+  static Result<std::unique_ptr<FileStore>> open_until(os::System& system,
+                                                       const FileStoreOptions& options,
+                                                       Deadline deadline);
   static Result<std::unique_ptr<FileStore>> open_as(os::System& system,
                                                     const FileStoreOptions& options, bool joins,
                                                     Deadline deadline);
@@ -69,7 +71,6 @@ class CADRE_EXPORT FileStore final : public Store {
   Result<wire::StoreResponse> pop(const wire::StoreRequest& request, Deadline deadline);
   Result<wire::StoreResponse> arrive(const wire::StoreRequest& request, Deadline deadline);
 
-  os::System& system_;
   const FileStoreOptions options_;
   std::mutex mutex_;
   std::unique_ptr<store::Journal> journal_;  // guarded by mutex_

@@ -1,12 +1,8 @@
 #include "cadre/core/store/tcp/client_connection.h"
 
-#include <algorithm>
 #include <array>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/store/tcp/c10d_session.h"
-#include "cadre/core/store/tcp/native_session.h"
-#include "cadre/core/wire/byte_codec.h"
 
 namespace cadre::store {
 namespace {
@@ -16,7 +12,6 @@ constexpr size_t kReadBytes = 64 << 10;
 constexpr size_t kMaxReadBytesPerTurn = 1 << 20;
 // A client that does not read its answers is not listened to until it does.
 constexpr size_t kMaxUnsentBytes = 64 << 20;
-constexpr std::byte kC10dValidate{0};
 
 }  // namespace
 
@@ -70,7 +65,7 @@ Status ClientConnection::receive() {
 }
 
 Status ClientConnection::serve() {
-  if (!session_) CADRE_RETURN_IF_ERROR(choose_protocol());
+  if (!session_) CADRE_RETURN_IF_ERROR(make_session());
   while (session_ && out_.size() < kMaxUnsentBytes) {
     const Result<bool> stepped = session_->step(in_, out_);
     if (!stepped.ok()) return stepped.error();
@@ -79,25 +74,22 @@ Status ClientConnection::serve() {
   return {};
 }
 
-Status ClientConnection::choose_protocol() {
-  const std::string_view start = wire::as_text(in_.view());
-  if (start.empty()) return {};
-  if (in_.view()[0] == kC10dValidate) {
+Status ClientConnection::make_session() {
+  if (in_.empty()) return {};
+  const auto first = static_cast<wire::StoreVerb>(in_.view()[0]);
+  if (first == wire::StoreVerb::kValidate) {
     if (!context_.serve_c10d || !is_loopback(socket_->peer_address())) {
       return Error(ErrorCode::kInvalidArgument, context_.serve_c10d
                                                     ? "c10d's protocol is served on loopback only"
                                                     : "c10d's protocol is switched off");
     }
     CADRE_RETURN_IF_ERROR(socket_->check_peer_user());
-    session_ = std::make_unique<C10dSession>(context_.c10d_table, tickets_);
+    session_.emplace(context_.c10d_table, tickets_);
     return {};
   }
-  const std::string_view magic = wire::kStoreMagic;
-  const size_t common = std::min(start.size(), magic.size());
-  if (start.substr(0, common) != magic.substr(0, common)) {
+  if (first != wire::StoreVerb::kHello) {
     return Error(ErrorCode::kCorruption, "its first bytes are of no protocol known here");
   }
-  if (common < magic.size()) return {};
   // Without a token only its user tells a rank from a stranger.
   if (const Status own = context_.token.empty() ? socket_->check_peer_user() : Status();
       !own.ok()) {
@@ -105,10 +97,9 @@ Status ClientConnection::choose_protocol() {
                  format("{}; give every rank of the job one CADRE_JOB_TOKEN to let others in",
                         own.error().message()));
   }
-  in_.consume(magic.size());
   wire::Nonce nonce;
   context_.system.random_bytes(nonce);
-  session_ = std::make_unique<NativeSession>(context_.table, tickets_, context_.token, nonce);
+  session_.emplace(context_.table, tickets_, context_.token, nonce);
   return {};
 }
 

@@ -1,11 +1,12 @@
-// One accepted connection of the store server: its socket, its buffers, and its protocol once the
-// first bytes have told it.
+// One accepted connection of the store server: its socket, its buffers, and its session once the
+// first byte has told whether it is that of a rank or of a c10d client.
 //
 // Threads: the server's. Blocking: never. Lifetime: ends its session's waits when destroyed.
 // Errors: the reason to drop the client.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "cadre/core/base/deadline.h"
@@ -19,7 +20,7 @@ namespace cadre::store {
 
 // What a connection needs from its server; all of it outlives the connection.
 struct ServerContext {
-  KeyTable& table;       // keys of native clients
+  KeyTable& table;       // keys of ranks, which have proved the token
   KeyTable& c10d_table;  // keys of c10d clients, which cannot authenticate; the two are separate
   const os::Secret& token;
   bool serve_c10d;
@@ -48,8 +49,8 @@ class ClientConnection {
  private:
   Status receive();
   Status serve();
-  // Makes the session once enough bytes have come.
-  Status choose_protocol();
+  // Makes the session that the first byte asks for.
+  Status make_session();
 
   const ServerContext& context_;
   TicketSource tickets_;
@@ -57,7 +58,7 @@ class ClientConnection {
   Deadline greeting_deadline_;
   wire::StreamBuffer in_;
   wire::StreamBuffer out_;
-  std::unique_ptr<Session> session_;
+  std::optional<Session> session_;
 };
 
 bool is_loopback(const os::Address& address);

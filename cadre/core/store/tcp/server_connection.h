@@ -3,8 +3,12 @@
 // Threads: one at a time. Blocking: dial, until its Deadline; call, for kCancelTime longer where
 // the server does not answer. Lifetime: the System outlives it. Errors: kPeerLost when the server
 // is gone, kTimeout, kCorruption for an answer that makes no sense, kInvalidArgument from the
-// handshake. Every protocol takes the native request and gives the native response, so TcpStore
-// knows one.
+// handshake.
+// With Cadre's server a request that reaches its deadline is cancelled, and the answer to that is
+// waited for, so that the connection stays usable and nothing that the server has given away is
+// lost. c10d's server answers in the same order, but neither set nor append nor a push: a ping
+// behind them tells that they were carried out; and after a timeout the connection is not usable.
+// Format: docs/formats/store-tcp.md.
 #pragma once
 
 #include <chrono>
@@ -14,8 +18,8 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/os/system.h"
 #include "cadre/core/store/tcp/tcp_store.h"
-#include "cadre/core/wire/framing.h"
 #include "cadre/core/wire/store/store_message.h"
+#include "cadre/core/wire/stream_buffer.h"
 
 namespace cadre::store {
 
@@ -25,11 +29,39 @@ inline constexpr Duration kCancelTime = std::chrono::milliseconds(500);
 
 class ServerConnection {
  public:
-  virtual ~ServerConnection() = default;
-  // `request.id` is set by the connection.
-  virtual Result<wire::StoreResponse> call(wire::StoreRequest request, Deadline deadline) = 0;
+  // Use dial().
+  ServerConnection(os::System& system, StoreProtocol protocol, std::unique_ptr<os::Socket> socket);
+
+  Result<wire::StoreResponse> call(wire::StoreRequest request, Deadline deadline);
   // False once the stream can no longer be trusted: the connection must be thrown away.
-  virtual bool is_usable() const = 0;
+  bool is_usable() const { return is_usable_; }
+  // The first request and its answer: the handshake of the protocol.
+  Status greet(const os::Secret& token, Deadline deadline);
+
+ private:
+  bool is_c10d() const { return protocol_ == StoreProtocol::kC10d; }
+  Status validate(Deadline deadline);
+  Status prove(const os::Secret& token, Deadline deadline);
+  Result<wire::StoreResponse> call_cadre(const wire::StoreRequest& request, Deadline deadline);
+  Result<wire::StoreResponse> call_c10d(const wire::StoreRequest& request, Deadline deadline);
+  Status await_keys(const wire::StoreRequest& request, Deadline deadline);
+  // Takes the first item of a queue; for a queue_pop once there is one.
+  Result<wire::StoreResponse> pop(const wire::StoreRequest& request, Deadline deadline);
+  Result<wire::StoreResponse> list_keys(Deadline deadline);
+  Result<wire::StoreResponse> ping(Deadline deadline);
+
+  Result<wire::StoreResponse> exchange(const wire::StoreRequest& request, Deadline deadline);
+  Status send(const wire::StoreRequest& request, Deadline deadline);
+  Result<wire::StoreResponse> receive(const wire::StoreRequest& request, Deadline deadline);
+  // Waits until at least one more byte is in the buffer.
+  Status receive_more(Deadline deadline);
+
+  os::System& system_;
+  const StoreProtocol protocol_;
+  std::unique_ptr<os::Socket> socket_;
+  wire::StreamBuffer buffer_;
+  uint32_t next_nonce_ = 0;
+  bool is_usable_ = true;
 };
 
 // Connects once and runs the handshake of the protocol.
@@ -42,23 +74,5 @@ Result<std::unique_ptr<ServerConnection>> dial(os::System& system, const TcpStor
 Result<std::unique_ptr<ServerConnection>> dial_first(os::System& system,
                                                      const TcpStoreOptions& options,
                                                      Deadline deadline, StoreRoute& route);
-
-// A socket that is written and read with deadlines.
-class BlockingStream {
- public:
-  BlockingStream(os::System& system, std::unique_ptr<os::Socket> socket)
-      : system_(system), socket_(std::move(socket)) {}
-
-  Status send(ConstBytes data, Deadline deadline);
-  // Waits until at least one more byte is in the buffer.
-  Status receive_more(Deadline deadline);
-  wire::StreamBuffer& buffer() { return buffer_; }
-  Deadline deadline_in(Duration budget) { return system_.deadline_in(budget); }
-
- private:
-  os::System& system_;
-  std::unique_ptr<os::Socket> socket_;
-  wire::StreamBuffer buffer_;
-};
 
 }  // namespace cadre::store

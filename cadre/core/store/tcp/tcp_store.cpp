@@ -24,7 +24,7 @@ constexpr Duration kMaxRetryPause = std::chrono::milliseconds(500);
 // A lost stream is told with whose it was and what was asked.
 Error explain(const Error& error, const TcpStoreOptions& options, const StoreRequest& request) {
   const os::Address& address = options.address;
-  const auto& [id, verb, amount, keys, values] = request;
+  const auto& [verb, amount, keys, values] = request;
   const std::string what = keys.empty() ? std::string() : format(" \"{}\"", keys.front());
   switch (error.code()) {
     case ErrorCode::kTimeout:
@@ -69,7 +69,7 @@ class ConnectionWill final : public StoreWill {
       : system_(system), connection_(std::move(connection)) {}
   ~ConnectionWill() override {
     try {
-      // A server that is gone carries nothing out either.
+      // The error of a dead server is ignored: it cannot carry out the will.
       (void)connection_->call({.verb = StoreVerb::kRetractWill}, system_.deadline_in(kRetractTime));
     } catch (...) {
       // Out of memory, or in the simulator killed just now: then the will is carried out.
@@ -87,9 +87,9 @@ class ConnectionWill final : public StoreWill {
 
 }  // namespace
 
-Result<std::unique_ptr<TcpStore>> TcpStore::connect(os::System& system,
-                                                    const TcpStoreOptions& options,
-                                                    Deadline deadline) {
+Result<std::unique_ptr<TcpStore>> TcpStore::connect_until(os::System& system,
+                                                          const TcpStoreOptions& options,
+                                                          Deadline deadline) {
   const std::unique_ptr<os::Waiter> nap = system.make_waiter();
   const std::string where = format("connecting to the store at {}", options.address.to_string());
   const Deadline warning = system.deadline_in(options.warn_after);
@@ -122,7 +122,7 @@ Result<std::unique_ptr<TcpStore>> TcpStore::connect(os::System& system,
 
 TcpStore::TcpStore(os::System& system, const TcpStoreOptions& options,
                    std::unique_ptr<store::ServerConnection> first, const StoreRoute& route)
-    : system_(system), options_(options), route_(route) {
+    : Store(system), options_(options), route_(route) {
   idle_.push_back(std::move(first));
 }
 
@@ -137,7 +137,7 @@ Result<std::unique_ptr<store::ServerConnection>> TcpStore::take_connection(Deadl
       return connection;
     }
   }
-  return store::dial(system_, options_, deadline);
+  return store::dial(system(), options_, deadline);
 }
 
 Result<StoreResponse> TcpStore::answer(StoreRequest request, Deadline deadline) {
@@ -161,17 +161,17 @@ Result<std::unique_ptr<StoreWill>> TcpStore::leave_will(std::string_view key,
       .verb = StoreVerb::kLeaveWill, .keys = {std::string(key)}, .values = {std::string(value)}};
   const auto explained = [&](const Error& error) { return explain(error, options_, will); };
   // A connection of its own: its end is the message.
-  auto connection = store::dial(system_, options_, deadline);
+  auto connection = store::dial(system(), options_, deadline);
   if (!connection.ok()) return explained(connection.error());
   const Result<StoreResponse> response = (*connection)->call(will, deadline);
   if (!response.ok()) return explained(response.error());
   if (response->error) return *response->error;
   return std::unique_ptr<StoreWill>(
-      std::make_unique<ConnectionWill>(system_, std::move(connection).value()));
+      std::make_unique<ConnectionWill>(system(), std::move(connection).value()));
 }
 
 Result<std::shared_ptr<Store>> TcpStore::clone(Deadline deadline) {
-  Result<std::unique_ptr<TcpStore>> other = connect(system_, options_, deadline);
+  Result<std::unique_ptr<TcpStore>> other = connect(system(), options_, deadline);
   if (!other.ok()) return other.error();
   return std::shared_ptr<Store>(std::move(other).value());
 }

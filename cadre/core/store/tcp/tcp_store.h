@@ -1,9 +1,10 @@
-// A Store that lives in a server process: native (a TcpStoreServer) or c10d's TCPStore.
+// A Store that lives in a server process: a TcpStoreServer, to which it proves the job's token, or
+// c10d's TCPStore.
 //
 // Threads: any. Each call has a connection of its own while it runs, so a blocking wait of one
 // thread delays nobody; idle connections are kept for the next calls.
-// Blocking: every call, until its Deadline. Lifetime: the System outlives it; no call may be in
-// progress when it is destroyed.
+// Blocking: every call, until its time is over. Lifetime: no call may be in progress when it is
+// destroyed.
 // Errors: as in store.h, and kInvalidArgument from connect() when the server runs another build,
 // has another token, or is no store at all. Over c10d's protocol keys get c10d's prefix "/", so
 // that they are the keys of Python's TCPStore; torch's own server takes values of at most 8 MiB.
@@ -27,11 +28,13 @@ namespace store {
 class ServerConnection;
 }  // namespace store
 
+// kNative: c10d's protocol with the verbs of Cadre's own, for which the token is proved. kC10d:
+// only what every c10d server knows.
 enum class StoreProtocol { kNative, kC10d };
 
 struct TcpStoreOptions {
   os::Address address;
-  os::Secret token;  // the job's secret; native protocol only
+  os::Secret token;  // the job's secret; kNative only
   StoreProtocol protocol = StoreProtocol::kNative;
   // connect() only: how soon what listens must greet, or else is tried again, and after which time
   // a wait is told in the log, once; null: dropped. The log outlives the store.
@@ -50,9 +53,13 @@ class CADRE_EXPORT TcpStore final : public Store {
  public:
   // Tries again until the deadline while nobody listens, because the server may start later, or
   // while the name does not resolve.
-  static Result<std::unique_ptr<TcpStore>> connect(os::System& system,
-                                                   const TcpStoreOptions& options,
-                                                   Deadline deadline);
+  // The time is that of a verb (store.h).
+  template <StoreTime Time>
+  static StoreResult<Time, std::unique_ptr<TcpStore>> connect(os::System& system,
+                                                              const TcpStoreOptions& options,
+                                                              Time time) {
+    return finish(connect_until(system, options, deadline_of(system, time)), time);
+  }
   // Use connect().
   TcpStore(os::System& system, const TcpStoreOptions& options,
            std::unique_ptr<store::ServerConnection> first, const StoreRoute& route);
@@ -65,11 +72,13 @@ class CADRE_EXPORT TcpStore final : public Store {
   const StoreRoute& route() const { return route_; }
 
  private:
+  static Result<std::unique_ptr<TcpStore>> connect_until(os::System& system,
+                                                         const TcpStoreOptions& options,
+                                                         Deadline deadline);
   // Over a connection that no other call uses meanwhile.
   Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override;
   Result<std::unique_ptr<store::ServerConnection>> take_connection(Deadline deadline);
 
-  os::System& system_;
   const TcpStoreOptions options_;
   const StoreRoute route_;
   std::mutex mutex_;

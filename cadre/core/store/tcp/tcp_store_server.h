@@ -1,9 +1,9 @@
-// The store server of a job: one thread that speaks the native and c10d's protocol on one port.
+// The store server of a job: one thread that serves the ranks of the job and clients of c10d.
 //
-// A client's first bytes tell its protocol. Native clients prove the job's token and run the same
-// build. c10d's protocol cannot authenticate: it is served to peers on loopback only, to processes
-// of this user and of root, with keys of its own that native clients do not see, and can be
-// switched off. Without a token native clients, too, must be of this user. Whoever has not proved
+// A client's first byte tells which it is. Ranks prove the job's token and run the same build.
+// Clients of c10d cannot authenticate: they are served on loopback only, to processes of this user
+// and of root, with keys of their own that ranks do not see, and can be switched off. Without a
+// token ranks, too, must be of this user. Whoever has not proved
 // itself within a second is dropped with a log line; so is the oldest of those that have not when
 // there are more than max_strangers of them, or when no descriptor is left for the next client.
 // start() raises the process's limit of open descriptors: each client has one.
@@ -13,7 +13,7 @@
 // Errors: start(): kInvalidArgument for an address beyond loopback without a token, that of
 // System::listen, or kUnavailable without a descriptor or thread. What clients do wrong never
 // reaches the owner: they are answered or dropped. Source: the verbs of c10d::TCPStore; formats in
-// docs/formats/store-native.md and store-c10d.md.
+// docs/formats/store-tcp.md.
 #pragma once
 
 #include <cstddef>
@@ -34,7 +34,7 @@ struct TcpStoreServerOptions {
   os::Address address{os::Address::Kind::kTcp, "127.0.0.1", 0};
   os::Secret token;        // the job's secret; required when `address` is not on loopback
   bool serve_c10d = true;  // to peers on loopback
-  // Limits on all keys and values of native clients, and on those of c10d clients, separately.
+  // Limits on all keys and values of ranks, and on those of c10d clients, separately.
   size_t max_bytes = size_t{1} << 30;
   size_t max_c10d_bytes = size_t{128} << 20;
   size_t max_connections = 65536;  // the descriptor limit of the process may be lower

@@ -15,8 +15,6 @@
 #include "cadre/core/sim/simulator.h"
 #include "cadre/core/store/tcp/tcp_store_server.h"
 #include "cadre/core/wire/byte_codec.h"
-#include "cadre/core/wire/framing.h"
-#include "cadre/core/wire/store/c10d_message.h"
 #include "cadre/core/wire/store/store_message.h"
 #include "cadre/testing/core/program_file.h"
 #include "cadre/testing/core/temporary_folder.h"
@@ -26,19 +24,34 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using wire::StoreVerb;
+
+// The hello by which the server answers.
+std::string build_in(const std::string& heard) {
+  const auto answer =
+      wire::decode_answer({.verb = StoreVerb::kHello}, wire::as_bytes(heard)).value_or_throw();
+  return answer.message ? answer.message->values[0] : std::string();
+}
+
+std::string validation() {
+  return std::string(
+      wire::as_text(wire::encode({.verb = StoreVerb::kValidate, .amount = wire::kC10dMagic})));
+}
 
 TEST_F(TcpStoreTest, StrangersAreDroppedWithALogLine) {
   auto server = start({.greeting_timeout = milliseconds(250)});
   const std::vector<std::string> strangers = {
       "GET / HTTP/1.1\r\n\r\n",
-      "",                                           // says nothing until its time is over
-      "CD",                                         // half a magic
-      "CDRS",                                       // the magic and no more
-      std::string("\0\xce\xf7", 3),                 // half of c10d's
-      std::string("\0abcd", 5),                     // c10d's verb with another magic
-      std::string("\x01\0\0\0", 4),                 // c10d's set without validate
-      "CDRS" + std::string("\xff\xff\xff\xff", 4),  // a frame of 4 GiB
-      "CDRS" + std::string("\x02\0\0\0xx", 6),      // a frame that is no hello
+      "",                                        // says nothing until its time is over
+      std::string("\xc0", 1),                    // the first byte of a hello
+      hello_of_build("99.9").substr(0, 20),      // half a hello
+      std::string("\0\xce\xf7", 3),              // half of c10d's validate
+      std::string("\0abcd", 5),                  // c10d's verb with another magic
+      std::string("\x01\0\0\0", 4),              // c10d's set without validate
+      std::string("\xc1\x20\0\0\0\0\0\0\0", 9),  // a proof without a hello
+      std::string("\xc0\4\0\0\0\0\0\0\0\0\0\0\1\0\0\0\0", 17),  // a build of 16 MiB
+      validation() + std::string("\xc4", 1),  // a verb of ranks from a c10d client
+      validation() + validation(),            // validated twice
   };
   for (const std::string& stranger : strangers) EXPECT_EQ(say(*server, stranger), "");
   const std::string log = log_.text();
@@ -66,7 +79,7 @@ TEST(TcpStoreInTheSimulator, AStrangerIsGoneASecondAfterItCame) {
       socket = system.connect(address, deadline);
     }
     const TimePoint start = system.now();
-    for (ConstBytes rest = wire::as_bytes("CDRS"); !rest.empty();) {
+    for (ConstBytes rest = wire::as_bytes("\xc0"); !rest.empty();) {
       rest = rest.subspan((*socket)->try_send(rest).value_or_throw());
     }
     std::array<std::byte, 16> buffer{};
@@ -105,24 +118,18 @@ TEST_F(TcpStoreTest, AThousandIdleClientsDisturbNobodyAndAllStillWork) {
 
 TEST_F(TcpStoreTest, C10dCanBeSwitchedOff) {
   auto server = start({.serve_c10d = false});
-  const auto hello = wire::encode(
-      wire::C10dRequest{.verb = wire::C10dVerb::kValidate, .number = wire::kC10dMagic});
-  EXPECT_EQ(say(*server, hello), "");
+  EXPECT_EQ(say(*server, validation()), "");
   EXPECT_NE(log_.text().find("switched off"), std::string::npos) << log_.text();
 }
 
 TEST_F(TcpStoreTest, GarbageAfterAGoodGreetingEndsOnlyThatConnection) {
   auto server = start();
   auto good = connect(*server).value_or_throw();
-  std::vector<std::byte> stream = wire::encode(
-      wire::C10dRequest{.verb = wire::C10dVerb::kValidate, .number = wire::kC10dMagic});
-  const auto append = [&](const std::vector<std::byte>& more) {
-    stream.insert(stream.end(), more.begin(), more.end());
-  };
-  append(wire::encode(wire::C10dRequest{.verb = wire::C10dVerb::kPing, .number = 7}));
-  stream.push_back(std::byte{200});  // no such verb
+  std::string stream = validation();
+  stream += wire::as_text(wire::encode({.verb = StoreVerb::kPing, .amount = 7}));
+  stream.push_back('\xff');  // no such verb
   EXPECT_EQ(say(*server, stream), std::string("\x07\0\0\0", 4));
-  EXPECT_NE(log_.text().find("unknown verb 200"), std::string::npos) << log_.text();
+  EXPECT_NE(log_.text().find("unknown verb 255"), std::string::npos) << log_.text();
   EXPECT_TRUE(good->set("still", "here", soon()).ok());
 }
 
@@ -159,20 +166,22 @@ TEST_F(TcpStoreTest, AnotherTokenIsRefusedOnBothSides) {
 
 TEST_F(TcpStoreTest, AnotherBuildIsRefusedAndBothAreNamed) {
   auto server = start();
-  wire::StreamBuffer greeting;
-  greeting.append(wire::as_bytes(wire::kStoreMagic));
-  wire::append_frame(greeting, wire::encode(wire::StoreHello{.build = "99.9"}));
-  const std::string heard = say(*server, greeting.view());
-  wire::StreamBuffer answer;
-  answer.append(wire::as_bytes(heard));
-  const auto frame = wire::peek_frame(answer, wire::kMaxHandshakeFrameBytes);
-  ASSERT_TRUE(frame.ok() && frame->has_value());
-  const auto hello = wire::decode_store_hello(**frame);
-  ASSERT_TRUE(hello.ok());
   // The client can name the server's build; the server's log names both.
-  EXPECT_NE(hello->build, "99.9");
+  const std::string build = build_in(say(*server, hello_of_build("99.9")));
+  EXPECT_NE(build, "");
+  EXPECT_NE(build, "99.9");
   EXPECT_NE(log_.text().find("99.9"), std::string::npos) << log_.text();
-  EXPECT_NE(log_.text().find("cadre " + hello->build), std::string::npos) << log_.text();
+  EXPECT_NE(log_.text().find("cadre " + build), std::string::npos) << log_.text();
+}
+
+// The rest of the request is not awaited: a stranger could have a value of 16 MiB kept.
+TEST_F(TcpStoreTest, ARequestInPlaceOfTheProofEndsTheConnection) {
+  auto server = start({.greeting_timeout = seconds(600)});
+  const std::string build = build_in(say(*server, hello_of_build("99.9")));
+  const std::string set = "\x01";
+  EXPECT_EQ(build_in(say(*server, hello_of_build(build) + set)), build);
+  EXPECT_NE(log_.text().find("client sent set, but prove comes first"), std::string::npos)
+      << log_.text();
 }
 
 // A server of another build, played by this test.
@@ -182,9 +191,10 @@ TEST_F(TcpStoreTest, AServerOfAnotherBuildIsRefusedByTheClient) {
     os::PollItem item{.target = listener.get(), .want_read = true};
     ASSERT_TRUE(system_->poll(std::span(&item, 1), soon()));
     auto socket = listener->try_accept().value_or_throw();
-    wire::StreamBuffer hello;
-    wire::append_frame(hello, wire::encode(wire::StoreHello{.build = "99.9"}));
-    ASSERT_EQ(socket->try_send(hello.view()).value(), hello.size());
+    const auto hello = wire::encode_answer(
+        StoreVerb::kHello,
+        {.number = wire::kStoreProtocol, .values = {"99.9", std::string(32, 'n')}});
+    ASSERT_EQ(socket->try_send(hello).value(), hello.size());
     std::array<std::byte, 4096> buffer;
     item = {.target = socket.get(), .want_read = true};
     while (system_->poll(std::span(&item, 1), soon()) && socket->try_recv(buffer).ok()) {

@@ -18,8 +18,8 @@
 #include "cadre/core/os/socket.h"
 #include "cadre/core/transport/stream_id.h"
 #include "cadre/core/transport/transport.h"
-#include "cadre/core/wire/framing.h"
 #include "cadre/core/wire/link_frame.h"
+#include "cadre/core/wire/stream_buffer.h"
 
 namespace cadre {
 

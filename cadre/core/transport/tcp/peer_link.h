@@ -31,7 +31,7 @@
 #include "cadre/core/transport/tcp/frame_writer.h"
 #include "cadre/core/transport/tcp/wait_spot.h"
 #include "cadre/core/transport/transport.h"
-#include "cadre/core/wire/framing.h"
+#include "cadre/core/wire/stream_buffer.h"
 
 namespace cadre {
 

@@ -1,6 +1,9 @@
 #include "cadre/core/wire/store/store_message.h"
 
 #include <array>
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/wire/byte_codec.h"
@@ -8,177 +11,369 @@
 namespace cadre::wire {
 namespace {
 
-constexpr int kAnyCount = -1;
-
-// How many keys and values each verb carries; with kAnyCount keys, a value count of kAnyCount means
-// as many as keys.
-struct RequestShape {
-  std::string_view name;
-  int num_keys;
-  int num_values;
+// What follows the verb's byte.
+enum class Body : uint8_t {
+  kNothing,
+  kNumber32,  // magic or nonce
+  kKey,
+  kKeyNumber,  // and a 64-bit number
+  kKeyValue,
+  kKeyTwoValues,
+  kKeys,       // a 64-bit count before them
+  kKeyValues,  // a 64-bit count of pairs before them
+  kHello,      // a 64-bit protocol, the build as key, the nonce as value
+  kProof,      // one value
 };
 
-constexpr std::array<RequestShape, kNumStoreVerbs> kRequestShapes = {{
-    {"set", 1, 1},
-    {"get", 1, 0},
-    {"add", 1, 0},
-    {"wait", kAnyCount, 0},
-    {"check", kAnyCount, 0},
-    {"compare_set", 1, 2},
-    {"erase", 1, 0},
-    {"num_keys", 0, 0},
-    {"append", 1, 1},
-    {"multi_get", kAnyCount, 0},
-    {"multi_set", kAnyCount, kAnyCount},
-    {"cancel", 0, 0},
-    {"queue_push", 1, 1},
-    {"queue_pop", 1, 0},
-    {"try_queue_pop", 1, 0},
-    {"queue_length", 1, 0},
-    {"list_keys", 0, 0},
-    {"barrier", 1, 0},
-    {"leave_will", 1, 1},
-    {"retract_will", 0, 0},
+// What an answer consists of.
+enum class Answer : uint8_t {
+  kNothing,
+  kByte,
+  kAllThere,  // a byte: 0 if all keys are set, else 1
+  kNumber32,
+  kNumber,
+  kValue,
+  kValues,  // as many as the request has keys
+  kList,    // a 64-bit count before them
+  kItem,    // a 64-bit length of the queue, and its first item unless it is 0
+  kHello,   // a 64-bit protocol, build and nonce
+};
+
+enum class For : uint8_t { kStore, kConnection };
+
+struct Shape {
+  std::string_view name;
+  Body body;
+  Answer answer;
+  For recipient = For::kStore;
+};
+
+constexpr std::array<Shape, kNumC10dVerbs> kC10dShapes = {{
+    {"validate", Body::kNumber32, Answer::kNothing, For::kConnection},
+    {"set", Body::kKeyValue, Answer::kNothing},
+    {"compare_set", Body::kKeyTwoValues, Answer::kValue},
+    {"get", Body::kKey, Answer::kValue},
+    {"add", Body::kKeyNumber, Answer::kNumber},
+    {"check", Body::kKeys, Answer::kAllThere},
+    {"wait", Body::kKeys, Answer::kByte},
+    {"num_keys", Body::kNothing, Answer::kNumber},
+    {"erase", Body::kKey, Answer::kNumber},
+    {"append", Body::kKeyValue, Answer::kNothing},
+    {"multi_get", Body::kKeys, Answer::kValues},
+    {"multi_set", Body::kKeyValues, Answer::kNothing},
+    {"cancel", Body::kNothing, Answer::kByte, For::kConnection},
+    {"ping", Body::kNumber32, Answer::kNumber32, For::kConnection},
+    {"queue_push", Body::kKeyValue, Answer::kNothing},
+    {"try_queue_pop", Body::kKey, Answer::kItem},
+    {"queue_length", Body::kKey, Answer::kNumber},
+    {"list_keys", Body::kNothing, Answer::kList},
+    {"barrier", Body::kKeyNumber, Answer::kByte},
 }};
 
-void write_texts(ByteWriter& writer, const std::vector<std::string>& texts) {
-  writer.integer(static_cast<uint32_t>(texts.size()));
-  for (const std::string& text : texts) writer.text(text);
+constexpr std::array<Shape, kNumOwnVerbs> kOwnShapes = {{
+    {"hello", Body::kHello, Answer::kHello, For::kConnection},
+    {"prove", Body::kProof, Answer::kValue, For::kConnection},
+    {"queue_pop", Body::kKey, Answer::kValue},
+    {"leave_will", Body::kKeyValue, Answer::kNothing, For::kConnection},
+    {"retract_will", Body::kNothing, Answer::kNothing, For::kConnection},
+}};
+
+// Null for a number that is no verb.
+const Shape* find_shape(StoreVerb verb) {
+  const auto number = static_cast<size_t>(verb);
+  if (number < kC10dShapes.size()) return &kC10dShapes[number];
+  const size_t own = number - static_cast<size_t>(StoreVerb::kHello);
+  return own < kOwnShapes.size() ? &kOwnShapes[own] : nullptr;
 }
 
-std::vector<std::string> read_texts(ByteReader& reader, size_t max_bytes) {
-  // Grown as texts are read: an announced count reserves nothing.
-  std::vector<std::string> texts;
-  const auto count = reader.integer<uint32_t>();
-  if (count > kMaxKeysPerRequest) reader.fail();
-  for (uint32_t i = 0; i < count && reader.ok(); ++i) texts.push_back(reader.text(max_bytes));
-  return texts;
-}
+constexpr size_t kAnyCount = static_cast<size_t>(-1);
 
-Status check_complete(std::string_view what, const ByteReader& reader) {
-  if (reader.is_complete()) return {};
-  if (!reader.ok()) {
-    return Error(ErrorCode::kCorruption,
-                 format("{} is malformed at byte {} of {}: {}", what, reader.offset(),
-                        reader.offset() + reader.remaining(),
-                        reader.is_truncated() ? "it ends too early"
-                                              : "a length or count is over its limit"));
+// With kAnyCount keys, a value count of kAnyCount means as many as keys.
+struct Counts {
+  size_t num_keys;
+  size_t num_values;
+};
+
+Counts counts_of(Body body) {
+  switch (body) {
+    case Body::kNothing:
+    case Body::kNumber32:
+      return {0, 0};
+    case Body::kKey:
+    case Body::kKeyNumber:
+      return {1, 0};
+    case Body::kKeyValue:
+    case Body::kHello:
+      return {1, 1};
+    case Body::kKeyTwoValues:
+      return {1, 2};
+    case Body::kKeys:
+      return {kAnyCount, 0};
+    case Body::kKeyValues:
+      return {kAnyCount, kAnyCount};
+    case Body::kProof:
+      return {0, 1};
   }
-  return Error(ErrorCode::kCorruption, format("{} has {} bytes too many after byte {}", what,
-                                              reader.remaining(), reader.offset()));
+  return {0, 0};
+}
+
+// The parts of a message while it may still be cut: views, so that a long message that comes in
+// pieces is copied once.
+struct Parts {
+  int64_t number = 0;
+  std::vector<std::string_view> keys;
+  std::vector<std::string_view> values;
+};
+
+std::vector<std::string> to_strings(const std::vector<std::string_view>& views) {
+  return {views.begin(), views.end()};
+}
+
+std::string_view read_key(ByteReader& reader) {
+  return reader.view<uint64_t>(kMaxSentKeyBytes);
+}
+std::string_view read_value(ByteReader& reader) {
+  return reader.view<uint64_t>(kMaxValueBytes);
+}
+// A build, a nonce or a proof.
+std::string_view read_short(ByteReader& reader) {
+  return reader.view<uint64_t>(kMaxBuildBytes);
+}
+
+uint64_t read_count(ByteReader& reader) {
+  const auto count = reader.integer<uint64_t>();
+  if (count > kMaxKeysPerRequest) reader.fail();
+  return count;
+}
+
+void read_lists(ByteReader& reader, Body body, Parts& parts) {
+  // Grown as texts are read: an announced count reserves nothing.
+  const uint64_t count = read_count(reader);
+  for (uint64_t i = 0; i < count && reader.ok(); ++i) {
+    parts.keys.push_back(read_key(reader));
+    if (body == Body::kKeyValues) parts.values.push_back(read_value(reader));
+  }
+}
+
+void read_body(ByteReader& reader, Body body, Parts& parts) {
+  switch (body) {
+    case Body::kNothing:
+      return;
+    case Body::kNumber32:
+      parts.number = reader.integer<uint32_t>();
+      return;
+    case Body::kKeys:
+    case Body::kKeyValues:
+      return read_lists(reader, body, parts);
+    case Body::kHello:
+      parts.number = reader.integer<int64_t>();
+      parts.keys.push_back(read_short(reader));
+      parts.values.push_back(read_short(reader));
+      return;
+    case Body::kProof:
+      parts.values.push_back(read_short(reader));
+      return;
+    default:
+      break;
+  }
+  parts.keys.push_back(read_key(reader));
+  if (body == Body::kKeyNumber) parts.number = reader.integer<int64_t>();
+  for (size_t i = 0; i < counts_of(body).num_values; ++i) {
+    parts.values.push_back(read_value(reader));
+  }
+}
+
+void read_byte(ByteReader& reader, Parts& parts) {
+  const auto byte = reader.integer<uint8_t>();
+  if (byte > 1) reader.fail();
+  parts.number = byte;
+}
+
+void read_values(ByteReader& reader, uint64_t count, Parts& parts) {
+  for (uint64_t i = 0; i < count && reader.ok(); ++i) parts.values.push_back(read_value(reader));
+}
+
+void read_answer(ByteReader& reader, Answer answer, size_t num_keys, Parts& parts) {
+  switch (answer) {
+    case Answer::kNothing:
+      return;
+    case Answer::kByte:
+      return read_byte(reader, parts);
+    case Answer::kAllThere:
+      read_byte(reader, parts);
+      parts.number = 1 - parts.number;
+      return;
+    case Answer::kNumber32:
+      parts.number = reader.integer<uint32_t>();
+      return;
+    case Answer::kNumber:
+      parts.number = reader.integer<int64_t>();
+      return;
+    case Answer::kValue:
+      return read_values(reader, 1, parts);
+    case Answer::kValues:
+      return read_values(reader, num_keys, parts);
+    case Answer::kList:
+      return read_values(reader, read_count(reader), parts);
+    case Answer::kItem:
+      parts.number = reader.integer<int64_t>();
+      return read_values(reader, parts.number > 0 ? 1 : 0, parts);
+    case Answer::kHello:
+      parts.number = reader.integer<int64_t>();
+      parts.values.push_back(read_short(reader));
+      parts.values.push_back(read_short(reader));
+      return;
+  }
+}
+
+// Result for a message that could not be read: more bytes are needed, or it is no such message.
+template <typename T>
+Result<Decoded<T>> unread(std::string_view what, const ByteReader& reader) {
+  if (reader.is_truncated() && reader.num_needed() <= kMaxMessageBytes) {
+    return Decoded<T>{std::nullopt, reader.num_needed()};
+  }
+  return Error(ErrorCode::kCorruption,
+               format("store {} has a length, count or byte over its limit before byte {}", what,
+                      reader.offset()));
 }
 
 constexpr uint8_t kNoError = 0;
 constexpr uint8_t kMaxErrorCode = static_cast<uint8_t>(ErrorCode::kInternal) + 1;
 constexpr size_t kMaxErrorBytes = 64 << 10;
 
+void write_answer(ByteWriter& writer, Answer answer, const StoreResponse& response) {
+  switch (answer) {
+    case Answer::kNothing:
+      return;
+    case Answer::kByte:
+      return writer.integer(static_cast<uint8_t>(response.number));
+    case Answer::kAllThere:
+      return writer.integer(static_cast<uint8_t>(1 - response.number));
+    case Answer::kNumber32:
+      return writer.integer(static_cast<uint32_t>(response.number));
+    case Answer::kNumber:
+    case Answer::kItem:
+    case Answer::kHello:
+      writer.integer(response.number);
+      break;
+    case Answer::kList:
+      writer.integer(static_cast<uint64_t>(response.values.size()));
+      break;
+    case Answer::kValue:
+    case Answer::kValues:
+      break;
+  }
+  for (const std::string& value : response.values) writer.text<uint64_t>(value);
+}
+
+Result<Decoded<StoreResponse>> finish_answer(ByteReader& reader, const StoreRequest& request) {
+  Parts parts;
+  const Shape* shape = find_shape(request.verb);
+  if (reader.ok()) read_answer(reader, shape->answer, request.keys.size(), parts);
+  if (!reader.ok()) return unread<StoreResponse>("answer", reader);
+  return Decoded<StoreResponse>{
+      StoreResponse{.number = parts.number, .values = to_strings(parts.values)}, reader.offset()};
+}
+
 }  // namespace
 
 std::string_view to_string(StoreVerb verb) {
-  return kRequestShapes[static_cast<size_t>(verb)].name;
+  const Shape* shape = find_shape(verb);
+  return shape == nullptr ? "unknown" : shape->name;
+}
+
+bool is_of_connection(StoreVerb verb) {
+  const Shape* shape = find_shape(verb);
+  return shape != nullptr && shape->recipient == For::kConnection;
 }
 
 Status check_shape(const StoreRequest& request) {
-  const RequestShape& shape = kRequestShapes[static_cast<size_t>(request.verb)];
-  const size_t num_keys =
-      shape.num_keys == kAnyCount ? request.keys.size() : static_cast<size_t>(shape.num_keys);
-  const size_t num_values =
-      shape.num_values == kAnyCount ? num_keys : static_cast<size_t>(shape.num_values);
+  const Shape* shape = find_shape(request.verb);
+  if (shape == nullptr) {
+    return Error(ErrorCode::kCorruption,
+                 format("store request has the unknown verb {}", static_cast<int>(request.verb)));
+  }
+  const Counts counts = counts_of(shape->body);
+  const size_t num_keys = counts.num_keys == kAnyCount ? request.keys.size() : counts.num_keys;
+  const size_t num_values = counts.num_values == kAnyCount ? num_keys : counts.num_values;
   if (request.keys.size() == num_keys && request.values.size() == num_values) return {};
   return Error(ErrorCode::kCorruption,
-               format("store request {} has {} keys and {} values, expected {} and {}", shape.name,
+               format("store request {} has {} keys and {} values, expected {} and {}", shape->name,
                       request.keys.size(), request.values.size(), num_keys, num_values));
 }
 
-std::vector<std::byte> encode(const StoreHello& hello) {
-  ByteWriter writer;
-  writer.integer(hello.protocol);
-  writer.text<uint8_t>(hello.build);
-  writer.raw(hello.nonce);
-  return writer.take();
-}
-
-std::vector<std::byte> encode(const StoreProof& proof) {
-  return {proof.digest.begin(), proof.digest.end()};
-}
-
 std::vector<std::byte> encode(const StoreRequest& request) {
+  const Body body = find_shape(request.verb)->body;
   ByteWriter writer;
-  writer.integer(request.id);
   writer.integer(request.verb);
-  writer.integer(request.amount);
-  write_texts(writer, request.keys);
-  write_texts(writer, request.values);
+  if (body == Body::kNumber32) writer.integer(static_cast<uint32_t>(request.amount));
+  if (body == Body::kHello) writer.integer(request.amount);
+  if (body == Body::kKeys || body == Body::kKeyValues) {
+    writer.integer(static_cast<uint64_t>(request.keys.size()));
+  }
+  for (size_t i = 0; i < request.keys.size(); ++i) {
+    writer.text<uint64_t>(request.keys[i]);
+    if (body == Body::kKeyValues) writer.text<uint64_t>(request.values[i]);
+  }
+  if (body == Body::kKeyNumber) writer.integer(request.amount);
+  if (body == Body::kKeyValues) return writer.take();
+  for (const std::string& value : request.values) writer.text<uint64_t>(value);
   return writer.take();
 }
 
-std::vector<std::byte> encode(const StoreResponse& response) {
+Result<Decoded<StoreRequest>> decode_store_request(ConstBytes stream) {
+  ByteReader reader(stream);
+  const auto verb = static_cast<StoreVerb>(reader.integer<uint8_t>());
+  const Shape* shape = find_shape(verb);
+  if (shape == nullptr) {
+    return Error(ErrorCode::kCorruption,
+                 format("store request has the unknown verb {}", static_cast<int>(verb)));
+  }
+  Parts parts;
+  read_body(reader, shape->body, parts);
+  if (!reader.ok()) return unread<StoreRequest>(shape->name, reader);
+  return Decoded<StoreRequest>{StoreRequest{.verb = verb,
+                                            .amount = parts.number,
+                                            .keys = to_strings(parts.keys),
+                                            .values = to_strings(parts.values)},
+                               reader.offset()};
+}
+
+std::vector<std::byte> encode_c10d_answer(StoreVerb verb, const StoreResponse& response) {
   ByteWriter writer;
-  writer.integer(response.id);
+  write_answer(writer, find_shape(verb)->answer, response);
+  return writer.take();
+}
+
+std::vector<std::byte> encode_answer(StoreVerb verb, const StoreResponse& response) {
+  ByteWriter writer;
   if (response.error) {
     writer.integer(static_cast<uint8_t>(static_cast<int>(response.error->code()) + 1));
-    writer.text(std::string_view(response.error->message()).substr(0, kMaxErrorBytes));
+    writer.text<uint64_t>(std::string_view(response.error->message()).substr(0, kMaxErrorBytes));
     return writer.take();
   }
   writer.integer(kNoError);
-  writer.integer(response.number);
-  write_texts(writer, response.values);
+  write_answer(writer, find_shape(verb)->answer, response);
   return writer.take();
 }
 
-Result<StoreHello> decode_store_hello(ConstBytes payload) {
-  ByteReader reader(payload);
-  StoreHello hello;
-  hello.protocol = reader.integer<uint16_t>();
-  hello.build = reader.text<uint8_t>(kMaxBuildBytes);
-  reader.raw(hello.nonce);
-  // A later protocol may say more in its hello; this one has nothing more to say.
-  if (reader.ok() && hello.protocol != kStoreProtocol) return hello;
-  CADRE_RETURN_IF_ERROR(check_complete("store hello", reader));
-  return hello;
+Result<Decoded<StoreResponse>> decode_c10d_answer(const StoreRequest& request, ConstBytes stream) {
+  ByteReader reader(stream);
+  return finish_answer(reader, request);
 }
 
-Result<StoreProof> decode_store_proof(ConstBytes payload) {
-  ByteReader reader(payload);
-  StoreProof proof;
-  reader.raw(proof.digest);
-  CADRE_RETURN_IF_ERROR(check_complete("store proof", reader));
-  return proof;
-}
-
-Result<StoreRequest> decode_store_request(ConstBytes payload) {
-  ByteReader reader(payload);
-  StoreRequest request;
-  request.id = reader.integer<uint64_t>();
-  const auto verb = reader.integer<uint8_t>();
-  if (verb >= kNumStoreVerbs) {
-    return Error(ErrorCode::kCorruption, format("store request has the unknown verb {}", verb));
-  }
-  request.verb = static_cast<StoreVerb>(verb);
-  request.amount = reader.integer<int64_t>();
-  request.keys = read_texts(reader, kMaxKeyBytes);
-  request.values = read_texts(reader, kMaxValueBytes);
-  CADRE_RETURN_IF_ERROR(check_complete("store request", reader));
-  CADRE_RETURN_IF_ERROR(check_shape(request));
-  return request;
-}
-
-Result<StoreResponse> decode_store_response(ConstBytes payload) {
-  ByteReader reader(payload);
-  StoreResponse response;
-  response.id = reader.integer<uint64_t>();
+Result<Decoded<StoreResponse>> decode_answer(const StoreRequest& request, ConstBytes stream) {
+  ByteReader reader(stream);
   const auto code = reader.integer<uint8_t>();
   if (code > kMaxErrorCode) {
-    return Error(ErrorCode::kCorruption, format("store response has the unknown code {}", code));
+    return Error(ErrorCode::kCorruption, format("store answer has the unknown code {}", code));
   }
-  if (code != kNoError) {
-    response.error = Error(static_cast<ErrorCode>(code - 1), reader.text(kMaxErrorBytes));
-  } else {
-    response.number = reader.integer<int64_t>();
-    response.values = read_texts(reader, kMaxValueBytes);
-  }
-  CADRE_RETURN_IF_ERROR(check_complete("store response", reader));
-  return response;
+  if (code == kNoError) return finish_answer(reader, request);
+  const std::string_view message = reader.view<uint64_t>(kMaxErrorBytes);
+  if (!reader.ok()) return unread<StoreResponse>("error", reader);
+  return Decoded<StoreResponse>{
+      StoreResponse{.error = Error(static_cast<ErrorCode>(code - 1), std::string(message))},
+      reader.offset()};
 }
 
 }  // namespace cadre::wire

@@ -1,59 +1,68 @@
-// The native store protocol: handshake, requests and responses (docs/formats/store-native.md).
+// The protocol of the store: that of c10d's TCPStore, as torch 2.11 to 2.13 speak it, and verbs of
+// Cadre's own, by which a client proves the job's token (docs/formats/store-tcp.md).
 //
-// Threads: plain values. Blocking: never. Errors: kCorruption for whatever the format does not
-// allow. Every message travels in a frame (framing.h); decoders take the payload of one frame.
+// Threads: plain values. Blocking: never.
+// Errors: kCorruption for bytes that no client sends, or beyond the limits below.
+// Messages carry no length, so decoders take the bytes that have come and say whether they suffice.
+// Source: torch/csrc/distributed/c10d/TCPStoreBackend.hpp (verbs, magic) and observed traffic.
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <string_view>
+#include <optional>
 #include <vector>
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/export.h"
+#include "cadre/core/base/types.h"
 #include "cadre/core/wire/challenge.h"
 #include "cadre/core/wire/store/store_request.h"
 
 namespace cadre::wire {
 
-// The first bytes of a client, before its first frame. c10d's clients begin with a zero byte.
-inline constexpr std::string_view kStoreMagic = "CDRS";
-inline constexpr uint16_t kStoreProtocol = 3;
+inline constexpr int64_t kC10dMagic = 0x3C85F7CE;
+// Version of the verbs of Cadre's own; a hello names it.
+inline constexpr int64_t kStoreProtocol = 4;
 
-inline constexpr size_t kMaxStoreFrameBytes = 64 << 20;
-inline constexpr size_t kMaxHandshakeFrameBytes = 1024;
+// Limits of a Store.
 inline constexpr size_t kMaxKeyBytes = 4096;
 inline constexpr size_t kMaxValueBytes = 16 << 20;
+// Limits of the protocol. Clients of c10d may have longer keys (8 KiB with libuv), and those of a
+// Store get a prefix.
+inline constexpr size_t kMaxSentKeyBytes = 8 << 10;
 inline constexpr size_t kMaxKeysPerRequest = 1 << 16;
+inline constexpr size_t kMaxMessageBytes = 64 << 20;  // of a request, and of an answer
 inline constexpr size_t kMaxBuildBytes = 64;
 
-// Sent by both sides; with the server's build and protocol the client can name both if they differ.
-struct StoreHello {
-  uint16_t protocol = kStoreProtocol;
-  std::string build;  // CADRE_VERSION
-  Nonce nonce = {};
-
-  friend bool operator==(const StoreHello&, const StoreHello&) = default;
-};
-
-// Sent by both sides, after the hellos.
-struct StoreProof {
-  Digest digest = {};
-
-  friend bool operator==(const StoreProof&, const StoreProof&) = default;
-};
+// Answer to kWait and kBarrier, and to kCancel of a c10d client.
+inline constexpr int64_t kC10dStopWaiting = 0;
+inline constexpr int64_t kC10dWaitCanceled = 1;
 
 // Whether the request has as many keys and values as its verb takes.
 Status check_shape(const StoreRequest& request);
+// Whether the verb is about the connection that it is sent on, so that no Store gets it.
+bool is_of_connection(StoreVerb verb);
 
-CADRE_EXPORT std::vector<std::byte> encode(const StoreHello& hello);
-CADRE_EXPORT std::vector<std::byte> encode(const StoreProof& proof);
+// What the first bytes of a stream held.
+template <typename T>
+struct Decoded {
+  std::optional<T> message;  // nullopt: more bytes are needed
+  size_t num_bytes = 0;      // size of the message, or the least total size worth another try
+};
+
+// REQUIRES: check_shape(request).ok().
 CADRE_EXPORT std::vector<std::byte> encode(const StoreRequest& request);
-CADRE_EXPORT std::vector<std::byte> encode(const StoreResponse& response);
+CADRE_EXPORT Result<Decoded<StoreRequest>> decode_store_request(ConstBytes stream);
 
-CADRE_EXPORT Result<StoreHello> decode_store_hello(ConstBytes payload);
-CADRE_EXPORT Result<StoreProof> decode_store_proof(ConstBytes payload);
-CADRE_EXPORT Result<StoreRequest> decode_store_request(ConstBytes payload);
-CADRE_EXPORT Result<StoreResponse> decode_store_response(ConstBytes payload);
+// The answer to a client of c10d, which cannot be an error. REQUIRES: the response has no error and
+// the values that its verb promises.
+CADRE_EXPORT std::vector<std::byte> encode_c10d_answer(StoreVerb verb,
+                                                       const StoreResponse& response);
+// The same after a byte that tells whether it is an error.
+CADRE_EXPORT std::vector<std::byte> encode_answer(StoreVerb verb, const StoreResponse& response);
+
+CADRE_EXPORT Result<Decoded<StoreResponse>> decode_c10d_answer(const StoreRequest& request,
+                                                               ConstBytes stream);
+CADRE_EXPORT Result<Decoded<StoreResponse>> decode_answer(const StoreRequest& request,
+                                                          ConstBytes stream);
 
 }  // namespace cadre::wire

@@ -1,175 +1,244 @@
+// The bytes of c10d's verbs were recorded between torch 2.13's TCPStore client and its own server.
 #include "cadre/core/wire/store/store_message.h"
 
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <string>
 #include <vector>
 
 #include "cadre/core/wire/byte_codec.h"
-#include "cadre/core/wire/framing.h"
 
 namespace cadre::wire {
 namespace {
 
-StoreHello sample_hello() {
-  StoreHello hello{.build = "0.1.0"};
-  for (size_t i = 0; i < hello.nonce.size(); ++i) hello.nonce[i] = static_cast<std::byte>(i);
-  return hello;
+struct Written {
+  StoreRequest request;
+  std::string bytes;
+};
+
+template <size_t kSize>
+std::string text(const char (&bytes)[kSize]) {
+  return std::string(bytes, kSize - 1);
 }
 
-std::vector<StoreRequest> sample_requests() {
-  const std::string bytes("\0\xff", 2);
+std::vector<Written> recorded() {
   return {
-      {.id = 1, .verb = StoreVerb::kSet, .keys = {"k"}, .values = {bytes}},
-      {.id = 2, .verb = StoreVerb::kGet, .keys = {""}},
-      {.id = 3, .verb = StoreVerb::kAdd, .amount = -7, .keys = {"n"}},
-      {.id = 4, .verb = StoreVerb::kWait, .keys = {"a", "b", "c"}},
-      {.id = 5, .verb = StoreVerb::kCheck},
-      {.id = 6, .verb = StoreVerb::kCompareSet, .keys = {"k"}, .values = {"", "new"}},
-      {.id = 7, .verb = StoreVerb::kErase, .keys = {bytes}},
-      {.id = 8, .verb = StoreVerb::kNumKeys},
-      {.id = 9, .verb = StoreVerb::kAppend, .keys = {"k"}, .values = {"more"}},
-      {.id = 10, .verb = StoreVerb::kMultiGet, .keys = {"a", "b"}},
-      {.id = 11, .verb = StoreVerb::kMultiSet, .keys = {"a", "b"}, .values = {"1", "2"}},
-      {.id = ~uint64_t{0}, .verb = StoreVerb::kCancel},
-      {.id = 12, .verb = StoreVerb::kQueuePush, .keys = {"q"}, .values = {bytes}},
-      {.id = 13, .verb = StoreVerb::kQueuePop, .keys = {"q"}},
-      {.id = 14, .verb = StoreVerb::kTryQueuePop, .keys = {"q"}},
-      {.id = 15, .verb = StoreVerb::kQueueLength, .keys = {"q"}},
-      {.id = 16, .verb = StoreVerb::kListKeys},
-      {.id = 17, .verb = StoreVerb::kBarrier, .amount = 8, .keys = {"b"}},
-      {.id = 18, .verb = StoreVerb::kLeaveWill, .keys = {"k"}, .values = {"gone"}},
-      {.id = 19, .verb = StoreVerb::kRetractWill},
+      {{.verb = StoreVerb::kValidate, .amount = kC10dMagic}, text("\0\xce\xf7\x85\x3c")},
+      {{.verb = StoreVerb::kPing, .amount = 0x1996}, text("\x0d\x96\x19\0\0")},
+      {{.verb = StoreVerb::kSet, .keys = {"/k"}, .values = {"v"}},
+       text("\x01\x02\0\0\0\0\0\0\0/k\x01\0\0\0\0\0\0\0v")},
+      {{.verb = StoreVerb::kCompareSet, .keys = {"/z"}, .values = {"", "1"}},
+       text("\x02\x02\0\0\0\0\0\0\0/z\0\0\0\0\0\0\0\0\x01\0\0\0\0\0\0\0001")},
+      {{.verb = StoreVerb::kGet, .keys = {"/k"}}, text("\x03\x02\0\0\0\0\0\0\0/k")},
+      {{.verb = StoreVerb::kAdd, .amount = 5, .keys = {"/n"}},
+       text("\x04\x02\0\0\0\0\0\0\0/n\x05\0\0\0\0\0\0\0")},
+      {{.verb = StoreVerb::kCheck, .keys = {"/k", "/x"}},
+       text("\x05\x02\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0/k\x02\0\0\0\0\0\0\0/x")},
+      {{.verb = StoreVerb::kWait, .keys = {"/x"}},
+       text("\x06\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0/x")},
+      {{.verb = StoreVerb::kNumKeys}, text("\x07")},
+      {{.verb = StoreVerb::kErase, .keys = {"/k"}}, text("\x08\x02\0\0\0\0\0\0\0/k")},
+      {{.verb = StoreVerb::kAppend, .keys = {"/z"}, .values = {"2"}},
+       text("\x09\x02\0\0\0\0\0\0\0/z\x01\0\0\0\0\0\0\0002")},
+      {{.verb = StoreVerb::kMultiGet, .keys = {"/a", "/b"}},
+       text("\x0a\x02\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0/a\x02\0\0\0\0\0\0\0/b")},
+      {{.verb = StoreVerb::kMultiSet, .keys = {"/a", "/b"}, .values = {"1", "2"}},
+       text("\x0b\x02\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0/a\x01\0\0\0\0\0\0\0001"
+            "\x02\0\0\0\0\0\0\0/b\x01\0\0\0\0\0\0\0002")},
+      {{.verb = StoreVerb::kCancel}, text("\x0c")},
+      {{.verb = StoreVerb::kQueuePush, .keys = {"/q"}, .values = {"1"}},
+       text("\x0e\x02\0\0\0\0\0\0\0/q\x01\0\0\0\0\0\0\0001")},
+      {{.verb = StoreVerb::kTryQueuePop, .keys = {"/q"}}, text("\x0f\x02\0\0\0\0\0\0\0/q")},
+      {{.verb = StoreVerb::kQueueLength, .keys = {"/q"}}, text("\x10\x02\0\0\0\0\0\0\0/q")},
+      {{.verb = StoreVerb::kListKeys}, text("\x11")},
   };
 }
 
-std::vector<StoreResponse> sample_responses() {
-  return {{.id = 1},
-          {.id = 2, .number = -5, .values = {"", std::string(1000, 'x')}},
-          {.id = 3, .error = Error(ErrorCode::kInvalidArgument, "no")},
-          {.id = 4, .error = Error(ErrorCode::kInternal, "")}};
+// The verbs of Cadre's own, as docs/formats/store-tcp.md has them.
+std::vector<Written> own() {
+  const std::string nonce(kNonceBytes, 'n');
+  const std::string proof(sizeof(Digest), 'p');
+  return {
+      {{.verb = StoreVerb::kHello, .amount = kStoreProtocol, .keys = {"0.1.0"}, .values = {nonce}},
+       text("\xc0\x04\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0"
+            "0.1.0\x20\0\0\0\0\0\0\0") +
+           nonce},
+      {{.verb = StoreVerb::kProve, .values = {proof}}, text("\xc1\x20\0\0\0\0\0\0\0") + proof},
+      {{.verb = StoreVerb::kQueuePop, .keys = {"q"}}, text("\xc2\x01\0\0\0\0\0\0\0q")},
+      {{.verb = StoreVerb::kLeaveWill, .keys = {"k"}, .values = {"gone"}},
+       text("\xc3\x01\0\0\0\0\0\0\0k\x04\0\0\0\0\0\0\0gone")},
+      {{.verb = StoreVerb::kRetractWill}, text("\xc4")},
+  };
 }
 
-// Every prefix of a message, and the message with a byte behind it, is refused as kCorruption.
-template <typename Decode>
-void expect_refuses_other_lengths(const std::vector<std::byte>& message, Decode decode) {
-  for (size_t length = 0; length < message.size(); ++length) {
-    const auto result = decode(ConstBytes(message).first(length));
-    ASSERT_FALSE(result.ok()) << "accepted " << length << " of " << message.size() << " bytes";
-    EXPECT_EQ(result.error().code(), ErrorCode::kCorruption);
+std::vector<Written> all_requests() {
+  std::vector<Written> all = recorded();
+  for (const Written& written : own()) all.push_back(written);
+  all.push_back({{.verb = StoreVerb::kBarrier, .amount = 8, .keys = {"b"}},
+                 text("\x12\x01\0\0\0\0\0\0\0b\x08\0\0\0\0\0\0\0")});
+  return all;
+}
+
+// A request, its answer, and the bytes of the answer to a client of c10d.
+struct Answered {
+  StoreRequest request;
+  StoreResponse response;
+  std::string bytes;
+};
+
+std::vector<Answered> answers() {
+  const std::string three = text("\x03\0\0\0\0\0\0\0");
+  const std::string value = text("\x01\0\0\0\0\0\0\0v");
+  const std::vector<std::string> two = {"a", "b"};
+  return {
+      {{.verb = StoreVerb::kSet}, {}, ""},
+      {{.verb = StoreVerb::kGet}, {.values = {"v"}}, value},
+      {{.verb = StoreVerb::kAdd}, {.number = -2}, text("\xfe\xff\xff\xff\xff\xff\xff\xff")},
+      {{.verb = StoreVerb::kCheck}, {.number = 1}, text("\0")},
+      {{.verb = StoreVerb::kCheck}, {.number = 0}, text("\x01")},
+      {{.verb = StoreVerb::kWait}, {.number = kC10dStopWaiting}, text("\0")},
+      {{.verb = StoreVerb::kCancel}, {.number = kC10dWaitCanceled}, text("\x01")},
+      {{.verb = StoreVerb::kPing}, {.number = 0xdeadbeef}, text("\xef\xbe\xad\xde")},
+      {{.verb = StoreVerb::kMultiGet, .keys = two},
+       {.values = {"v", ""}},
+       value + std::string(8, '\0')},
+      {{.verb = StoreVerb::kListKeys}, {.values = {"v"}}, text("\x01\0\0\0\0\0\0\0") + value},
+      {{.verb = StoreVerb::kTryQueuePop}, {.number = 3, .values = {"v"}}, three + value},
+      {{.verb = StoreVerb::kTryQueuePop}, {}, std::string(8, '\0')},
+      {{.verb = StoreVerb::kQueueLength}, {.number = 3}, three},
+      {{.verb = StoreVerb::kHello},
+       {.number = 3, .values = {"v", ""}},
+       three + value + std::string(8, '\0')},
+  };
+}
+
+TEST(StoreMessage, RequestsAreTheBytesThatTorchSendsAndThoseOfTheFormatPage) {
+  for (const auto& [request, bytes] : all_requests()) {
+    ASSERT_TRUE(check_shape(request).ok()) << to_string(request.verb);
+    EXPECT_EQ(as_text(encode(request)), bytes) << to_string(request.verb);
+    const auto decoded = decode_store_request(as_bytes(bytes)).value();
+    ASSERT_TRUE(decoded.message.has_value()) << to_string(request.verb);
+    EXPECT_EQ(*decoded.message, request) << to_string(request.verb);
+    EXPECT_EQ(decoded.num_bytes, bytes.size());
   }
-  std::vector<std::byte> longer = message;
-  longer.push_back(std::byte{0});
-  EXPECT_FALSE(decode(longer).ok());
+  EXPECT_EQ(all_requests().size(), static_cast<size_t>(kNumC10dVerbs + kNumOwnVerbs));
 }
 
-TEST(StoreMessage, EverythingComesBackAsItWasWritten) {
-  EXPECT_EQ(decode_store_hello(encode(sample_hello())).value(), sample_hello());
-  const StoreProof proof{.digest = {std::byte{1}, std::byte{2}}};
-  EXPECT_EQ(decode_store_proof(encode(proof)).value(), proof);
-  for (const StoreRequest& request : sample_requests()) {
-    EXPECT_EQ(decode_store_request(encode(request)).value(), request) << to_string(request.verb);
-  }
-  for (const StoreResponse& response : sample_responses()) {
-    EXPECT_EQ(decode_store_response(encode(response)).value(), response);
+TEST(StoreMessage, ACutRequestAsksForMoreAndNeverForTooMuch) {
+  for (const auto& [request, bytes] : all_requests()) {
+    for (size_t length = 0; length < bytes.size(); ++length) {
+      const auto decoded = decode_store_request(as_bytes(bytes).first(length)).value();
+      EXPECT_FALSE(decoded.message.has_value());
+      EXPECT_GT(decoded.num_bytes, length);
+      EXPECT_LE(decoded.num_bytes, bytes.size());
+    }
   }
 }
 
-TEST(StoreMessage, CutMessagesAreRefused) {
-  expect_refuses_other_lengths(encode(sample_hello()), decode_store_hello);
-  expect_refuses_other_lengths(encode(StoreProof{}), decode_store_proof);
-  for (const StoreRequest& request : sample_requests()) {
-    expect_refuses_other_lengths(encode(request), decode_store_request);
+TEST(StoreMessage, TakesOneRequestOfSeveral) {
+  const auto all = recorded();
+  const std::string stream = all[2].bytes + all[5].bytes;
+  const auto first = decode_store_request(as_bytes(stream)).value();
+  EXPECT_EQ(*first.message, all[2].request);
+  EXPECT_EQ(first.num_bytes, all[2].bytes.size());
+}
+
+TEST(StoreMessage, RefusesUnknownVerbsAndLengthsOverTheLimits) {
+  const std::vector<std::string> wrong = {
+      text("\x13"),
+      text("\xbf"),
+      text("\xc5"),
+      text("\xff"),
+      text("\x03\x01\x20\0\0\0\0\0\0"),                                  // a key of 8193 bytes
+      text("\x03\xff\xff\xff\xff\xff\xff\xff\xff"),                      // a key without end
+      text("\x01\0\0\0\0\0\0\0\0\x01\0\0\x01\0\0\0\0"),                  // a value of 16 MiB + 1
+      text("\x06\x01\0\x01\0\0\0\0\0"),                                  // 65537 keys
+      text("\xc0\x04\0\0\0\0\0\0\0\x41\0\0\0\0\0\0\0"),                  // a build of 65 bytes
+      text("\xc0\x04\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x41\0\0\0\0\0\0\0"),  // and such a nonce
+      text("\xc1\x41\0\0\0\0\0\0\0"),                                    // and such a proof
+  };
+  for (const std::string& bytes : wrong) {
+    const auto refused = decode_store_request(as_bytes(bytes));
+    ASSERT_FALSE(refused.ok()) << static_cast<int>(bytes[0]);
+    EXPECT_EQ(refused.error().code(), ErrorCode::kCorruption);
   }
-  expect_refuses_other_lengths(encode(sample_responses()[2]), decode_store_response);
 }
 
-// The bytes of docs/formats/store-native.md: what is in the field stays readable.
-TEST(StoreMessage, TheBytesAreThoseOfTheFormatPage) {
-  const StoreRequest add{.id = 0x0102, .verb = StoreVerb::kAdd, .amount = -1, .keys = {"n"}};
-  EXPECT_EQ(as_text(encode(add)), std::string("\x02\x01\0\0\0\0\0\0"              // id
-                                              "\x02"                              // verb
-                                              "\xff\xff\xff\xff\xff\xff\xff\xff"  // amount
-                                              "\x01\0\0\0"                        // one key
-                                              "\x01\0\0\0n"                       // "n"
-                                              "\0\0\0\0",                         // no value
-                                              30));
-  const StoreResponse response{.id = 1, .number = 3, .values = {"ab"}};
-  EXPECT_EQ(as_text(encode(response)), std::string("\x01\0\0\0\0\0\0\0"  // id
-                                                   "\0"                  // no error
-                                                   "\x03\0\0\0\0\0\0\0"  // number
-                                                   "\x01\0\0\0"          // one value
-                                                   "\x02\0\0\0ab",
-                                                   27));
-  StoreHello hello{.build = "0.1.0"};
-  hello.nonce.fill(std::byte{'n'});
-  const std::string expected_hello = std::string(
-                                         "\x03\0"  // protocol
-                                         "\x05"
-                                         "0.1.0",
-                                         8)
-                                         .append(32, 'n');
-  EXPECT_EQ(as_text(encode(hello)), expected_hello);
-  StoreProof proof;
-  proof.digest.fill(std::byte{'p'});
-  EXPECT_EQ(as_text(encode(proof)), std::string(32, 'p'));
-  const StoreResponse refusal{.id = 2, .error = Error(ErrorCode::kTimeout, "no")};
-  EXPECT_EQ(as_text(encode(refusal)), std::string("\x02\0\0\0\0\0\0\0"  // id
-                                                  "\x02"                // kTimeout
-                                                  "\x02\0\0\0no",
-                                                  15));
+TEST(StoreMessage, ARequestMayNotGrowOverItsLimitInSmallSteps) {
+  // multi_set of values that are each within their limit.
+  ByteWriter writer;
+  writer.integer(StoreVerb::kMultiSet);
+  writer.integer(uint64_t{100});
+  const std::string value(kMaxValueBytes, 'x');
+  for (int i = 0; i < 4; ++i) {
+    writer.text<uint64_t>("k");
+    writer.text<uint64_t>(value);
+  }
+  EXPECT_FALSE(decode_store_request(writer.bytes()).ok());
 }
 
-// A set of "k" to "v", as a whole stream of a client: the magic, and a frame.
-TEST(StoreMessage, AStreamBeginsWithTheMagicAndFramesHaveTheirLength) {
-  StreamBuffer stream;
-  stream.append(as_bytes(kStoreMagic));
-  append_frame(stream, encode(StoreRequest{.id = 1, .keys = {"k"}, .values = {"v"}}));
-  EXPECT_EQ(as_text(stream.view()), std::string("CDRS"
-                                                "\x23\0\0\0"          // 35 bytes follow
-                                                "\x01\0\0\0\0\0\0\0"  // id
-                                                "\0"                  // set
-                                                "\0\0\0\0\0\0\0\0"    // amount
-                                                "\x01\0\0\0"
-                                                "\x01\0\0\0k"
-                                                "\x01\0\0\0"
-                                                "\x01\0\0\0v",
-                                                43));
+TEST(StoreMessage, AnswersAreTheBytesThatTorchsServerSends) {
+  for (const auto& [request, response, bytes] : answers()) {
+    SCOPED_TRACE(to_string(request.verb));
+    EXPECT_EQ(as_text(encode_c10d_answer(request.verb, response)), bytes);
+    const auto decoded = decode_c10d_answer(request, as_bytes(bytes)).value();
+    ASSERT_TRUE(decoded.message.has_value());
+    EXPECT_EQ(*decoded.message, response);
+    EXPECT_EQ(decoded.num_bytes, bytes.size());
+  }
 }
 
-TEST(StoreMessage, AHelloOfALaterProtocolIsReadAsFarAsItIsKnown) {
-  StoreHello later = sample_hello();
-  later.protocol = kStoreProtocol + 1;
-  std::vector<std::byte> bytes = encode(later);
-  bytes.push_back(std::byte{9});
-  EXPECT_EQ(decode_store_hello(bytes).value(), later);
+TEST(StoreMessage, AnswersToARankBeginWithAByteThatTellsErrors) {
+  for (const auto& [request, response, bytes] : answers()) {
+    SCOPED_TRACE(to_string(request.verb));
+    const std::string whole = std::string(1, '\0') + bytes;
+    EXPECT_EQ(as_text(encode_answer(request.verb, response)), whole);
+    EXPECT_EQ(*decode_answer(request, as_bytes(whole)).value().message, response);
+    for (size_t length = 0; length < whole.size(); ++length) {
+      const auto cut = decode_answer(request, as_bytes(whole).first(length)).value();
+      EXPECT_FALSE(cut.message.has_value());
+      EXPECT_GT(cut.num_bytes, length);
+      EXPECT_LE(cut.num_bytes, whole.size());
+    }
+  }
+  const StoreRequest get{.verb = StoreVerb::kGet, .keys = {"k"}};
+  const StoreResponse late{.error = Error(ErrorCode::kTimeout, "no")};
+  const std::string bytes = text("\x02\x02\0\0\0\0\0\0\0no");
+  EXPECT_EQ(as_text(encode_answer(get.verb, late)), bytes);
+  EXPECT_EQ(*decode_answer(get, as_bytes(bytes)).value().message, late);
 }
 
-TEST(StoreMessage, WrongCountsVerbsAndCodesAreRefused) {
-  EXPECT_FALSE(
-      decode_store_request(encode(StoreRequest{.verb = StoreVerb::kSet, .keys = {"k"}})).ok());
-  EXPECT_FALSE(
-      decode_store_request(encode(StoreRequest{.verb = StoreVerb::kGet, .keys = {"a", "b"}})).ok());
-  EXPECT_FALSE(
-      decode_store_request(encode(StoreRequest{.verb = StoreVerb::kMultiSet, .keys = {"a"}})).ok());
-  std::vector<std::byte> request = encode(StoreRequest{.verb = StoreVerb::kNumKeys});
-  request[8] = static_cast<std::byte>(kNumStoreVerbs);
-  EXPECT_FALSE(decode_store_request(request).ok());
-  std::vector<std::byte> response = encode(sample_responses()[2]);
-  response[8] = std::byte{200};
-  EXPECT_FALSE(decode_store_response(response).ok());
+TEST(StoreMessage, TheExampleOfTheFormatPage) {
+  const StoreRequest add{.verb = StoreVerb::kAdd, .amount = -1, .keys = {"n"}};
+  EXPECT_EQ(as_text(encode(add)), text("\x04\x01\0\0\0\0\0\0\0n\xff\xff\xff\xff\xff\xff\xff\xff"));
+  EXPECT_EQ(as_text(encode_answer(add.verb, {.number = 4})), text("\0\x04\0\0\0\0\0\0\0"));
 }
 
-TEST(StoreMessage, LengthsOverTheLimitsAreRefused) {
-  const std::string long_key(kMaxKeyBytes + 1, 'k');
-  EXPECT_FALSE(
-      decode_store_request(encode(StoreRequest{.verb = StoreVerb::kGet, .keys = {long_key}})).ok());
-  const std::vector<std::string> many(kMaxKeysPerRequest + 1);
-  EXPECT_FALSE(
-      decode_store_request(encode(StoreRequest{.verb = StoreVerb::kWait, .keys = many})).ok());
-  const StoreHello hello{.build = std::string(kMaxBuildBytes + 1, '1')};
-  EXPECT_FALSE(decode_store_hello(encode(hello)).ok());
+TEST(StoreMessage, AnswersThatMakeNoSenseAreRefused) {
+  const auto refuses = [](StoreVerb verb, const std::string& bytes) {
+    const auto answer = decode_answer({.verb = verb}, as_bytes(bytes));
+    return !answer.ok() && answer.error().code() == ErrorCode::kCorruption;
+  };
+  EXPECT_TRUE(refuses(StoreVerb::kHello, "HTTP/1.1 400 Bad Request"));
+  EXPECT_TRUE(refuses(StoreVerb::kGet, text("\x08")));                         // no such code
+  EXPECT_TRUE(refuses(StoreVerb::kGet, text("\x01\x01\0\x01\0\0\0\0\0")));     // a long message
+  EXPECT_TRUE(refuses(StoreVerb::kWait, text("\0\x02")));                      // no such byte
+  EXPECT_TRUE(refuses(StoreVerb::kListKeys, text("\0\x01\0\x01\0\0\0\0\0")));  // 65537 keys
+  EXPECT_TRUE(refuses(StoreVerb::kGet, text("\0\x01\0\0\x01\0\0\0\0")));       // a long value
+}
+
+TEST(StoreMessage, ARequestOfAnotherShapeIsRefused) {
+  const std::vector<StoreRequest> wrong = {
+      {.verb = StoreVerb::kSet, .keys = {"k"}},
+      {.verb = StoreVerb::kGet, .keys = {"a", "b"}},
+      {.verb = StoreVerb::kMultiSet, .keys = {"a"}},
+      {.verb = StoreVerb::kNumKeys, .values = {"v"}},
+      {.verb = static_cast<StoreVerb>(kNumC10dVerbs)},
+      {.verb = static_cast<StoreVerb>(0xC5)},
+  };
+  for (const StoreRequest& request : wrong) {
+    EXPECT_EQ(check_shape(request).error().code(), ErrorCode::kCorruption);
+  }
 }
 
 }  // namespace

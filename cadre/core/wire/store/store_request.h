@@ -1,5 +1,5 @@
 // A call of a Store and its answer, as values: what a Store implements (store/store.h), and what
-// the native protocol carries (store_message.h).
+// the protocol of the store carries (store_message.h).
 //
 // Threads: plain values. Blocking: never. Errors: none.
 #pragma once
@@ -15,36 +15,42 @@
 
 namespace cadre::wire {
 
-// What each verb does, and which keys and values it has: docs/guide/reference/store.md. kCancel,
-// kLeaveWill and kRetractWill belong to a connection: a Store never gets them.
+// Number of each verb on the wire. Those up to kBarrier are c10d's, those from kHello on Cadre's
+// own. What each does, and which keys and values it has: docs/guide/reference/store.md. Verbs of a
+// connection (is_of_connection) are never passed to a Store.
 enum class StoreVerb : uint8_t {
+  kValidate,  // of a connection: the first request of a c10d client
   kSet,
-  kGet,  // once the key is set; kWait and kMultiGet likewise
-  kAdd,
-  kWait,
-  kCheck,
   kCompareSet,
-  kErase,
+  kGet,  // answered once the key is set; kWait and kMultiGet likewise
+  kAdd,
+  kCheck,
+  kWait,
   kNumKeys,
+  kErase,
   kAppend,
   kMultiGet,
   kMultiSet,
-  kCancel,  // answers the request with this id with a timeout, if it still waits
+  kCancel,  // of a connection: ends its pending request
+  kPing,    // of a connection
   kQueuePush,
-  kQueuePop,     // once there is an item
-  kTryQueuePop,  // number: 1 with an item, 0 without
+  kTryQueuePop,  // number: length of the queue before the call; 0: no item
   kQueueLength,
   kListKeys,
-  kBarrier,    // amount: the number of arrivals
-  kLeaveWill,  // when this connection ends without a retraction, the value is appended to the key
-  kRetractWill,
+  kBarrier,  // amount: the number of arrivals
+
+  kHello = 0xC0,  // of a connection: build and nonce of a client that will prove the job's token
+  kProve,         // of a connection
+  kQueuePop,      // answered once there is an item
+  kLeaveWill,     // of a connection: when it ends, the value is appended to the key
+  kRetractWill,   // of a connection
 };
-inline constexpr int kNumStoreVerbs = 20;
+inline constexpr int kNumC10dVerbs = 19;
+inline constexpr int kNumOwnVerbs = 5;
 
 CADRE_EXPORT std::string_view to_string(StoreVerb verb);
 
 struct StoreRequest {
-  uint64_t id = 0;
   StoreVerb verb = StoreVerb::kSet;
   int64_t amount = 0;  // for kAdd and kBarrier
   std::vector<std::string> keys;
@@ -54,9 +60,8 @@ struct StoreRequest {
 };
 
 struct StoreResponse {
-  uint64_t id = 0;
   std::optional<Error> error;  // then the rest is empty
-  int64_t number = 0;          // add: the sum; check, erase, try_queue_pop: 0 or 1; else a count
+  int64_t number = 0;          // add: the sum; check, erase: 0 or 1; else a count
   std::vector<std::string> values;
 
   friend bool operator==(const StoreResponse&, const StoreResponse&) = default;

@@ -1,15 +1,11 @@
-// Cuts a stream of bytes into messages: a queue of bytes, and frames of a 32-bit length and a
-// payload.
+// A queue of bytes between a socket and a parser.
 //
 // Threads: one owner. Blocking: never. Lifetime: views hold until the next append or consume.
-// Errors: kCorruption for a frame over the limit; the stream is then useless.
 #pragma once
 
-#include <cstdint>
-#include <optional>
+#include <cstddef>
 #include <vector>
 
-#include "cadre/core/base/error.h"
 #include "cadre/core/base/export.h"
 #include "cadre/core/base/types.h"
 
@@ -35,15 +31,5 @@ class CADRE_EXPORT StreamBuffer {
   std::vector<std::byte> data_;
   size_t begin_ = 0;
 };
-
-inline constexpr size_t kFrameHeaderBytes = 4;
-
-// Appends a frame around `payload`. REQUIRES: payload.size() < 2^32.
-CADRE_EXPORT void append_frame(StreamBuffer& out, ConstBytes payload);
-
-// The payload of the first whole frame, borrowed from the buffer: consume
-// kFrameHeaderBytes + payload.size() when done with it. nullopt: more bytes are needed.
-CADRE_EXPORT Result<std::optional<ConstBytes>> peek_frame(const StreamBuffer& buffer,
-                                                          size_t max_payload_bytes);
 
 }  // namespace cadre::wire

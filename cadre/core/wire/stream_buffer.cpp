@@ -1,7 +1,4 @@
-#include "cadre/core/wire/framing.h"
-
-#include "cadre/core/base/format.h"
-#include "cadre/core/wire/byte_codec.h"
+#include "cadre/core/wire/stream_buffer.h"
 
 namespace cadre::wire {
 
@@ -37,25 +34,6 @@ void StreamBuffer::consume(size_t num_bytes) {
   // thousands.
   constexpr size_t kKeptBytes = 4 << 10;
   if (data_.capacity() > kKeptBytes) data_ = {};
-}
-
-void append_frame(StreamBuffer& out, ConstBytes payload) {
-  ByteWriter header;
-  header.integer(static_cast<uint32_t>(payload.size()));
-  out.append(header.bytes());
-  out.append(payload);
-}
-
-Result<std::optional<ConstBytes>> peek_frame(const StreamBuffer& buffer, size_t max_payload_bytes) {
-  ByteReader reader(buffer.view());
-  const auto length = reader.integer<uint32_t>();
-  if (!reader.ok()) return std::optional<ConstBytes>();
-  if (length > max_payload_bytes) {
-    return Error(ErrorCode::kCorruption,
-                 format("frame of {} bytes is over the limit of {}", length, max_payload_bytes));
-  }
-  if (length > reader.remaining()) return std::optional<ConstBytes>();
-  return std::optional(buffer.view().subspan(kFrameHeaderBytes, length));
 }
 
 }  // namespace cadre::wire
