@@ -95,6 +95,10 @@ class ByteReader {
     return as_text(take(static_cast<size_t>(size)));
   }
 
+  // Goes on at `offset`, where an earlier reader of the same bytes was. REQUIRES: offset() <=
+  // offset.
+  void skip_to(size_t offset) { rest_ = all_.subspan(offset); }
+
   // For a decoder that finds a value it does not allow: as if a read had failed.
   void fail() { ok_ = false; }
   bool ok() const { return ok_; }

@@ -208,18 +208,13 @@ Status ServerConnection::send(const StoreRequest& request, Deadline deadline) {
 }
 
 Result<StoreResponse> ServerConnection::receive(const StoreRequest& request, Deadline deadline) {
-  size_t num_needed = 1;
+  const auto decode = is_c10d() ? wire::decode_c10d_answer : wire::decode_answer;
   while (true) {
-    if (buffer_.size() >= num_needed) {
-      Result<wire::Decoded<StoreResponse>> answer =
-          is_c10d() ? wire::decode_c10d_answer(request, buffer_.view())
-                    : wire::decode_answer(request, buffer_.view());
-      if (!answer.ok()) return answer.error();
-      if (answer->message) {
-        buffer_.consume(answer->num_bytes);
-        return *std::move(answer->message);
-      }
-      num_needed = answer->num_bytes;
+    auto answer = decode(request, buffer_.view(), progress_);
+    if (!answer.ok()) return answer.error();
+    if (answer->message) {
+      buffer_.consume(answer->num_bytes);
+      return *std::move(answer->message);
     }
     CADRE_RETURN_IF_ERROR(receive_more(deadline));
   }

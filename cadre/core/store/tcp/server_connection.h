@@ -60,6 +60,7 @@ class ServerConnection {
   const StoreProtocol protocol_;
   std::unique_ptr<os::Socket> socket_;
   wire::StreamBuffer buffer_;
+  wire::Progress progress_;  // of the answer that is awaited
   uint32_t next_nonce_ = 0;
   bool is_usable_ = true;
 };

@@ -37,7 +37,7 @@ Session::~Session() {
 }
 
 Result<bool> Session::step(wire::StreamBuffer& in, wire::StreamBuffer& out) {
-  if (in.empty() || in.size() < num_needed_) return false;
+  if (in.empty()) return false;
   // Looked at before the rest is waited for: a stranger cannot have a long request kept.
   const auto verb = static_cast<StoreVerb>(in.view()[0]);
   const StoreVerb due = next_ == Next::kValidate ? StoreVerb::kValidate
@@ -48,13 +48,9 @@ Result<bool> Session::step(wire::StreamBuffer& in, wire::StreamBuffer& out) {
                  format("{} sent {}, but {} comes first", name_of(is_c10d()), wire::to_string(verb),
                         wire::to_string(due)));
   }
-  Result<wire::Decoded<StoreRequest>> decoded = wire::decode_store_request(in.view());
+  Result<wire::Decoded<StoreRequest>> decoded = wire::decode_store_request(in.view(), progress_);
   if (!decoded.ok()) return decoded.error();
-  if (!decoded->message) {
-    num_needed_ = decoded->num_bytes;
-    return false;
-  }
-  num_needed_ = 0;
+  if (!decoded->message) return false;
   in.consume(decoded->num_bytes);
   CADRE_RETURN_IF_ERROR(serve(*std::move(decoded->message), out));
   return true;

@@ -90,7 +90,7 @@ class Session {
   Next next_;
   wire::Nonce nonce_ = {};
   wire::Nonce client_nonce_ = {};
-  size_t num_needed_ = 0;  // no use in decoding before so many bytes have come
+  wire::Progress progress_;
   std::optional<Waiting> waiting_;
   // What is appended to which key when the connection ends without a retraction.
   std::optional<std::pair<std::string, std::string>> will_;

@@ -28,8 +28,10 @@ using wire::StoreVerb;
 
 // The hello by which the server answers.
 std::string build_in(const std::string& heard) {
+  wire::Progress progress;
   const auto answer =
-      wire::decode_answer({.verb = StoreVerb::kHello}, wire::as_bytes(heard)).value_or_throw();
+      wire::decode_answer({.verb = StoreVerb::kHello}, wire::as_bytes(heard), progress)
+          .value_or_throw();
   return answer.message ? answer.message->values[0] : std::string();
 }
 

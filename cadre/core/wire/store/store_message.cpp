@@ -129,12 +129,6 @@ std::vector<std::string> to_strings(const std::vector<std::string_view>& views) 
   return {views.begin(), views.end()};
 }
 
-std::string_view read_key(ByteReader& reader) {
-  return reader.view<uint64_t>(kMaxSentKeyBytes);
-}
-std::string_view read_value(ByteReader& reader) {
-  return reader.view<uint64_t>(kMaxValueBytes);
-}
 // A build, a nonce or a proof.
 std::string_view read_short(ByteReader& reader) {
   return reader.view<uint64_t>(kMaxBuildBytes);
@@ -146,16 +140,37 @@ uint64_t read_count(ByteReader& reader) {
   return count;
 }
 
-void read_lists(ByteReader& reader, Body body, Parts& parts) {
-  // Grown as texts are read: an announced count reserves nothing.
-  const uint64_t count = read_count(reader);
+enum class Texts : uint8_t { kKeys, kValues, kPairs };
+
+void read_text(ByteReader& reader, Texts texts, uint64_t index, Parts& parts) {
+  const bool is_key = texts == Texts::kKeys || (texts == Texts::kPairs && index % 2 == 0);
+  const size_t max_bytes = is_key ? kMaxSentKeyBytes : kMaxValueBytes;
+  (is_key ? parts.keys : parts.values).push_back(reader.view<uint64_t>(max_bytes));
+}
+
+// Lists grow as texts are read: an announced count reserves nothing.
+void read_texts(ByteReader& reader, Texts texts, uint64_t count, Parts& parts, Progress& progress) {
+  if (progress.num_texts > 0) {
+    // The texts that an earlier attempt has seen are read again once all others have come.
+    ByteReader rest = reader;
+    Parts unused;
+    rest.skip_to(progress.num_bytes);
+    for (uint64_t i = progress.num_texts; i < count && rest.ok(); ++i) {
+      read_text(rest, texts, i, unused);
+      if (rest.ok()) progress = {.num_bytes = rest.offset(), .num_texts = i + 1};
+    }
+    if (!rest.ok()) {
+      reader = rest;
+      return;
+    }
+  }
   for (uint64_t i = 0; i < count && reader.ok(); ++i) {
-    parts.keys.push_back(read_key(reader));
-    if (body == Body::kKeyValues) parts.values.push_back(read_value(reader));
+    read_text(reader, texts, i, parts);
+    if (reader.ok()) progress = {.num_bytes = reader.offset(), .num_texts = i + 1};
   }
 }
 
-void read_body(ByteReader& reader, Body body, Parts& parts) {
+void read_body(ByteReader& reader, Body body, Parts& parts, Progress& progress) {
   switch (body) {
     case Body::kNothing:
       return;
@@ -163,8 +178,9 @@ void read_body(ByteReader& reader, Body body, Parts& parts) {
       parts.number = reader.integer<uint32_t>();
       return;
     case Body::kKeys:
+      return read_texts(reader, Texts::kKeys, read_count(reader), parts, progress);
     case Body::kKeyValues:
-      return read_lists(reader, body, parts);
+      return read_texts(reader, Texts::kPairs, 2 * read_count(reader), parts, progress);
     case Body::kHello:
       parts.number = reader.integer<int64_t>();
       parts.keys.push_back(read_short(reader));
@@ -176,10 +192,10 @@ void read_body(ByteReader& reader, Body body, Parts& parts) {
     default:
       break;
   }
-  parts.keys.push_back(read_key(reader));
+  read_text(reader, Texts::kKeys, 0, parts);
   if (body == Body::kKeyNumber) parts.number = reader.integer<int64_t>();
   for (size_t i = 0; i < counts_of(body).num_values; ++i) {
-    parts.values.push_back(read_value(reader));
+    read_text(reader, Texts::kValues, i, parts);
   }
 }
 
@@ -189,11 +205,8 @@ void read_byte(ByteReader& reader, Parts& parts) {
   parts.number = byte;
 }
 
-void read_values(ByteReader& reader, uint64_t count, Parts& parts) {
-  for (uint64_t i = 0; i < count && reader.ok(); ++i) parts.values.push_back(read_value(reader));
-}
-
-void read_answer(ByteReader& reader, Answer answer, size_t num_keys, Parts& parts) {
+void read_answer(ByteReader& reader, Answer answer, size_t num_keys, Parts& parts,
+                 Progress& progress) {
   switch (answer) {
     case Answer::kNothing:
       return;
@@ -210,14 +223,15 @@ void read_answer(ByteReader& reader, Answer answer, size_t num_keys, Parts& part
       parts.number = reader.integer<int64_t>();
       return;
     case Answer::kValue:
-      return read_values(reader, 1, parts);
+      return read_text(reader, Texts::kValues, 0, parts);
     case Answer::kValues:
-      return read_values(reader, num_keys, parts);
+      return read_texts(reader, Texts::kValues, num_keys, parts, progress);
     case Answer::kList:
-      return read_values(reader, read_count(reader), parts);
+      return read_texts(reader, Texts::kValues, read_count(reader), parts, progress);
     case Answer::kItem:
       parts.number = reader.integer<int64_t>();
-      return read_values(reader, parts.number > 0 ? 1 : 0, parts);
+      if (parts.number > 0) read_text(reader, Texts::kValues, 0, parts);
+      return;
     case Answer::kHello:
       parts.number = reader.integer<int64_t>();
       parts.values.push_back(read_short(reader));
@@ -228,8 +242,9 @@ void read_answer(ByteReader& reader, Answer answer, size_t num_keys, Parts& part
 
 // Result for a message that could not be read: more bytes are needed, or it is no such message.
 template <typename T>
-Result<Decoded<T>> unread(std::string_view what, const ByteReader& reader) {
+Result<Decoded<T>> unread(std::string_view what, const ByteReader& reader, Progress& progress) {
   if (reader.is_truncated() && reader.num_needed() <= kMaxMessageBytes) {
+    progress.num_needed = reader.num_needed();
     return Decoded<T>{std::nullopt, reader.num_needed()};
   }
   return Error(ErrorCode::kCorruption,
@@ -266,11 +281,13 @@ void write_answer(ByteWriter& writer, Answer answer, const StoreResponse& respon
   for (const std::string& value : response.values) writer.text<uint64_t>(value);
 }
 
-Result<Decoded<StoreResponse>> finish_answer(ByteReader& reader, const StoreRequest& request) {
+Result<Decoded<StoreResponse>> finish_answer(ByteReader& reader, const StoreRequest& request,
+                                             Progress& progress) {
   Parts parts;
   const Shape* shape = find_shape(request.verb);
-  if (reader.ok()) read_answer(reader, shape->answer, request.keys.size(), parts);
-  if (!reader.ok()) return unread<StoreResponse>("answer", reader);
+  if (reader.ok()) read_answer(reader, shape->answer, request.keys.size(), parts, progress);
+  if (!reader.ok()) return unread<StoreResponse>("answer", reader, progress);
+  progress = {};
   return Decoded<StoreResponse>{
       StoreResponse{.number = parts.number, .values = to_strings(parts.values)}, reader.offset()};
 }
@@ -321,7 +338,10 @@ std::vector<std::byte> encode(const StoreRequest& request) {
   return writer.take();
 }
 
-Result<Decoded<StoreRequest>> decode_store_request(ConstBytes stream) {
+Result<Decoded<StoreRequest>> decode_store_request(ConstBytes stream, Progress& progress) {
+  if (stream.size() < progress.num_needed) {
+    return Decoded<StoreRequest>{std::nullopt, progress.num_needed};
+  }
   ByteReader reader(stream);
   const auto verb = static_cast<StoreVerb>(reader.integer<uint8_t>());
   const Shape* shape = find_shape(verb);
@@ -330,8 +350,9 @@ Result<Decoded<StoreRequest>> decode_store_request(ConstBytes stream) {
                  format("store request has the unknown verb {}", static_cast<int>(verb)));
   }
   Parts parts;
-  read_body(reader, shape->body, parts);
-  if (!reader.ok()) return unread<StoreRequest>(shape->name, reader);
+  read_body(reader, shape->body, parts, progress);
+  if (!reader.ok()) return unread<StoreRequest>(shape->name, reader, progress);
+  progress = {};
   return Decoded<StoreRequest>{StoreRequest{.verb = verb,
                                             .amount = parts.number,
                                             .keys = to_strings(parts.keys),
@@ -357,20 +378,29 @@ std::vector<std::byte> encode_answer(StoreVerb verb, const StoreResponse& respon
   return writer.take();
 }
 
-Result<Decoded<StoreResponse>> decode_c10d_answer(const StoreRequest& request, ConstBytes stream) {
+Result<Decoded<StoreResponse>> decode_c10d_answer(const StoreRequest& request, ConstBytes stream,
+                                                  Progress& progress) {
+  if (stream.size() < progress.num_needed) {
+    return Decoded<StoreResponse>{std::nullopt, progress.num_needed};
+  }
   ByteReader reader(stream);
-  return finish_answer(reader, request);
+  return finish_answer(reader, request, progress);
 }
 
-Result<Decoded<StoreResponse>> decode_answer(const StoreRequest& request, ConstBytes stream) {
+Result<Decoded<StoreResponse>> decode_answer(const StoreRequest& request, ConstBytes stream,
+                                             Progress& progress) {
+  if (stream.size() < progress.num_needed) {
+    return Decoded<StoreResponse>{std::nullopt, progress.num_needed};
+  }
   ByteReader reader(stream);
   const auto code = reader.integer<uint8_t>();
   if (code > kMaxErrorCode) {
     return Error(ErrorCode::kCorruption, format("store answer has the unknown code {}", code));
   }
-  if (code == kNoError) return finish_answer(reader, request);
+  if (code == kNoError) return finish_answer(reader, request, progress);
   const std::string_view message = reader.view<uint64_t>(kMaxErrorBytes);
-  if (!reader.ok()) return unread<StoreResponse>("error", reader);
+  if (!reader.ok()) return unread<StoreResponse>("error", reader, progress);
+  progress = {};
   return Decoded<StoreResponse>{
       StoreResponse{.error = Error(static_cast<ErrorCode>(code - 1), std::string(message))},
       reader.offset()};

@@ -42,6 +42,15 @@ Status check_shape(const StoreRequest& request);
 // Whether the verb is about the connection that it is sent on, so that no Store gets it.
 bool is_of_connection(StoreVerb verb);
 
+// How far a message that is not whole has been looked at. Passed to the next attempt, it keeps a
+// long message that comes in pieces from being read anew with each of them. A decoder resets it
+// when the message is whole.
+struct Progress {
+  size_t num_needed = 0;   // no attempt before so many bytes have come
+  size_t num_bytes = 0;    // that end with a whole text
+  uint64_t num_texts = 0;  // of a list, which those bytes hold
+};
+
 // What the first bytes of a stream held.
 template <typename T>
 struct Decoded {
@@ -51,7 +60,8 @@ struct Decoded {
 
 // REQUIRES: check_shape(request).ok().
 CADRE_EXPORT std::vector<std::byte> encode(const StoreRequest& request);
-CADRE_EXPORT Result<Decoded<StoreRequest>> decode_store_request(ConstBytes stream);
+CADRE_EXPORT Result<Decoded<StoreRequest>> decode_store_request(ConstBytes stream,
+                                                                Progress& progress);
 
 // The answer to a client of c10d, which cannot be an error. REQUIRES: the response has no error and
 // the values that its verb promises.
@@ -61,8 +71,9 @@ CADRE_EXPORT std::vector<std::byte> encode_c10d_answer(StoreVerb verb,
 CADRE_EXPORT std::vector<std::byte> encode_answer(StoreVerb verb, const StoreResponse& response);
 
 CADRE_EXPORT Result<Decoded<StoreResponse>> decode_c10d_answer(const StoreRequest& request,
-                                                               ConstBytes stream);
+                                                               ConstBytes stream,
+                                                               Progress& progress);
 CADRE_EXPORT Result<Decoded<StoreResponse>> decode_answer(const StoreRequest& request,
-                                                          ConstBytes stream);
+                                                          ConstBytes stream, Progress& progress);
 
 }  // namespace cadre::wire

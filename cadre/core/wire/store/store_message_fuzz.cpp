@@ -40,14 +40,20 @@ bool check_decoded(const Result<Decoded<T>>& decoded, ConstBytes stream) {
 
 void read_requests(ConstBytes stream) {
   while (!stream.empty()) {
-    const auto decoded = decode_store_request(stream);
+    Progress progress;
+    const auto decoded = decode_store_request(stream, progress);
     if (!check_decoded(decoded, stream)) return;
     require(check_shape(*decoded->message).ok());
     const ConstBytes bytes = stream.first(decoded->num_bytes);
     require(as_text(encode(*decoded->message)) == as_text(bytes));
-    // Every part of a whole request is recognised as a part of it.
-    const auto cut = decode_store_request(bytes.first(bytes.size() - 1));
-    require(cut.ok() && !cut->message);
+    // Every part of a whole request is recognised as a part of it, and the attempt at the whole
+    // that follows goes on from there.
+    for (const size_t length : {bytes.size() / 2, bytes.size() - 1}) {
+      const auto cut = decode_store_request(bytes.first(length), progress);
+      require(cut.ok() && !cut->message);
+    }
+    const auto again = decode_store_request(bytes, progress);
+    require(again.ok() && again->message == decoded->message);
     stream = stream.subspan(decoded->num_bytes);
   }
 }
@@ -56,12 +62,14 @@ void read_answers(ConstBytes stream) {
   for (unsigned i = 0; i < kNumC10dVerbs + kNumOwnVerbs; ++i) {
     const StoreRequest request{.verb = verb_of(i),
                                .keys = std::vector<std::string>(stream.size() % 4)};
-    const auto plain = decode_c10d_answer(request, stream);
+    Progress progress;
+    const auto plain = decode_c10d_answer(request, stream, progress);
     if (check_decoded(plain, stream)) {
       require(as_text(encode_c10d_answer(request.verb, *plain->message)) ==
               as_text(stream.first(plain->num_bytes)));
     }
-    const auto answer = decode_answer(request, stream);
+    progress = {};
+    const auto answer = decode_answer(request, stream, progress);
     if (check_decoded(answer, stream)) {
       require(as_text(encode_answer(request.verb, *answer->message)) ==
               as_text(stream.first(answer->num_bytes)));

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,6 +12,22 @@
 
 namespace cadre::wire {
 namespace {
+
+// The only attempt at a message.
+Result<Decoded<StoreRequest>> read_request(ConstBytes stream) {
+  Progress progress;
+  return decode_store_request(stream, progress);
+}
+
+Result<Decoded<StoreResponse>> read_answer(const StoreRequest& request, ConstBytes stream) {
+  Progress progress;
+  return decode_answer(request, stream, progress);
+}
+
+Result<Decoded<StoreResponse>> read_c10d_answer(const StoreRequest& request, ConstBytes stream) {
+  Progress progress;
+  return decode_c10d_answer(request, stream, progress);
+}
 
 struct Written {
   StoreRequest request;
@@ -116,7 +134,7 @@ TEST(StoreMessage, RequestsAreTheBytesThatTorchSendsAndThoseOfTheFormatPage) {
   for (const auto& [request, bytes] : all_requests()) {
     ASSERT_TRUE(check_shape(request).ok()) << to_string(request.verb);
     EXPECT_EQ(as_text(encode(request)), bytes) << to_string(request.verb);
-    const auto decoded = decode_store_request(as_bytes(bytes)).value();
+    const auto decoded = read_request(as_bytes(bytes)).value();
     ASSERT_TRUE(decoded.message.has_value()) << to_string(request.verb);
     EXPECT_EQ(*decoded.message, request) << to_string(request.verb);
     EXPECT_EQ(decoded.num_bytes, bytes.size());
@@ -127,7 +145,7 @@ TEST(StoreMessage, RequestsAreTheBytesThatTorchSendsAndThoseOfTheFormatPage) {
 TEST(StoreMessage, ACutRequestAsksForMoreAndNeverForTooMuch) {
   for (const auto& [request, bytes] : all_requests()) {
     for (size_t length = 0; length < bytes.size(); ++length) {
-      const auto decoded = decode_store_request(as_bytes(bytes).first(length)).value();
+      const auto decoded = read_request(as_bytes(bytes).first(length)).value();
       EXPECT_FALSE(decoded.message.has_value());
       EXPECT_GT(decoded.num_bytes, length);
       EXPECT_LE(decoded.num_bytes, bytes.size());
@@ -138,9 +156,57 @@ TEST(StoreMessage, ACutRequestAsksForMoreAndNeverForTooMuch) {
 TEST(StoreMessage, TakesOneRequestOfSeveral) {
   const auto all = recorded();
   const std::string stream = all[2].bytes + all[5].bytes;
-  const auto first = decode_store_request(as_bytes(stream)).value();
+  const auto first = read_request(as_bytes(stream)).value();
   EXPECT_EQ(*first.message, all[2].request);
   EXPECT_EQ(first.num_bytes, all[2].bytes.size());
+}
+
+TEST(StoreMessage, LongMessagesThatComeInPiecesAreThoseThatComeAtOnce) {
+  StoreRequest request{.verb = StoreVerb::kMultiSet};
+  StoreResponse values;
+  for (size_t i = 0; i < 100; ++i) {
+    request.keys.push_back(std::string(i % 7, 'k'));
+    request.values.push_back(std::string(i % 40, 'v'));
+  }
+  values.values = request.values;
+  const auto sent = encode(request);
+  const auto answer = encode_answer(StoreVerb::kListKeys, values);
+  for (const size_t step : {1u, 7u, 64u, 5000u}) {
+    Progress progress;
+    size_t length = step;
+    while (!decode_store_request(ConstBytes(sent).first(std::min(length, sent.size())), progress)
+                .value()
+                .message) {
+      ASSERT_LT(length, sent.size());
+      EXPECT_LE(progress.num_needed, sent.size());
+      length += step;
+    }
+    EXPECT_EQ(progress.num_texts, 0u) << "it is reset";
+    Progress of_answer;
+    std::optional<StoreResponse> read;
+    for (length = step; !read; length += step) {
+      read = decode_answer({.verb = StoreVerb::kListKeys},
+                           ConstBytes(answer).first(std::min(length, answer.size())), of_answer)
+                 .value()
+                 .message;
+      ASSERT_TRUE(read || length < answer.size());
+    }
+    EXPECT_EQ(read, values);
+    EXPECT_EQ(read_request(sent)->message, request);
+  }
+}
+
+// An attempt at more of the same message looks only at what is new.
+TEST(StoreMessage, AnAttemptGoesOnWhereTheOneBeforeEnded) {
+  const StoreRequest request{.verb = StoreVerb::kWait, .keys = {"a", "b", "c"}};
+  auto bytes = encode(request);
+  Progress progress;
+  ASSERT_FALSE(decode_store_request(ConstBytes(bytes).first(30), progress)->message);
+  EXPECT_EQ(progress.num_texts, 2u);
+  EXPECT_EQ(progress.num_bytes, 27u);
+  bytes[9] = std::byte{0xff};  // the length of "a"; it has been looked at
+  ASSERT_FALSE(decode_store_request(ConstBytes(bytes).first(35), progress)->message);
+  EXPECT_EQ(progress.num_needed, 36u);
 }
 
 TEST(StoreMessage, RefusesUnknownVerbsAndLengthsOverTheLimits) {
@@ -158,7 +224,7 @@ TEST(StoreMessage, RefusesUnknownVerbsAndLengthsOverTheLimits) {
       text("\xc1\x41\0\0\0\0\0\0\0"),                                    // and such a proof
   };
   for (const std::string& bytes : wrong) {
-    const auto refused = decode_store_request(as_bytes(bytes));
+    const auto refused = read_request(as_bytes(bytes));
     ASSERT_FALSE(refused.ok()) << static_cast<int>(bytes[0]);
     EXPECT_EQ(refused.error().code(), ErrorCode::kCorruption);
   }
@@ -174,14 +240,14 @@ TEST(StoreMessage, ARequestMayNotGrowOverItsLimitInSmallSteps) {
     writer.text<uint64_t>("k");
     writer.text<uint64_t>(value);
   }
-  EXPECT_FALSE(decode_store_request(writer.bytes()).ok());
+  EXPECT_FALSE(read_request(writer.bytes()).ok());
 }
 
 TEST(StoreMessage, AnswersAreTheBytesThatTorchsServerSends) {
   for (const auto& [request, response, bytes] : answers()) {
     SCOPED_TRACE(to_string(request.verb));
     EXPECT_EQ(as_text(encode_c10d_answer(request.verb, response)), bytes);
-    const auto decoded = decode_c10d_answer(request, as_bytes(bytes)).value();
+    const auto decoded = read_c10d_answer(request, as_bytes(bytes)).value();
     ASSERT_TRUE(decoded.message.has_value());
     EXPECT_EQ(*decoded.message, response);
     EXPECT_EQ(decoded.num_bytes, bytes.size());
@@ -193,9 +259,9 @@ TEST(StoreMessage, AnswersToARankBeginWithAByteThatTellsErrors) {
     SCOPED_TRACE(to_string(request.verb));
     const std::string whole = std::string(1, '\0') + bytes;
     EXPECT_EQ(as_text(encode_answer(request.verb, response)), whole);
-    EXPECT_EQ(*decode_answer(request, as_bytes(whole)).value().message, response);
+    EXPECT_EQ(*read_answer(request, as_bytes(whole)).value().message, response);
     for (size_t length = 0; length < whole.size(); ++length) {
-      const auto cut = decode_answer(request, as_bytes(whole).first(length)).value();
+      const auto cut = read_answer(request, as_bytes(whole).first(length)).value();
       EXPECT_FALSE(cut.message.has_value());
       EXPECT_GT(cut.num_bytes, length);
       EXPECT_LE(cut.num_bytes, whole.size());
@@ -205,7 +271,7 @@ TEST(StoreMessage, AnswersToARankBeginWithAByteThatTellsErrors) {
   const StoreResponse late{.error = Error(ErrorCode::kTimeout, "no")};
   const std::string bytes = text("\x02\x02\0\0\0\0\0\0\0no");
   EXPECT_EQ(as_text(encode_answer(get.verb, late)), bytes);
-  EXPECT_EQ(*decode_answer(get, as_bytes(bytes)).value().message, late);
+  EXPECT_EQ(*read_answer(get, as_bytes(bytes)).value().message, late);
 }
 
 TEST(StoreMessage, TheExampleOfTheFormatPage) {
@@ -216,7 +282,7 @@ TEST(StoreMessage, TheExampleOfTheFormatPage) {
 
 TEST(StoreMessage, AnswersThatMakeNoSenseAreRefused) {
   const auto refuses = [](StoreVerb verb, const std::string& bytes) {
-    const auto answer = decode_answer({.verb = verb}, as_bytes(bytes));
+    const auto answer = read_answer({.verb = verb}, as_bytes(bytes));
     return !answer.ok() && answer.error().code() == ErrorCode::kCorruption;
   };
   EXPECT_TRUE(refuses(StoreVerb::kHello, "HTTP/1.1 400 Bad Request"));
