@@ -88,7 +88,7 @@ def at_most(count, names):
     if count is None or len(names) <= count:
         return names
     seed = os.environ.get("CADRE_CASES_SEED", "1")
-    print(f"looking at {count} of {len(names)} sources, picked by CADRE_CASES_SEED={seed}", flush=True)
+    print(f"looking at {count} of {len(names)} files, picked by CADRE_CASES_SEED={seed}", flush=True)
     return sorted(random.Random(int(seed)).sample(sorted(names), count))
 
 
