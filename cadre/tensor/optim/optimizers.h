@@ -46,8 +46,8 @@ using ParameterNames = std::unordered_map<const void*, std::string>;
 class CADRE_EXPORT AdamW : public torch::optim::AdamW {
  public:
   using torch::optim::AdamW::AdamW;
-  // One group, as torch::optim::AdamW(named_parameters.values(), options); messages contain the
-  // names.
+  // Has one group, like torch::optim::AdamW(named_parameters.values(), options); messages contain
+  // the names.
   explicit AdamW(const NamedParameters& named_parameters, torch::optim::AdamWOptions options = {});
 
   at::Tensor step(LossClosure closure = nullptr) override;
@@ -87,7 +87,7 @@ class CADRE_EXPORT SGD : public torch::optim::SGD {
   ParameterNames names_;
 };
 
-// The initial accumulator value is that of the parameter's group.
+// The initial accumulator value of a parameter is that of its group.
 class CADRE_EXPORT Adagrad : public torch::optim::Adagrad {
  public:
   explicit Adagrad(const std::vector<torch::optim::OptimizerParamGroup>& groups,
@@ -132,7 +132,7 @@ struct CADRE_EXPORT AdadeltaParamState
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-// Groups with options have them as they are: they do not inherit from the defaults. Errors: a
+// A group with options keeps them as they are: it does not inherit from the defaults. Errors: a
 // torch error for options out of range, as in torch::optim. Source: Zeiler, "ADADELTA: an adaptive
 // learning rate method", 2012, with the learning rate that PyTorch has added.
 class CADRE_EXPORT Adadelta : public torch::optim::Optimizer {
