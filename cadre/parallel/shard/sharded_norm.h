@@ -26,15 +26,15 @@
 
 namespace cadre {
 
-// The p-norm of the gradients of all `values`; one without a gradient does not count.
+// Returns the p-norm of the gradients of all `values`; one without a gradient does not count.
 CADRE_EXPORT double gradient_norm(std::span<const ParameterShard> shards, double norm_type = 2.0);
 
-// Scales this rank's gradients as the clip_grad_norm_() of tensor/hooks/gradient_norm.h does, by
-// the norm of all; returns the norm before.
+// Scales this rank's gradients like the clip_grad_norm_() of tensor/hooks/gradient_norm.h, by the
+// norm over all ranks; returns the norm before.
 CADRE_EXPORT double clip_grad_norm_(std::span<const ParameterShard> shards, double max_norm,
                                     const ClipGradNormOptions& options = {});
 
-// For any wrapper: uses its shards if it has them, else its parameters, whose gradients are whole
+// Takes any wrapper: uses its shards if it has them, else its parameters, whose gradients are whole
 // and the same on all ranks.
 template <HasGradients Model>
 double clip_grad_norm_(Model& model, double max_norm, const ClipGradNormOptions& options = {}) {
