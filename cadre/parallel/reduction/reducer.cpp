@@ -421,8 +421,9 @@ void Reducer::log_unused_once(const Attention& attention) {
   }
   group_.log_sink().write(
       LogLevel::kWarning, wrapper_->component,
-      format("backward left parameters unused count={} names=\"{}{}\" effect=\"a parameter keeps "
-             "its gradient where no rank used it; where some did, the others count as zero\"",
+      format("backward left parameters unused count={} names=\"{}{}\" effect=\"a parameter that "
+             "no rank used keeps its gradient; if only some ranks used it, the other ranks count "
+             "as zeros\"",
              unused.size(), names, flags.size(1) > num_named ? "; ..." : ""));
 }
 
