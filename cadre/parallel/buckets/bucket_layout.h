@@ -1,4 +1,4 @@
-// Which parameter's gradient lies in which bucket, in the order in which buckets are reduced.
+// Says which parameter's gradient lies in which bucket, in the order in which buckets are reduced.
 //
 // Threads: plain values. Blocking: never. Errors: cadre::Error; kCorruption for a malformed text,
 // kInvalidArgument for a layout of another model.

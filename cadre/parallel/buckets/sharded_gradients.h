@@ -3,11 +3,11 @@
 // is reduced.
 //
 // Threads: one at a time. Blocking: the constructor is collective (it allocates symmetric memory);
-// launch_next() waits for the reduction before the last one, whose memory it uses again.
-// Lifetime: shares the flat parameters. The gradients of shards stay when it is gone.
-// Errors: kInvalidArgument for a layout of other buckets, and, out of a backward, for gradients of
-// shards that the program has changed in place, and if Options says so for shards whose values it
-// has changed, while this rank has gradients that are not reduced.
+// launch_next() waits for the reduction before the last one, whose memory it uses again. Lifetime:
+// shares the flat parameters. The gradients of shards stay when this object is gone. Errors:
+// kInvalidArgument for a layout of other buckets. While this rank has gradients that are not
+// reduced, also kInvalidArgument out of a backward if the program has changed gradients of shards
+// in place or, if Options says so, values of shards.
 //
 // There is one bucket for each FlatParameters with a trained parameter. When it is reduced, its
 // gradients are copied into one of two buffers, weighted and in the dtype of the reduction, and
@@ -63,7 +63,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
     wrap::LocatedGroup all;    // the ranks that reduce the trailer
     wrap::LocatedGroup shard;  // the ranks that own the shards; often `all` itself
     std::optional<wrap::LocatedGroup>
-        replicate;  // whose ranks hold this rank's shards; may be none
+        replicate;  // the ranks with replicas of this rank's shards; nullopt without replicas
   };
   struct Options {
     // Dtype in which gradients are summed; default: the dtype in which autograd computes them.
@@ -124,7 +124,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
     size_t bucket;
     size_t place;         // index in the FlatParameters
     at::Tensor leaf;      // FlatParameters::values()
-    at::Tensor gradient;  // for the leaf: a part of Bucket::gradients
+    at::Tensor gradient;  // part of Bucket::gradients, for the leaf
   };
   struct Bucket {
     size_t unit;

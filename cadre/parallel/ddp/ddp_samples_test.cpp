@@ -185,7 +185,7 @@ TEST(DdpSamples, WithoutAForwardEveryRankCountsTheSame) {
     DistributedDataParallel model{net, world};
     net->weight.mutable_grad() = torch::full({1, 1}, 1.0 + world.rank(), torch::kDouble);
     {
-      // set by hand, by a program that computes its own gradients
+      // The program computes its own gradients and sets them by hand.
       const auto guard = model.no_sync();
       (net->weight * 0).sum().backward();
     }

@@ -51,7 +51,7 @@ TEST(ExpertParallel, KeepsThisRanksExpertsOfRankZerosWeights) {
     const ExpertParallel experts(model, mesh);
     const std::vector<ParameterShard> records = experts.parameter_shards();
     const int num_divided = testing::num_divided(records, model, *plain, 1);
-    // four parameters in each of two layers
+    // Four parameters in each of two layers are divided.
     require(num_divided == 8, "divided: " + std::to_string(num_divided));
     for (const ParameterShard& record : records) {
       require(record.placements[0].is_replicate(), "dp of " + record.name);

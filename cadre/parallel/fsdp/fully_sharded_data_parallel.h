@@ -17,7 +17,7 @@
 // Threads: forward, backward and every method from one thread; several wrappers in one process may
 // each have a thread. Blocking: the constructor, forward, backward and summon_full_params() are
 // collective, each until the group's deadline. Lifetime: shares the module, whose parameters stay
-// sharded when the wrapper is gone; keeps the group alive. One that was moved from throws
+// sharded when the wrapper is gone; keeps the group alive. A wrapper that was moved from throws
 // kInvalidArgument.
 // Errors: cadre::Error; touching a parameter while it is sharded throws c10::Error with a sentence.
 // Source: torch.distributed.fsdp; ZeRO, arXiv:1910.02054.

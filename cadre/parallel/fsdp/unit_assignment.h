@@ -1,4 +1,4 @@
-// Which modules of a model are units, and which unit holds each parameter.
+// Says which modules of a model are units, and which unit holds each parameter.
 //
 // Threads: as the module. Blocking: never. Lifetime: shares the tensors; the units point to modules
 // that the root owns. Errors: kInvalidArgument for a unit of another wrapper, for the root itself
@@ -26,7 +26,7 @@ struct AssignedUnit {
   std::string name;               // name of the module; "" for the root
   ShardUnitBase* unit = nullptr;  // null for the root
   size_t parent = 0;              // index of the unit around it
-  // In the order of named_parameters(), by their first names there.
+  // The parameters in the order of named_parameters(), with their first names there.
   std::vector<NamedTensor> parameters = {};
 };
 

@@ -75,7 +75,7 @@ void UnitSchedule::after_forward(size_t unit) {
 }
 
 void UnitSchedule::release_after_forward(const Unit& unit) {
-  // the next use gathers it in any case
+  // The next use gathers the unit in any case.
   const bool is_gathered_again = !is_with_grad_ && may_change_;
   if (is_gathered_again || unit.reshard == Reshard::kAfterForward) {
     unit.memory->release();
@@ -160,7 +160,7 @@ void UnitSchedule::follow_others(size_t launch) {
 
 void UnitSchedule::reached_output(const std::shared_ptr<Call>& call, const wrap::GraphNode& node) {
   begin_backward();
-  // If a unit was called with this output, its own hook of the same node runs only after this one.
+  // If a unit was called with this output, its own hook of the same node runs only after this hook.
   // But its parameters must be released before the next unit is gathered, so it is passed here.
   const auto is_node = [&node](const wrap::GraphNode& input) {
     return input.address == node.address && input.sequence == node.sequence;

@@ -8,17 +8,19 @@
 //   sharded --gather--> on its way --wait--> full --release--> sharded
 //
 // Unit 0 is the root: the parameters that no other unit holds. In a forward a unit is gathered
-// before its first use, the next one in the observed order is prefetched, and it is released
+// before its first use, the next one in the observed order is prefetched, and the unit is released
 // afterwards as its Reshard says. In a backward the outputs of a unit gather it again, in the order
-// of the last backward, or, in the first one, in the reverse order of the forward. It is released
-// when the gradients of all its trained parameters have arrived and the backward has passed the
-// inputs of every call whose outputs it has passed: a node between inputs and outputs may need a
-// frozen parameter. What cannot be known to be over is released at the end of the backward.
-// A rank that leaves a backward by an exception goes on to gather what the others still gather in
-// it, in the order of the last backward, so that these end their pass and learn of the exception.
-// The part of a unit that was released onto its group stays until then: the others gather from it.
-// A backward that reduces gradients is followed by a step of the optimizer, so what is full after
-// it no longer counts: every later use gathers again, until a backward that only accumulates.
+// of the last backward; in the first backward, in the reverse order of the forward. The unit is
+// released when the gradients of all its trained parameters have arrived and the backward has
+// passed the inputs of every call whose outputs it has passed, because a node between inputs and
+// outputs may need a frozen parameter. Units for which this cannot be known are released at the end
+// of the backward.
+// A rank that leaves a backward by an exception goes on to gather what the other ranks still gather
+// in it, in the order of the last backward, so that these end their pass and learn of the
+// exception. Until then the rank keeps its part of each unit that was released onto its group,
+// because the other ranks gather from it.
+// A backward that reduces gradients is followed by a step of the optimizer, so units that are full
+// after it no longer count: every later use gathers again, until a backward that only accumulates.
 #pragma once
 
 #include <cstddef>

@@ -49,9 +49,9 @@ struct LayerParallelism {
   // Whether activations between the divided layers are shards along T: then column-parallel layers
   // gather their input, and row-parallel layers reduce-scatter their output.
   bool sequence_parallel = false;
-  // For a kColwise linear layer: whether the output is gathered, whole on every rank.
+  // Whether the output of a kColwise linear layer is gathered, so that every rank has it whole.
   bool gather_output = false;
-  // For a kRowwise linear layer: false if the input is whole on every rank.
+  // Whether the input of a kRowwise linear layer is divided; false if every rank has it whole.
   bool input_is_parallel = true;
 };
 

@@ -50,7 +50,7 @@ struct PlanOptions {
   int rank = 0;            // the rank whose memory is planned
   // The number of values that the optimizer keeps, or allocates during an update, for each element.
   struct Optimizer {
-    int states = 2;       // in the dtype of the parameter: 2 for Adam and AdamW, 0 or 1 for SGD
+    int states = 2;       // stored in the parameter's dtype: 2 for Adam and AdamW, 0 or 1 for SGD
     int temporaries = 0;  // during an update: 0 for the fused kernels
   };
   Optimizer optimizer = {};
@@ -77,7 +77,7 @@ struct PlanOptions {
 // host is the memory of the host.
 struct HeldBytes {
   int64_t parameters = 0;  // whole, or shards
-  int64_t gradients = 0;   // after the reduction, until the step
+  int64_t gradients = 0;   // reduced gradients, until the step
   int64_t optimizer_state = 0;
   int64_t full_units = 0;  // full units at the peak; freed buffers are kept for the next unit
   int64_t reduction_buffers = 0;  // buffers in which gradients are reduced
@@ -122,7 +122,7 @@ struct StepTraffic {
 // Parameters that are communicated together: a bucket of gradients, a buffer of zero1, or a unit.
 struct PlannedPart {
   std::string name;          // "gradients 0", "parameters 0", "unit blocks.3"
-  int64_t numel = 0;         // without padding
+  int64_t numel = 0;         // elements, padding excluded
   int64_t flat_bytes = 0;    // the whole buffer that is reduced or gathered
   int64_t shard_bytes = 0;   // this rank's part of the parameters; 0 if all are whole
   StepTraffic traffic = {};  // traffic of one optimizer step

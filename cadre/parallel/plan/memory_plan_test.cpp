@@ -127,7 +127,7 @@ TEST(MemoryPlan, OfUnitsThatStayHoldsAllOfThem) {
   options.accumulate = 3;
   const MemoryPlan kept = plan_memory(small_model(), options);
   EXPECT_EQ(kept.held.full_units, kAll);
-  constexpr int kComparisons = 2;  // they compare the order of uses, which accumulation changes
+  constexpr int kComparisons = 2;  // comparisons of the order of uses, which accumulation changes
   EXPECT_EQ(kept.traffic.all_gather.num_calls, 3 * 3 + kComparisons);
   EXPECT_EQ(kept.held.transient, kAll + 4 * 64 * 64) << "whole gradients, and one on its way";
   options.reshard = options.reshard_root = Reshard::kAfterReduction;

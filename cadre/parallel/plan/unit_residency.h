@@ -23,7 +23,7 @@ struct ResidentUnit {
 
 struct Residency {
   int64_t peak_bytes = 0;        // units that are gathered at the same time
-  std::vector<int> num_gathers;  // by unit, in one step of the optimizer
+  std::vector<int> num_gathers;  // in one step of the optimizer, by unit
   int num_comparisons = 0;       // comparisons, in one step, of the unit that the ranks use
 };
 

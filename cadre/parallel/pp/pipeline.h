@@ -17,10 +17,10 @@
 //
 // Threads: one. Blocking: every method is collective on the group (and on the replicas), until its
 // deadline. Lifetime: keeps the stages and the group. Errors: kInvalidArgument on all ranks for
-// arguments that do not fit, before anything is computed; the group is usable then. For what fails
-// during a step, on all ranks: PipelineError on a rank that runs an action of the schedule, Error
-// on one that does not. The groups have failed then, and gradients are undefined; rejoin() and make
-// a new Pipeline.
+// arguments that do not fit, before anything is computed; the group is usable then. If something
+// fails during a step, all ranks throw: PipelineError on a rank that runs an action of the
+// schedule, Error on other ranks. The groups have failed then, and gradients are undefined;
+// rejoin() and make a new Pipeline.
 // Source: torch.distributed.pipelining. docs/guide/parallel/pipeline-parallel.md,
 // docs/decisions/0017.
 #pragma once

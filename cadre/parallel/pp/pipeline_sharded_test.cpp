@@ -207,7 +207,7 @@ TEST(ShardedStages, AnEvaluationGathersEachStageOnceWhereAllFit) {
     const InterleavedRank rank(mesh, {.shards = mesh["dp"]}, nullptr);
     const uint64_t before = mesh.group("dp").communicator().num_collectives();
     rank.pipeline->forward(testing::tokens_of(2, 0));
-    // the agreement included
+    // One of the three is the agreement.
     EXPECT_EQ(mesh.group("dp").communicator().num_collectives() - before, 3);
   });
   EXPECT_TRUE(result.ok()) << result.failures();

@@ -44,7 +44,7 @@ std::string name_of(const torch::nn::Module* module) {
   return module == nullptr ? "null" : module->name();
 }
 
-// Returns a number that all ranks have alike and each wrapper of the group has for itself: it
+// Returns a number that is equal on all ranks and differs between the wrappers of a group. It
 // counts the operations of the group, which the ranks compare.
 uint32_t number_of(const ProcessGroup& group) {
   return static_cast<uint32_t>(group.communicator().num_collectives() % kGotOtherBuffers);
@@ -198,7 +198,7 @@ void DataParallelCore::broadcast_buffers() {
 
 void DataParallelCore::after_forward(std::span<const at::Tensor> outputs) {
   if (replicas_) replicas_->end_forward();
-  // s_recorded_ is the mode at the beginning of the forward: forward() may have changed it since.
+  // is_recorded_ is the mode at the beginning of the forward: forward() may have changed it since.
   if (!std::exchange(is_recorded_, false)) return;
   num_samples_.reset();  // only now, because a forward that throws may be called again
   watch_backwards(outputs);

@@ -441,7 +441,7 @@ void Reducer::abandon_pass() noexcept {
     storage_->abandon();
     const Attention news = attention(/*gave_up=*/true);
     wait_for_abandoned_ = group_.all_reduce_async(news.counts(), ReduceOp::kSum);
-    ledger_.end_pass(pass_.newest_forward);  // for the others it has ended, too
+    ledger_.end_pass(pass_.newest_forward);  // it has ended for the others, too
     abandoned_ = news;
     newest_abandoned_forward_ = pass_.newest_forward;
   } catch (...) {  // the group has failed; the next call throws its error

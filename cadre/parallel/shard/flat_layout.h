@@ -1,5 +1,5 @@
-// Where tensors lie in a flat buffer that ranks hold in equal consecutive shards, and which buffers
-// FlatParameters allocates for them.
+// The places of tensors in a flat buffer that ranks hold in equal consecutive shards, and the
+// buffers that FlatParameters allocates for them.
 //
 // Threads: plain values. Blocking: never. Lifetime: owns what it holds. Errors: kInvalidArgument
 // for numbers that make no layout. All numbers are in elements unless a name says bytes. Source:
@@ -29,7 +29,7 @@ struct ParameterSize {
   std::vector<int64_t> sizes = {};
   DType dtype = DType::kFloat32;
   bool is_trained = true;
-  size_t unit = 0;  // in a ModelSizes: index of its unit; 0 is the root
+  size_t unit = 0;  // index in a ModelSizes of the parameter's unit; 0 is the root
 
   int64_t numel() const {
     int64_t product = 1;

@@ -248,7 +248,7 @@ bool FlatParameters::is_outdated() const {
   return known != state_of_shard();
 }
 
-// If the parameters are the shards themselves, or stay whole, what the program writes remains.
+// If the parameters are the shards themselves, or stay whole, writes of the program are not lost.
 void FlatParameters::check_unwritten() {
   if (options_.keep_full || shares_memory()) return;
   const std::vector<size_t> written = written_->written();

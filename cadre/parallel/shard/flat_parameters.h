@@ -1,17 +1,16 @@
 // Parameters of one dtype whose values lie in one flat buffer. Every rank of a group owns one shard
-// of it; the buffer itself is there (unsharded) or not (sharded). Wrappers and pipeline stages
-// drive it.
+// of it; the whole buffer exists only at times: the parameters are then unsharded, else sharded.
+// Wrappers and pipeline stages call the methods.
 //
 // Threads: one at a time. Blocking: the constructor (a collective: it allocates memory that the
 // ranks share), wait_unsharded(), and, while a gather runs, reshard() and with keep_full the
 // destructor, each until the group's deadline. Every rank makes the same calls in the same order.
-// Lifetime: shares the parameters and the group. When it is gone, the parameters keep what they
-// have: their values, or that they are sharded.
-// Errors: cadre::Error. What a failed gather has brought is not used: the parameters are sharded
-// then, or, with keep_full, unusable until a gather succeeds. libtorch throws the sentence of
-// Options::remedy where a parameter's values are touched while they are not there. What the program
-// writes to gathered parameters would be lost when their buffer is freed, which throws then
-// (kInvalidArgument; kCorruption where other ranks read the same memory), or tells
+// Lifetime: shares the parameters and the group. When this object is gone, the parameters stay as
+// they are, whole or sharded. Errors: cadre::Error. The values of a failed gather are not used: the
+// parameters are sharded then, or, with keep_full, unusable until a gather succeeds. libtorch
+// throws the sentence of Options::remedy if a parameter is touched while it is sharded. What the
+// program writes to gathered parameters would be lost when their buffer is freed; freeing the
+// buffer then throws (kInvalidArgument; kCorruption if other ranks read the same memory), or calls
 // Options::on_written.
 //
 // A parameter keeps its identity, sizes, requires_grad, hooks and, unless the shards have changed
@@ -60,7 +59,7 @@ struct FlatParametersOptions {
   // Whether the buffer always exists, in memory that the ranks of a host share; the shard is then a
   // part of it, unless the compute dtype is another one. reshard() is not allowed.
   bool keep_full = false;
-  // What messages call the parameters: "unit \"blocks.3\" of FullyShardedDataParallel".
+  // The name of the parameters in messages: "unit \"blocks.3\" of FullyShardedDataParallel".
   std::string name = {};
   // The remedy in the error for touching sharded parameters.
   std::string remedy = "call unshard_async() and wait_unsharded() before";

@@ -37,7 +37,7 @@ struct ParameterShard {
   std::optional<std::string> flat_axis;
   FlatRange range;    // this rank's range of the local box's elements
   at::Tensor values;  // (range.size()), a leaf that an optimizer updates; its grad is reduced
-  // the plain module's tensor, of the full shape: for rules by name or dimension
+  // The plain module's tensor, of the full shape, for rules by name or dimension.
   at::Tensor parameter;
   // A program that writes `values` holds a ShardUpdate on this fence meanwhile. Null: the program
   // may write at any time.

@@ -22,7 +22,7 @@ struct StepTerms {
   const char* subject;               // the optimizer; see AgreementSubject
   std::function<void()> check;       // throws what this rank refuses
   std::function<uint64_t()> digest;  // digest of what must be equal
-  // what must be equal, called if the digests differ
+  // Returns what must be equal; called if the digests differ.
   std::function<std::vector<AgreedField>()> fields;
   std::string_view remedy;
   // Digest of values that are equal in a good step; a difference is not refused. Null: no sample.

@@ -27,7 +27,7 @@ namespace {
 // lengths.
 bool matches(std::string_view pattern, std::string_view name) {
   size_t at = 0;  // the next character of the pattern
-  // the next character of the name; the name before it matches the pattern before `at`
+  // The next character of the name; the name before it matches the pattern before `at`.
   size_t in_name = 0;
   std::optional<size_t> last_star;
   size_t star_end = 0;  // the end, in the name, of the text that the last star has taken

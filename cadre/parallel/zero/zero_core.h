@@ -46,7 +46,8 @@ class CADRE_EXPORT ZeroCore {
   // The groups and defaults from which an optimizer is made.
   struct Settings {
     const Groups& groups;
-    const torch::optim::OptimizerOptions* defaults;  // for groups without options; null: no options
+    // Used for groups without options; null if there are none.
+    const torch::optim::OptimizerOptions* defaults;
   };
   // Both constructors refuse, before anything is changed, what cannot be divided, and groups or
   // options that differ between the ranks.

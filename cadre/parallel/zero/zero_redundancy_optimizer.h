@@ -4,10 +4,11 @@
 //
 // Threads: one. Blocking: the constructor, step(), wait(), add_param_group(), state_dict(),
 // load_state_dict() and load(), each until the group's deadline. All ranks call them in the same
-// order. Lifetime: shares the parameters and the group. The parameters keep their values when it is
-// gone; the destructor waits for those of the last step. One that was moved from throws
-// kInvalidArgument. Errors: cadre::Error, on all ranks what one of them refuses before a step or in
-// the constructor; whatever O throws, after which the ranks may have different parameters.
+// order. Lifetime: shares the parameters and the group. The parameters keep their values when the
+// optimizer is gone; the destructor waits for the values of the last step. An optimizer that was
+// moved from throws kInvalidArgument. Errors: cadre::Error; what one rank refuses before a step or
+// in the constructor is thrown on all ranks. Also whatever O throws, after which the ranks may have
+// different parameters.
 //
 // O: torch::optim::AdamW, Adam, SGD, RMSprop, Adagrad, those of cadre/tensor/optim, or another
 // optimizer whose result for an element depends on that element alone; it is constructed from
@@ -15,14 +16,15 @@
 // cadre/tensor/optim every element gets the bits that it would get without this class; with others
 // it may differ in the last ones.
 //
-// It is a torch::optim::Optimizer, so schedulers and zero_grad() work on it. param_groups() are
-// those that were given, with options that may be changed between steps; rules by dimension see the
-// original shapes. Stage 1 (gradients whole on all ranks): their params() are the parameters. Stage
-// 2 (DistributedDataParallel with GradientPlacement::kSharded): they are the shards, whose grad()
-// is what a rank has of the gradients. state() is empty: see local_optimizer() and state_dict().
-// torch::save() writes this rank's part alone, with the options of param_groups(), which
-// torch::load() sets. An archive fits the rank that saved it, of as many ranks: on another one, or
-// if any rank's is refused, load() throws on all ranks and changes nothing.
+// It is a torch::optim::Optimizer, so schedulers and zero_grad() work on it. param_groups() returns
+// the groups that were given; their options may be changed between steps, and rules by dimension
+// see the original shapes. In stage 1 (gradients whole on all ranks) their params() are the
+// parameters. In stage 2 (DistributedDataParallel with GradientPlacement::kSharded) they are the
+// shards, whose grad() is this rank's part of the gradients. state() is empty: see
+// local_optimizer() and state_dict(). torch::save() writes only this rank's part, with the options
+// of param_groups(), and torch::load() restores both. An archive fits the rank that saved it, in a
+// group of equally many ranks. If any rank's archive does not fit, load() throws on all ranks and
+// changes nothing.
 // Source: torch.distributed.optim.ZeroRedundancyOptimizer; ZeRO, arXiv:1910.02054.
 #pragma once
 
@@ -75,7 +77,7 @@ inline constexpr bool kHasDividedOptimizer = false;
 template <typename O>
 class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
  public:
-  // the type of module.named_parameters()
+  // The type of module.named_parameters().
   using Named = torch::OrderedDict<std::string, at::Tensor>;
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 

@@ -2,12 +2,13 @@
 // rank reads what another has written without a copy.
 //
 // Threads: one at a time. Blocking: allocate(), a collective, and wait_for_peers(), until the
-// group's deadline. Lifetime: shares the group; the tensors keep their memory, also after the group
-// and this are gone. Errors: those of the group; kInvalidArgument after this was moved from. After
-// a failure of the group the tensors stay valid, but what they hold is undefined except for this
-// rank's own part, to which its owner alone writes.
-// When a part may be read and when its owner may write is agreed by operations or by signals. Only
-// the owner writes. Source: symmetric memory of NVSHMEM and torch.distributed._symmetric_memory.
+// group's deadline. Lifetime: shares the group; the tensors keep their memory, even when the group
+// and this object are gone. Errors: those of the group; kInvalidArgument after this object was
+// moved from. After a failure of the group the tensors stay valid, but their values are undefined
+// except for this rank's own part, to which this rank alone writes.
+// Only the owner of a part writes to it. Operations or signals must separate these writes from the
+// reads of other ranks. Source: symmetric memory of NVSHMEM and
+// torch.distributed._symmetric_memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>

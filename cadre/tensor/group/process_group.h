@@ -1,21 +1,21 @@
 // A group of ranks that exchange tensors: checks, the dtype map, and lifetime over a Communicator.
 //
-// Threads: as Communicator; it has no thread, socket or lock of its own.
-// Blocking: the operations without `_async`. Lifetime: a cheap value over shared state; a Work
-// keeps its tensors alive. Errors: cadre::Error. An argument that is refused on this rank
-// (kInvalidArgument: an unsupported tensor, a timeout that is not positive) leaves the group usable
-// on all ranks, because nothing has been issued: call it again with valid arguments. A failure,
-// also shapes or dtypes that differ between ranks (kInvalidArgument on all of them), ends the
-// group; error() tells the two apart. A handle that was moved from refuses every call. Tensors:
-// CPU, dense; every dtype of core/base/types.h; any shape, also 0-dim and empty. Which operations a
-// dtype supports, and what they compute: docs/guide/reference/reductions.md. Ranks are group ranks.
-// Autograd does not record these operations (backward/differentiable.h has those that it records),
-// but a tensor that one may write counts as changed in place: its version counter moves when the
-// call is made, so that a backward that needs the values of before throws; and while gradients are
-// recorded a leaf that requires grad, or a view of one, is refused, as by torch's in-place
-// operations.
-// Source: c10d::ProcessGroup, and of the comparison its TORCH_DISTRIBUTED_DEBUG=DETAIL. Guide:
-// docs/guide/reference/groups-and-messages.md and errors.md.
+// Threads: as Communicator; it has no thread, socket or lock of its own. Blocking: the operations
+// without `_async`. Lifetime: a cheap value over shared state; a Work keeps its tensors alive.
+// Errors: cadre::Error. An argument that is refused on this rank (kInvalidArgument: an unsupported
+// tensor, a timeout that is not positive) leaves the group usable on all ranks, because nothing has
+// been issued: repeat the call with valid arguments. A failure ends the group; shapes or dtypes
+// that differ between ranks are a failure, too (kInvalidArgument on all of them). error() tells the
+// two apart. A handle that was moved from refuses every call. Tensors: CPU, dense; every dtype of
+// core/base/types.h; any shape, also 0-dim and empty. docs/guide/reference/reductions.md says which
+// operations a dtype supports, and what they compute. Ranks are group ranks.
+// Autograd does not record these operations (backward/differentiable.h has operations that it
+// records). But a tensor to which a call writes counts as changed in place: its version counter
+// moves when the call is made, so that a backward that needs the earlier values throws. While
+// gradients are recorded, a leaf that requires grad, or a view of one, is refused, as by torch's
+// in-place operations.
+// Source: c10d::ProcessGroup, and its TORCH_DISTRIBUTED_DEBUG=DETAIL for the comparison of the
+// ranks' calls. Guide: docs/guide/reference/groups-and-messages.md and errors.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -342,8 +342,8 @@ struct InitOptions {
   // The rank of this process and the number of processes: give both, or neither.
   std::optional<int> rank = {};
   std::optional<int> world_size = {};
-  // Where the processes meet: "tcp://HOST:PORT" of rank 0, "file:///PATH" on one host, or "env://",
-  // which is the default: MASTER_ADDR and MASTER_PORT.
+  // The place where the processes meet: "tcp://HOST:PORT" of rank 0, "file:///PATH" on one host, or
+  // "env://", which is the default: MASTER_ADDR and MASTER_PORT.
   std::string init_method = {};
   // "host": shared memory, or an error if a rank is on another host; "net": TCP, also on one host.
   // Empty or "gloo" (PyTorch's name for collectives on CPUs): "host" if all ranks share a host,

@@ -1,4 +1,4 @@
-// What autograd notices of the operations: version counters and refused leaves.
+// Effects of the operations on autograd: version counters and refused leaves.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -135,7 +135,7 @@ TEST(ProcessGroupAutograd, ALeafThatRequiresGradIsRefusedOutsideNoGradGuard) {
                 std::string(write.name) + ": " + failure);
       }
       if (std::string_view(write.name) == "recv_from_any") {
-        // serves the receives of both refused calls
+        // Serves the receives of both refused calls
         group.recv(torch::empty({2, 4}), 1 - group.rank());
         group.recv(torch::empty({2, 4}), 1 - group.rank());
       }

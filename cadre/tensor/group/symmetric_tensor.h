@@ -2,14 +2,14 @@
 // each rank reads and writes the others' tensors in place, and signals to the others.
 //
 // Threads: as ProcessGroup. Blocking: allocate(), a collective, and wait_signal(). Lifetime: a
-// value over shared state; its tensors keep the memory, also after the group is closed. Errors:
-// those of the group; kInvalidArgument for another rank where shares_memory() is false, and after
-// this was moved from. After the first failure of the group peer(), signal() and wait_signal()
-// throw it. local() then keeps its content, as SymmetricBuffer says; the tensors of peers that were
-// taken before stay valid, but what they hold is undefined. What a peer's tensor holds, and when,
-// is agreed by operations or by signals: what was written before signal() is seen after
-// wait_signal(). Source: SymmetricBuffer, of which it is the form for tensors;
-// torch.distributed._symmetric_memory. Guide: docs/guide/reference/groups-and-messages.md.
+// value over shared state; its tensors keep the memory, even after the group is closed. Errors:
+// those of the group; kInvalidArgument for another rank if shares_memory() is false, and after this
+// object was moved from. After the first failure of the group peer(), signal() and wait_signal()
+// throw it. local() then keeps its content, as SymmetricBuffer says; tensors of peers that were
+// taken before stay valid, but their values are undefined. Operations or signals must order the
+// accesses of the ranks: what was written before signal() is seen after wait_signal(). Source:
+// SymmetricBuffer, which has the same in bytes; torch.distributed._symmetric_memory. Guide:
+// docs/guide/reference/groups-and-messages.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,15 +1,15 @@
 // The group of one wrapper: the collectives of a ProcessGroup on values, without autograd, whose
 // errors say where in the wrapper's step this rank was.
 //
-// Threads: as ProcessGroup; enter() between operations. Blocking: all but the _async calls and the
-// accessors, until the group's deadline; the destructor of the last copy, up to
-// kDefaultCloseTimeout, for the _async operations that still run: a group that is destroyed with
-// pending operations fails on all ranks, and with it every group of the job, and an exception may
-// have left some behind. Lifetime: a handle; copies share the group and the place, and keep the
-// group alive, also after the wrapper is gone. Errors: those of the group. When the
-// ranks called different operations, and there is an owner, the message begins with the wrapper,
-// its module, this rank, and the part of the step that the operation belongs to: the program has
-// called none of these operations by name.
+// Threads: as ProcessGroup; enter() is called between operations. Blocking: all functions except
+// the _async calls and the accessors, until the group's deadline. The destructor of the last copy
+// waits up to kDefaultCloseTimeout for _async operations that an exception may have left behind: a
+// group that is destroyed with pending operations fails on all ranks, and with it every group of
+// the job. Lifetime: a handle; copies share the group and the place, and keep the group alive, even
+// when the wrapper is gone. Errors: those of the group. If the ranks called different operations,
+// and there is an owner, the message begins with the wrapper, its module, this rank, and the part
+// of the step to which the operation belongs, because the program has called none of these
+// operations by name.
 #pragma once
 
 #include <ATen/core/Tensor.h>

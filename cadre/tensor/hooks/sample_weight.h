@@ -1,5 +1,5 @@
-// The weight of a rank's gradients in a pass: its share of the samples, and whether that share
-// serves every forward that the pass carries.
+// The weight of a rank's gradients in a pass: its share of the samples; and whether the rank has
+// the same share in every forward that the pass carries.
 //
 // Threads: one. Blocking: agree_on_weight() is collective. Errors: as the group.
 #pragma once
@@ -35,7 +35,7 @@ inline constexpr int64_t kSampleMessageBytes = 128;
 
 struct PassSamples {
   int64_t num_accumulated = 0;  // samples under no_sync() since the last pass
-  // samples by forward; the first is weighted; empty without a forward
+  // Samples by forward; the first is weighted; empty without a forward.
   std::span<const int64_t> of_forwards = {};
 };
 

@@ -3,14 +3,14 @@
 // Threads: as ProcessGroup. The constructor is a collective of the world. Blocking: the
 // constructor; the first group() of each axis, until all members of that group have called it;
 // close(). Lifetime: a cheap value over shared state; slices and flattened meshes share the groups
-// of the mesh that they come from. The groups live as long as the last of them, and keep the world.
-// Errors: cadre::Error, kInvalidArgument for axes whose sizes do not multiply to the world's size,
-// for unknown axes and, on all ranks, for axes that differ between ranks. The world and the groups
-// of a mesh fail together, on all ranks of the world. After that: rejoin() the world and create a
-// new mesh.
+// of the mesh from which they were made. The groups live as long as the last of these meshes, and
+// keep the world. Errors: cadre::Error, kInvalidArgument for axes whose sizes do not multiply to
+// the world's size, for unknown axes and, on all ranks, for axes that differ between ranks. The
+// world and the groups of a mesh fail together, on all ranks of the world. After that rejoin() the
+// world and create a new mesh.
 // Ranks are in row-major order: neighbouring ranks differ in the last axis. A world of one needs no
-// store and no connection. Source: torch.distributed.device_mesh; docs/decisions/0012.
-// Guide: docs/guide/parallel/mesh.md.
+// store and no connection. Source: torch.distributed.device_mesh; docs/decisions/0012. Guide:
+// docs/guide/parallel/mesh.md.
 #pragma once
 
 #include <memory>
@@ -107,7 +107,7 @@ class CADRE_EXPORT DeviceMesh {
   struct Step {
     int size;
     int stride;
-    size_t axis;  // its index in the world mesh
+    size_t axis;  // index in the world mesh
 
     bool operator==(const Step&) const = default;
   };

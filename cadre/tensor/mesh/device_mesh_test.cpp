@@ -102,7 +102,8 @@ TEST(DeviceMesh, ClosesItsGroupsWithinTheTimeout) {
     EXPECT_THAT(failure_of([&] { mesh.close(std::chrono::milliseconds(-1)); }),
                 HasSubstr("DeviceMesh::close"));
     group.barrier();
-    if (world.rank() == 1) return has_closed.wait(false);  // it stays, and comes to no barrier
+    // Rank 1 stays in the world, and comes to no barrier.
+    if (world.rank() == 1) return has_closed.wait(false);
     const Work pending = group.barrier_async();
     const std::string failure = failure_of([&] { mesh.close(std::chrono::milliseconds(20)); });
     has_closed = true;

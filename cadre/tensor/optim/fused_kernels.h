@@ -54,7 +54,7 @@ CADRE_EXPORT at::Tensor in_order_of(const at::Tensor& parameter, const at::Tenso
 struct FusedBatch {
   std::vector<at::Tensor> parameters;  // updated in place
   std::vector<at::Tensor> gradients;   // read
-  // a list for each state of the rule; updated in place
+  // A list for each state of the rule; updated in place.
   std::vector<std::vector<at::Tensor>> states;
   std::vector<at::Tensor> steps;  // zero-dimensional, this step included; empty for SGD
 };

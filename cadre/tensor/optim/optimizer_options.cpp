@@ -205,7 +205,7 @@ struct CommonGroup {
     const at::Tensor* tensor;
   };
   std::vector<Parameter> parameters;
-  const torch::optim::OptimizerOptions* options;  // null if nothing gives them
+  const torch::optim::OptimizerOptions* options;  // null if there are none
 };
 
 std::vector<CommonGroup> common_groups(const GroupTerms& terms) {

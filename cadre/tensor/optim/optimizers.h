@@ -12,14 +12,14 @@
 // bfloat16 and float16. State has the parameter's dtype, as in torch::optim, and is made at the
 // first gradient of a parameter, also that of Adagrad. A parameter that is listed several times,
 // and parameters that share memory, step in sequence. load() keeps the state of a parameter that is
-// listed several times, which torch::optim loses. An archive of shards of parameters says whose
-// they are, and load() refuses that of another rank. Errors: kInvalidArgument, before anything is
-// changed, for inputs for which a kernel would be incorrect: see fused_kernels.h; also for a group
-// with the options of another optimizer. The message has the parameter's index, counted through all
-// groups from 0, and its name if the optimizer was created from named parameters. A parameter
-// without a gradient is skipped. Version counters are bumped, so that autograd detects a backward
-// through a forward before the step; torch::optim::SGD does not do that. Source: torch.optim with
-// fused=True.
+// listed several times, which torch::optim loses. An archive of shards of parameters says to which
+// rank they belong, and load() refuses the shards of another rank. Errors: kInvalidArgument, before
+// anything is changed, for inputs for which a kernel would be incorrect (fused_kernels.h), and for
+// a group with the options of another optimizer. The message has the parameter's index, counted
+// through all groups from 0, and its name if the optimizer was created from named parameters. A
+// parameter without a gradient is skipped. Version counters are bumped, so that autograd detects a
+// backward through a forward before the step; torch::optim::SGD does not do that. Source:
+// torch.optim with fused=True.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// Which wrapper of a model an error or a log line comes from, and on which rank.
+// Names the wrapper of a model from which an error or a log line comes, and the rank.
 //
 // Threads: plain values. Blocking: never. Errors: none.
 #pragma once

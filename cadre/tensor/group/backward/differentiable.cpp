@@ -114,7 +114,7 @@ at::Tensor checked_input(const ProcessGroup& group, std::string_view operation,
                          const at::Tensor& input) {
   const at::Tensor checked = input.defined() ? with_values_in_memory(input) : input;
   check_tensor(group.communicator(), operation, kInput, checked);
-  // Otherwise its tangent would be dropped silently.
+  // Without the refusal below, a tangent would be dropped silently.
   if (!carries_tangent(checked)) return checked;
   refuse_tensor(group.communicator(), operation,
                 format("the input {} carries a tangent of forward-mode differentiation, which the "
@@ -329,7 +329,7 @@ at::Tensor copy_to_group(const at::Tensor& tensor, const ProcessGroup& group) {
     output = input.view_as(input);
   }
   // If either tensor were changed in place, autograd would drop the backward of this view. With
-  // this mark it refuses the change.
+  // this mark autograd refuses the change.
   if (auto* view = torch::autograd::impl::get_view_autograd_meta(output)) {
     view->set_creation_meta(torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
   }

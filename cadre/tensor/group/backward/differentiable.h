@@ -46,8 +46,8 @@ CADRE_EXPORT at::Tensor all_gather(const at::Tensor& input, const ProcessGroup& 
 // others are refused while gradients are recorded.
 CADRE_EXPORT at::Tensor reduce_scatter(const at::Tensor& input, const ProcessGroup& group,
                                        const ReduceScatterOptions& options = {});
-// nput: (n, ...); result: (m, ...), where the splits add up to n and m. If splits are given for one
-// side only, the other side is divided evenly; without output splits m is n.
+// input: (n, ...); result: (m, ...), where the splits add up to n and m. If splits are given for
+// one side only, the other side is divided evenly; without output splits m is n.
 CADRE_EXPORT at::Tensor all_to_all(const at::Tensor& input, const ProcessGroup& group,
                                    const AllToAllOptions& options = {});
 // The result is the root's input. On other ranks only the input's shape and dtype are used; its
