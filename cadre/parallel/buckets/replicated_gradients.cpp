@@ -163,7 +163,7 @@ void ReplicatedGradients::finish_early() {
   }
 }
 
-// A blocking call, because this thread has no other work.
+// Makes a blocking call, because this thread has no other work.
 void ReplicatedGradients::reduce_last() {
   group_.all_reduce(buffers_.flats[num_launched_++], combination_.op);
 }

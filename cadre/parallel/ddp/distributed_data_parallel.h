@@ -86,7 +86,7 @@ class DistributedDataParallel : public DataParallelModule<M> {
   // named_parameters(); needs GradientPlacement::kSharded. An optimizer is given the `values` of
   // all of them, also of those without an element here.
   std::vector<ParameterShard> parameter_shards() const {
-    this->core();  // throws where the program has moved from this
+    this->core();  // throws if this object was moved from
     return replicas_.parameter_shards();
   }
   // Returns the ranks that have replicas of the module.

@@ -56,7 +56,7 @@ struct FileOffload {
 
 // Owners keep their shards in the dtype that the parameters had before.
 struct ShardPrecision {
-  std::optional<c10::ScalarType> parameters = {};  // dtype of gathered parameters and compute
+  std::optional<c10::ScalarType> parameters = {};  // dtype of gathered parameters, used to compute
   std::optional<c10::ScalarType> reduce = {};      // dtype of gradients while they are reduced
   // Dtype of what forward() returns; in the wrapper's precision it applies to the root alone.
   std::optional<c10::ScalarType> outputs = {};

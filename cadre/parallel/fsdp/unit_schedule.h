@@ -125,7 +125,7 @@ class UnitSchedule {
   // A call of a unit that a backward passes.
   struct Call {
     size_t unit;
-    // Nodes that made the call's inputs, if these have gradients.
+    // The nodes that made those of the call's inputs that have gradients.
     std::vector<wrap::GraphNode> inputs = {};
     bool is_open = false;  // backward is between outputs and inputs
   };

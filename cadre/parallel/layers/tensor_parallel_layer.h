@@ -37,7 +37,7 @@ struct AgreedField;
 // Activations are (..., T, D): T counts the tokens of a sequence, D the features.
 enum class ParallelStyle {
   kColwise,     // ranks compute parts of the output features, from the whole input
-  kRowwise,     // ranks compute from parts of the input features, or of the vocabulary; summed
+  kRowwise,     // ranks compute from parts of the input features or vocabulary, and sum up
   kSequence,    // whole parameters; inputs and outputs are shards along T
   kReplicated,  // whole parameters, inputs and outputs on every rank
 };

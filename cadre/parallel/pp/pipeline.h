@@ -78,7 +78,7 @@ struct PipelineOptions {
   std::function<void(const PipelineMicrobatch&)> before_microbatch = {};
 };
 
-// One tensor or several, or none.
+// A list of tensors, which may be empty.
 class PipelineBatch {
  public:
   PipelineBatch() = default;
@@ -167,7 +167,7 @@ class CADRE_EXPORT Pipeline {
  private:
   class Core;
   Core& core() const;           // throws if the pipeline was moved from
-  std::unique_ptr<Core> core_;  // the executor, which is not installed
+  std::unique_ptr<Core> core_;  // hidden, because its headers are not installed
 };
 
 }  // namespace cadre

@@ -158,7 +158,7 @@ void DataParallelCore::start(const std::shared_ptr<const torch::nn::Module>& mod
     return parameter.tensor.requires_grad();
   });
   std::unique_ptr<GradientStorage> storage = make_storage(std::move(trained), group_);
-  // A storage may give parameters new memory.
+  // The watch begins only now, because a storage may give parameters new memory.
   watch_ = std::make_unique<wrap::ParameterWatch>(module);
   buffers_ = std::make_unique<BufferBroadcast>(buffers, group_, wrapper_.number);
   replicas_ = std::make_unique<ReplicaWatch>(std::move(parameters), options_.values,

@@ -476,7 +476,7 @@ void FlatParameters::take_from_parameters() {
   }
   const at::NoGradGuard no_grad;
   if (shares_memory() && !private_.defined()) {
-    // The memory is the same, but the values are others.
+    // The memory is the same, but the values have changed.
     shard_.unsafeGetTensorImpl()->bump_version();
   } else {
     const at::Tensor own = own_part_of(private_.defined() ? private_ : buffer_);

@@ -31,7 +31,7 @@ namespace cadre {
 
 struct GradScalerOptions {
   double initial_scale = 65536.0;
-  double growth_factor = 2.0;      // > 1
+  double growth_factor = 2.0;      // must be > 1
   double backoff_factor = 0.5;     // in (0, 1), applied after a skipped step
   int64_t growth_interval = 2000;  // consecutive steps that were done, before the scale grows
 };

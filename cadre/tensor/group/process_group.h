@@ -274,7 +274,7 @@ class CADRE_EXPORT ProcessGroup {
   void barrier(const BarrierOptions& options = {}) const;
   Work barrier_async(const BarrierOptions& options = {}) const;
 
-  // Messages. A tensor that is sent may have any layout; what is received follows all_reduce.
+  // Messages. A sent tensor may have any layout; a received tensor follows the rules of all_reduce.
   void send(const at::Tensor& tensor, int destination, const MessageOptions& options = {}) const;
   Work send_async(const at::Tensor& tensor, int destination,
                   const MessageOptions& options = {}) const;

@@ -58,7 +58,7 @@ struct SampleWeight {
 std::optional<SampleWeight> agree_on_weight(const wrap::LocatedGroup& group,
                                             const PassSamples& own);
 
-// The weight when every rank counts the same, whatever its number of samples.
+// Returns the weight with which every rank counts the same, whatever its number of samples.
 SampleWeight equal_weight(const wrap::LocatedGroup& group);
 
 }  // namespace cadre

@@ -62,8 +62,8 @@ class CADRE_EXPORT DeviceMesh {
   // Returns the group of all ranks of this mesh; for a slice, of those that differ in its axes
   // only.
   const ProcessGroup& joint_group() const;
-  // The ranks of group(axis) in the group that was connected first, by coordinate; no
-  // communication.
+  // Returns the ranks of group(axis), by coordinate, with their numbers in the group that was
+  // connected first. No communication.
   std::vector<int> ranks(std::string_view axis) const;
 
   // Returns the mesh that has only these axes and contains this rank; the order of the axes is
