@@ -38,8 +38,8 @@ inline constexpr size_t kNumReductionBuffers = 2;
 // Returns all buffers that are reduced. The buffers of one dtype are used in turn, so each can hold
 // the largest bucket of that dtype.
 std::vector<shard::FlatBuffer> reduction_buffers(std::span<const ShardedBucketSize> buckets);
-// Returns the outputs that exist at the same time, at most, if gradients are not reduced in place:
-// one for each buffer in use, or one for each bucket if an all_reduce over replicas follows.
+// Returns the outputs that may exist at the same time if gradients are not reduced in place: one
+// for each buffer in use, or one for each bucket if an all_reduce over replicas follows.
 std::vector<shard::FlatBuffer> output_buffers(std::span<const ShardedBucketSize> buckets,
                                               bool has_replicas);
 

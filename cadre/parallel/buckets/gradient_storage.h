@@ -113,8 +113,8 @@ class CADRE_EXPORT GradientStorage {
   std::vector<size_t> bucket_of_;
 };
 
-// Writes `factor` times the gradient to the target, in its dtype and memory order. Both have the
-// same sizes.
+// Writes `factor` times the gradient to the target, in the target's dtype and memory order. Both
+// have the same sizes.
 CADRE_EXPORT void write_gradient(const at::Tensor& target, const at::Tensor& gradient,
                                  double factor);
 

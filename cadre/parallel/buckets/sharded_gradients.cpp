@@ -217,7 +217,7 @@ void ShardedGradients::begin_arrival(size_t parameter) {
   if (!is_in_pass_) unreduced_.review(parameter);
 }
 
-// Throws outside of the pass, so that all ranks learn of the refusal.
+// A refusal is thrown in the middle of the pass, so that all ranks learn of it.
 void ShardedGradients::place(size_t parameter) {
   unreduced_.throw_if_changed();
   is_ready_[parameter] = true;

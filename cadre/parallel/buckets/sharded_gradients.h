@@ -5,9 +5,9 @@
 // Threads: one at a time. Blocking: the constructor is collective (it allocates symmetric memory);
 // launch_next() waits for the reduction before the last one, whose memory it uses again. Lifetime:
 // shares the flat parameters. The gradients of shards stay when this object is gone. Errors:
-// kInvalidArgument for a layout of other buckets. While this rank has gradients that are not
-// reduced, also kInvalidArgument out of a backward if the program has changed gradients of shards
-// in place or, if Options says so, values of shards.
+// kInvalidArgument for a layout of other buckets. A backward throws kInvalidArgument if, while this
+// rank has gradients that are not reduced, the program has changed gradients of shards in place or,
+// if Options says so, values of shards.
 //
 // There is one bucket for each FlatParameters with a trained parameter. When it is reduced, its
 // gradients are copied into one of two buffers, weighted and in the dtype of the reduction, and

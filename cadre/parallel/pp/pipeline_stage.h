@@ -9,8 +9,8 @@
 // be among them; they have no gradient.
 //
 // Threads: as the module. Blocking: as its forward(). Lifetime: a cheap value; it keeps the module.
-// Errors: kInvalidArgument for an empty module and for a stage number that does not exist; out of
-// the function, for another number of inputs than forward() takes.
+// Errors: kInvalidArgument for an empty module and for a stage number that does not exist; the
+// function throws it for another number of inputs than forward() takes.
 // Source: torch.distributed.pipelining.PipelineStage.
 #pragma once
 
