@@ -2,7 +2,7 @@
 // about the step.
 //
 // Threads: one for the same gradients. Blocking: a collective of the ranks that hold the parameters
-// in parts; none where every rank holds whole parameters. Lifetime: keeps nothing. Errors:
+// in parts; no communication if every rank holds whole parameters. Lifetime: keeps nothing. Errors:
 // kInvalidArgument, the same on all ranks, from NonFinitePolicy::kStop; errors of the group.
 // To be called after backward() has reduced the gradients and before they are clipped: the factor
 // of a NaN norm would make every gradient NaN.
@@ -32,7 +32,7 @@ struct NonFiniteGradient {
 };
 
 // Returns the first parameter, in the order of the list, that has such a gradient on any rank, and
-// the lowest rank where it has; the same on all ranks. nullopt if all gradients are finite. The
+// the lowest rank that has one; the same on all ranks. nullopt if all gradients are finite. The
 // list has the same parameters in the same order on all ranks.
 CADRE_EXPORT std::optional<NonFiniteGradient> find_nonfinite_gradient(
     std::span<const ParameterShard> shards);
