@@ -1,4 +1,4 @@
-// Which parameter's gradient lies in which bucket, in the order in which buckets are reduced.
+// Says which parameter's gradient lies in which bucket, in the order in which buckets are reduced.
 //
 // Threads: plain values. Blocking: never. Errors: cadre::Error; kCorruption for a malformed text,
 // kInvalidArgument for a layout of another model.
@@ -32,7 +32,7 @@ struct BucketLayout {
 
   friend bool operator==(const BucketLayout&, const BucketLayout&) = default;
 
-  // "float32:3,2,1;float32:0". parse(to_string()) is the same layout.
+  // Returns "float32:3,2,1;float32:0" and the like. parse(to_string()) is the same layout.
   CADRE_EXPORT std::string to_string() const;
   CADRE_EXPORT static BucketLayout parse(std::string_view text);
 };
@@ -42,11 +42,12 @@ struct BucketCaps {
   int64_t bytes = int64_t{25} << 20;
 };
 
-// Reverse order of registration: a first guess at the order in which gradients become ready.
+// Returns the reverse order of registration: a first guess at the order in which gradients become
+// ready.
 CADRE_EXPORT std::vector<int64_t> reverse_order(size_t num_parameters);
 
 // Fills buckets in `order` (a permutation of the parameters, first ready first); a bucket is full
-// when it has reached its cap and holds one dtype. Buckets stand in the order in which they become
+// when it has reached its cap, and has one dtype. The buckets are in the order in which they become
 // complete. A pure function: equal arguments give equal layouts on every rank.
 CADRE_EXPORT BucketLayout plan_bucket_layout(std::span<const ParameterSize> parameters,
                                              std::span<const int64_t> order,

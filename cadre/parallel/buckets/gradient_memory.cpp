@@ -12,7 +12,7 @@ namespace {
 
 using ByDtype = std::map<at::ScalarType, std::vector<int64_t>>;
 
-// The largest `count` of each dtype.
+// Returns the largest buffers of each dtype, at most `count` of them.
 std::vector<shard::FlatBuffer> largest(ByDtype numels, size_t count) {
   std::vector<shard::FlatBuffer> buffers;
   for (auto& [dtype, sizes] : numels) {
@@ -44,7 +44,7 @@ std::vector<shard::FlatBuffer> reduction_buffers(std::span<const ShardedBucketSi
     numels[bucket.reduce_dtype].push_back(bucket.numel);
   }
   std::vector<shard::FlatBuffer> buffers = largest(numels, kNumReductionBuffers);
-  // Each of them has to hold the largest bucket.
+  // Each buffer must be able to hold the largest bucket.
   for (shard::FlatBuffer& buffer : buffers) buffer.numel = std::ranges::max(numels[buffer.dtype]);
   return buffers;
 }

@@ -17,15 +17,15 @@
 
 namespace cadre {
 
-// By bucket: the buffer of its gradients, which in the last bucket ends with the trailer.
+// Returns the buffer of each bucket's gradients; in the last bucket it ends with the trailer.
 std::vector<shard::FlatBuffer> replicated_buffers(const BucketLayout& layout,
                                                   std::span<const ParameterSize> parameters,
                                                   int64_t trailer_numel);
 
-// A bucket of sharded gradients: those of one FlatParameters.
+// The sizes of a bucket of sharded gradients, which are those of one FlatParameters.
 struct ShardedBucketSize {
   int64_t numel = 0;                 // elements that are reduced, padding included
-  shard::FlatBuffer gradients = {};  // this rank's shard of them, which is kept
+  shard::FlatBuffer gradients = {};  // the part that this rank keeps, its shard
   at::ScalarType reduce_dtype = at::kFloat;
 
   // Whether the result of a reduction may be written to the gradients directly.
@@ -33,13 +33,13 @@ struct ShardedBucketSize {
   shard::FlatBuffer output() const { return {.numel = gradients.numel, .dtype = reduce_dtype}; }
 };
 
-// For each dtype of a reduction: one buffer is filled while the other one is reduced.
+// The number of buffers for each dtype of a reduction: one is filled while the other is reduced.
 inline constexpr size_t kNumReductionBuffers = 2;
-// All buffers that are reduced. Those of one dtype are used in turn, so each can hold the largest
-// bucket of that dtype.
+// Returns all buffers that are reduced. The buffers of one dtype are used in turn, so each can hold
+// the largest bucket of that dtype.
 std::vector<shard::FlatBuffer> reduction_buffers(std::span<const ShardedBucketSize> buckets);
-// The most outputs that exist at the same time where gradients are not reduced in place: those of
-// the buffers in use, or those of all buckets if an all_reduce over replicas follows.
+// Returns the outputs that may exist at the same time if gradients are not reduced in place: one
+// for each buffer in use, or one for each bucket if an all_reduce over replicas follows.
 std::vector<shard::FlatBuffer> output_buffers(std::span<const ShardedBucketSize> buckets,
                                               bool has_replicas);
 

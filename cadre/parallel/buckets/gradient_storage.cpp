@@ -14,8 +14,9 @@ namespace cadre {
 
 namespace {
 
-// copy_'s time on a small tensor is mostly its dispatch. On a large one, memcpy in parts of this
-// size takes two thirds of the time: it writes without reading the target's lines first.
+// The size of the parts in which large tensors are copied. On a small tensor copy_ spends most of
+// its time on dispatch. On a large one memcpy in such parts takes two thirds of copy_'s time: it
+// writes without reading the target's lines first.
 constexpr size_t kCopiedBytes = 256 * 1024;
 
 void copy_gradient(const at::Tensor& target, const at::Tensor& gradient) {
@@ -55,7 +56,7 @@ void GradientStorage::set_layout(BucketLayout layout) {
 
 void write_gradient(const at::Tensor& target, const at::Tensor& gradient, double factor) {
   if (factor == 0.0) {
-    target.zero_();  // the mean over no samples may be NaN, which zero times it would keep
+    target.zero_();  // the mean over no samples may be NaN, and so would zero times it
   } else if (factor == 1.0) {
     copy_gradient(target, gradient);
   } else if (gradient.scalar_type() == target.scalar_type()) {
@@ -63,7 +64,7 @@ void write_gradient(const at::Tensor& target, const at::Tensor& gradient, double
     // A 0-dim double does not promote the result, and a bfloat16 weight would not sum to one.
     at::mul_out(out, gradient, at::scalar_tensor(factor, at::kDouble));
   } else {
-    target.copy_(gradient);  // first, so that the product is rounded in the target's dtype
+    target.copy_(gradient);  // copied first, so that the product is rounded in the target's dtype
     target.mul_(factor);
   }
 }

@@ -1,8 +1,8 @@
-// Where the gradients of a model are kept while and after they are reduced over its ranks: the
-// interface between the reducer, which decides when, and a placement of gradients.
+// Keeps the gradients of a model while and after they are reduced over its ranks: the interface
+// between the reducer, which decides when, and a placement of gradients.
 //
 // Threads: one at a time. Blocking: learn(), finish_early(), reduce_last() and settle_abandoned(),
-// until the group's deadline; launch_next() where a placement reuses memory that is still being
+// until the group's deadline; launch_next() if a placement reuses memory that is still being
 // reduced. Lifetime: shares the parameters. Errors: cadre::Error of the group. Parameters are in
 // buckets, and buckets are reduced in one order on all ranks, whatever the order in which a rank's
 // gradients become ready.
@@ -44,52 +44,54 @@ class CADRE_EXPORT GradientStorage {
   const BucketLayout& layout() const { return layout_; }
   size_t num_buckets() const { return layout_.buckets.size(); }
   size_t bucket_of(size_t parameter) const { return bucket_of_[parameter]; }
-  // The layout will not change any more.
+  // Whether the layout will not change any more.
   bool is_learned() const { return is_learned_; }
   // Brings the buckets into the order in which gradients become ready. `order`: a permutation of
-  // the parameters, the same on all ranks. Between passes.
+  // the parameters, the same on all ranks. Called between passes.
   virtual void learn(std::span<const int64_t> order) = 0;
 
   struct Combination {
-    double factor = 1.0;           // for this rank's gradients
+    double factor = 1.0;           // scales this rank's gradients
     ReduceOp op = ReduceOp::kAvg;  // combines the products of all ranks
   };
   void begin_pass(const Combination& combination);
   virtual void place(size_t parameter) = 0;
-  // Contributes zeros. What the user finds in the gradient stays, unless settle_unused() changes
-  // it.
+  // Contributes zeros. The gradient that the user sees stays, unless settle_unused() changes it.
   virtual void place_unused(size_t parameter) = 0;
-  // Buckets of this pass that were launched, from the first.
+  // The number of buckets that were launched in this pass.
   size_t num_launched() const { return num_launched_; }
-  // How many launch_next() launches; the rest belongs to reduce_last().
+  // The number of buckets that launch_next() launches; reduce_last() reduces the others.
   virtual size_t num_early_buckets() const = 0;
-  // How many of these are launched during backward, each when its parameters have been placed.
+  // The number of these that are launched during backward, each when its parameters have been
+  // placed.
   virtual size_t num_eager_buckets() const { return num_early_buckets(); }
   virtual void launch_next() = 0;
   virtual bool is_last_launched() const = 0;
-  // (trailer_numel) of a floating-point dtype, reduced by reduce_last() with the same combination
-  // of ranks. Written and read between finish_early() and reduce_last(), and after it.
+  // Returns (trailer_numel) of a floating-point dtype, which reduce_last() reduces with the same
+  // combination of ranks. Written and read between finish_early() and reduce_last(), and after
+  // reduce_last().
   virtual const at::Tensor& trailer() const = 0;
   virtual void finish_early() = 0;
   virtual void reduce_last() = 0;
-  // `used_by_some`: a rank contributed a gradient; otherwise the reduced zeros are dropped.
+  // `used_by_some`: whether a rank contributed a gradient; otherwise the reduced zeros are dropped.
   struct Usage {
     bool used_by_some;
   };
   virtual void settle_unused(size_t parameter, const Usage& usage) = 0;
   virtual void end_pass() = 0;
-  // Issues what the other ranks wait for and does not wait for it itself. The pass is an error on
-  // all ranks, so the values do not matter; the trailer, if it is not launched yet, does.
+  // Issues the operations for which the other ranks wait, and does not wait for their end. The pass
+  // is an error on all ranks, so the values do not matter, except for a trailer that is not
+  // launched yet.
   virtual void abandon() = 0;
-  // Waits for what is left of a pass that ended by an exception. Before the next pass.
+  // Waits for what is left of a pass that ended by an exception. Called before the next pass.
   virtual void settle_abandoned() = 0;
 
-  // A backward without reduction has added to parameter.grad().
+  // Called when a backward without reduction has added to parameter.grad().
   virtual void keep_local(size_t parameter) = 0;
-  // Drops the gradients of keep_local() where the user has cleared what an optimizer sees instead
-  // of them. `just_touched`: a parameter that the running backward has added to already.
+  // Drops gradients of keep_local() if the user has cleared the gradients that an optimizer sees
+  // instead of them. `just_touched`: a parameter to which the running backward has already added.
   virtual void forget_cleared(std::optional<size_t> just_touched) = 0;
-  // Clears what an optimizer sees instead of parameter.grad().
+  // Clears the gradients that an optimizer sees instead of parameter.grad().
   virtual void zero_grad(bool set_to_none) = 0;
 
  protected:
@@ -111,7 +113,8 @@ class CADRE_EXPORT GradientStorage {
   std::vector<size_t> bucket_of_;
 };
 
-// Target: `factor` times the gradient, in the target's dtype and memory order. Same sizes.
+// Writes `factor` times the gradient to the target, in the target's dtype and memory order. Both
+// have the same sizes.
 CADRE_EXPORT void write_gradient(const at::Tensor& target, const at::Tensor& gradient,
                                  double factor);
 

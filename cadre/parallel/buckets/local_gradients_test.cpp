@@ -1,6 +1,6 @@
-// Full gradients that no pass has taken yet, and what the program does to them and to the gradients
-// of the shards meanwhile. Gradients come from backwards that begin at the parameter itself, which
-// reads no value of it.
+// Full gradients that no pass has taken yet, and what the program does meanwhile to them and to the
+// gradients of the shards. Gradients come from backwards that begin at the parameter itself, so no
+// value of the parameter is read.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -45,7 +45,7 @@ struct Shards {
   }
 
   Tensor values(size_t i) const { return unit->values(i); }
-  // As a backward does that computes this gradient.
+  // Accumulates like a backward that computes this gradient.
   void arrive(size_t i, double gradient) const {
     parameters[i].tensor.backward(torch::full({kNumel}, gradient));
   }
@@ -57,8 +57,8 @@ struct Shards {
     size_t parameter;
     double gradient;
   };
-  // A backward that reduces. just_touched: its first arrival, which no output of the wrapper came
-  // before.
+  // Runs a backward that reduces. just_touched: its first arrival, before an output of the wrapper
+  // was reached.
   void pass(const std::vector<Arrival>& arrivals = {},
             std::optional<Arrival> just_touched = {}) const {
     if (just_touched) arrive(just_touched->parameter, just_touched->gradient);
@@ -118,7 +118,7 @@ TEST(LocalShardGradients, OfEachParameterGoWithItsOwnShard) {
   }
 }
 
-// Also where the backward that comes next adds to the parameter before anything else is noticed.
+// The next backward may add to the parameter before anything else is noticed.
 TEST(LocalShardGradients, AreDroppedBeforeABackwardAddsToThem) {
   on_two_ranks([](const ProcessGroup& world) {
     const Shards shards(world);
@@ -178,7 +178,7 @@ TEST(LocalShardGradients, GradientsFromBeforeCountUntilTheyAreCleared) {
 TEST(LocalShardGradients, WhatAFailedBackwardHasLeftDoesNotCount) {
   on_two_ranks([](const ProcessGroup& world) {
     const Shards shards(world);
-    shards.arrive(0, 100);  // and then the backward throws
+    shards.arrive(0, 100);  // then the backward throws
     shards.arrive(1, 100);
     shards.pass({{0, 2}, {1, 2}});
     for (const size_t i : {0, 1}) shards.require_gradient(i, 2);
@@ -188,7 +188,7 @@ TEST(LocalShardGradients, WhatAFailedBackwardHasLeftDoesNotCount) {
   });
 }
 
-// As those of the microbatches of a pipeline.
+// A pipeline has several backwards in one pass, one for each microbatch.
 TEST(LocalShardGradients, SeveralBackwardsOfOnePassAddUp) {
   on_two_ranks([](const ProcessGroup& world) {
     const Shards shards(world);
@@ -207,7 +207,7 @@ TEST(LocalShardGradients, WhatTheProgramAssignsCounts) {
     const Shards shards(world);
     for (int step = 0; step < 2; ++step) {
       Tensor parameter = shards.parameters[0].tensor;
-      // Leaves no gradient, although the parameter's hooks run.
+      // This leaves no gradient, although the parameter's hooks run.
       torch::autograd::grad({parameter}, {parameter}, {torch::ones({kNumel})});
       parameter.mutable_grad() = torch::full({kNumel}, 8.0 * (1 + shards.rank));
       shards.pass();
@@ -217,7 +217,7 @@ TEST(LocalShardGradients, WhatTheProgramAssignsCounts) {
   });
 }
 
-// Whatever the program holds of it: the tensor, one that shares its memory, or a part.
+// The program may keep the tensor, another one that shares its memory, or a part.
 TEST(LocalShardGradients, AGradientThatTheProgramKeepsStaysAsItIs) {
   for (const bool is_accumulated : {false, true}) {
     on_two_ranks([is_accumulated](const ProcessGroup& world) {
@@ -245,7 +245,7 @@ TEST(LocalShardGradients, AGradientThatTheProgramKeepsStaysAsItIs) {
         step(4);
         require(shards.values(0).grad().const_data_ptr() == memory, "used again");
       }
-      // One of two is cleared.
+      // One of the two gradients is cleared.
       const Tensor first = shards.values(0).grad();
       shards.values(0).mutable_grad().reset();
       step(5);
@@ -265,7 +265,8 @@ TEST(LocalShardGradients, APartOfOneGradientThatTheProgramKeepsStaysAsItIs) {
         shards.pass({{0, 1}, {1, 1}});
         double other = 1;
         for (int step = 2; step <= 4; ++step) {
-          // A part of an alias, because autograd keeps the tensor that a view is made of.
+          // The kept tensor is a part of an alias, because autograd keeps the tensor of which a
+          // view is made.
           const Tensor alias = shards.values(kept_of).grad().detach();
           const Tensor kept = alias.narrow(0, 0, alias.numel() / 2);
           if (are_all_cleared) shards.storage->zero_grad(/*set_to_none=*/true);
@@ -282,7 +283,8 @@ TEST(LocalShardGradients, APartOfOneGradientThatTheProgramKeepsStaysAsItIs) {
   }
 }
 
-// A parameter with an earlier gradient that no step uses has one when the guards are removed.
+// A parameter with an earlier gradient that no step uses still has a gradient when the guards are
+// removed.
 TEST(LocalShardGradients, EndWithAGradientThatIsNoRefusedOne) {
   on_two_ranks([](const ProcessGroup& world) {
     {

@@ -22,7 +22,7 @@ at::Tensor gradient_like(const at::Tensor& parameter, const at::Tensor& flat, in
   return flat.narrow(0, offset, parameter.numel()).view(parameter.sizes()).variable_data();
 }
 
-// Whether the gradient is the view's memory, in its order.
+// Returns whether the gradient is the view's memory, in the view's order.
 bool lies_in(const at::Tensor& gradient, const at::Tensor& view) {
   return gradient.const_data_ptr() == view.const_data_ptr() && gradient.strides() == view.strides();
 }
@@ -70,7 +70,7 @@ void ReplicatedGradients::on_begin_pass() {
   }
 }
 
-// Autograd adds to such a gradient in place, so what else holds it changes with it anyway.
+// Autograd adds to such a gradient in place, so whoever else holds it sees the changes anyway.
 bool ReplicatedGradients::is_in_use(size_t parameter) const {
   return parameters_[parameter].tensor.grad().is_same(buffers_.views[parameter]);
 }
@@ -89,7 +89,7 @@ bool ReplicatedGradients::is_handed_out(size_t bucket) const {
   return has_unused && flat(bucket).storage().use_count() > num_own;
 }
 
-// Gradients that are in use stay the tensors that they are, over the memory of the bucket.
+// Moves gradients that are in use into the memory of the bucket; they stay the same tensors.
 void ReplicatedGradients::take_back(size_t bucket) {
   const at::NoGradGuard no_grad;
   at::Tensor& flat = buffers_.flats[bucket];
@@ -163,7 +163,7 @@ void ReplicatedGradients::finish_early() {
   }
 }
 
-// A blocking call, because this thread has no other work.
+// Makes a blocking call, because this thread has no other work.
 void ReplicatedGradients::reduce_last() {
   group_.all_reduce(buffers_.flats[num_launched_++], combination_.op);
 }

@@ -58,7 +58,7 @@ ShardedGradients::ShardedGradients(std::vector<NamedTensor> parameters,
   if (options_.layout) follow(*options_.layout);
   is_learned_ = options_.layout.has_value();
   allocate();
-  unreduced_.review_all(std::nullopt);  // gradients from before
+  unreduced_.review_all(std::nullopt);  // gradients that exist already
   for (size_t i = 0; i < slots_.size(); ++i) {
     places_.emplace(slots_[i].leaf.unsafeGetTensorImpl(), i);
   }
@@ -178,7 +178,7 @@ void ShardedGradients::slice_gradients(const Bucket& bucket) {
   const int rank = groups_.shard.rank();
   for (const size_t parameter : bucket.parameters) {
     Slot& slot = slots_[parameter];
-    // Not a view to autograd: the optimizers' zero_grad() calls detach_(), which refuses views.
+    // For autograd it is no view: the optimizers' zero_grad() calls detach_(), which refuses views.
     slot.gradient =
         bucket.gradients
             .narrow(0, flat.offset_in_shard(slot.place, rank), flat.range(slot.place, rank).size())
@@ -186,7 +186,7 @@ void ShardedGradients::slice_gradients(const Bucket& bucket) {
   }
 }
 
-// By the last of its gradients: that is when a bucket may be reduced.
+// Orders the buckets by their last gradients, because only then a bucket may be reduced.
 void ShardedGradients::learn(std::span<const int64_t> order) {
   is_learned_ = true;
   std::vector<size_t> last(buckets_.size(), 0);
@@ -212,12 +212,12 @@ void ShardedGradients::on_begin_pass() {
   std::ranges::fill(unsettled_, at::Tensor());
 }
 
-// A pass may be several backwards, as that of a pipeline is: what arrives in it adds up.
+// A pass may be several backwards, as in a pipeline: the gradients that arrive in it add up.
 void ShardedGradients::begin_arrival(size_t parameter) {
   if (!is_in_pass_) unreduced_.review(parameter);
 }
 
-// Out of the pass, so that all ranks learn of the refusal.
+// A refusal is thrown in the middle of the pass, so that all ranks learn of it.
 void ShardedGradients::place(size_t parameter) {
   unreduced_.throw_if_changed();
   is_ready_[parameter] = true;
@@ -231,7 +231,7 @@ void ShardedGradients::end_pass() {
 void ShardedGradients::launch_next() {
   const at::NoGradGuard no_grad;
   Bucket& bucket = buckets_[num_launched_];
-  bucket.flat->check_written();  // while all ranks can still learn of it
+  bucket.flat->check_written();  // checked while all ranks can still learn of it
   const at::Tensor buffer = free_buffer(bucket).narrow(0, 0, bucket.flat->layout().numel());
   take(bucket, buffer);
   const at::Tensor output = output_for(bucket);
@@ -243,14 +243,16 @@ void ShardedGradients::launch_next() {
   if (options_.on_unit_taken) options_.on_unit_taken(bucket.unit);
 }
 
-// The buffers are used in turn; waits until the reduction that used this one last has read it.
+// Returns the next buffer. The buffers are used in turn, so this waits until the last reduction
+// that used the buffer has read it.
 const at::Tensor& ShardedGradients::free_buffer(const Bucket& bucket) {
   Buffers& buffers = buffers_.at(bucket.dtype);
   const at::Tensor& flat = buffers.flats[buffers.next];
   const auto reads_it = [&flat](const Reduction& reduction) {
     return !reduction.is_scattered && reduction.buffer == flat.const_data_ptr();
   };
-  // In the order of launches, so that all ranks start the reductions over replicas in one order.
+  // The order is that of launches, so that all ranks start the reductions over replicas in one
+  // order.
   while (std::ranges::any_of(running_, reads_it)) {
     finish_scatter(*std::ranges::find(running_, false, &Reduction::is_scattered));
     if (!groups_.replicate) finish_oldest();
@@ -259,8 +261,8 @@ const at::Tensor& ShardedGradients::free_buffer(const Bucket& bucket) {
   return flat;
 }
 
-// Moves this rank's gradients of the bucket into the buffer. What lies between them, and behind the
-// last one, belongs to parameters that are not trained and to the padding.
+// Moves this rank's gradients of the bucket into the buffer and clears the rest of the buffer,
+// which belongs to parameters that are not trained and to the padding.
 void ShardedGradients::take(const Bucket& bucket, const at::Tensor& buffer) {
   const FlatLayout& layout = bucket.flat->layout();
   int64_t end = 0;
@@ -299,7 +301,7 @@ at::Tensor ShardedGradients::output_for(Bucket& bucket) {
   return bucket.gradients;
 }
 
-// Whether the program has the gradient, or something that shares its memory.
+// Returns whether the program has the gradient, or something that shares its memory.
 bool ShardedGradients::is_held(const Slot& slot) const {
   const bool is_given = slot.leaf.grad().is_same(slot.gradient);
   if (slot.gradient.use_count() > (is_given ? 2 : 1)) return true;
@@ -314,7 +316,8 @@ bool ShardedGradients::is_held(const Slot& slot) const {
   return bucket.gradients.storage().use_count() > static_cast<size_t>(num_own) + 1;
 }
 
-// Whether the gradients of its shards are parts of one memory, which the program does not hold.
+// Returns whether the gradients of the bucket's shards are parts of one memory, which the program
+// does not hold.
 bool ShardedGradients::is_whole(const Bucket& bucket) const {
   return std::ranges::none_of(bucket.parameters, [&](size_t parameter) {
     const Slot& slot = slots_[parameter];
@@ -324,8 +327,8 @@ bool ShardedGradients::is_whole(const Bucket& bucket) const {
   });
 }
 
-// Before a gradient is written that the leaf does not have any more: what the program has kept of
-// an earlier step stays as it is.
+// Called before a gradient is written that the leaf no longer has. Gives the gradient new memory if
+// the program has kept it from an earlier step, so that the kept gradient stays unchanged.
 void ShardedGradients::leave_held_memory(Slot& slot) {
   if (!is_held(slot)) return;
   const std::shared_ptr<FileMemory> files = FileMemory::of(slot.leaf);
@@ -333,8 +336,9 @@ void ShardedGradients::leave_held_memory(Slot& slot) {
                         : at::empty_like(slot.gradient);
 }
 
-// It counts as scattered only without an error: abandon() must still reduce over the replicas what
-// failed here, because the replicas of this rank, whose own shard group may be intact, do so too.
+// The reduction counts as scattered only without an error. If it fails here, abandon() must still
+// reduce it over the replicas, because the replicas of this rank, whose shard group may be intact,
+// do so too.
 void ShardedGradients::finish_scatter(Reduction& reduction) {
   std::exchange(reduction.end, nullptr)();
   reduction.is_scattered = true;
@@ -342,7 +346,7 @@ void ShardedGradients::finish_scatter(Reduction& reduction) {
   reduction.end = groups_.replicate->all_reduce_async(reduction.output, combination_.op);
 }
 
-// REQUIRES: it is scattered.
+// REQUIRES: the oldest reduction is scattered.
 void ShardedGradients::finish_oldest() {
   const Reduction reduction = std::move(running_.front());
   running_.pop_front();
@@ -432,7 +436,7 @@ void ShardedGradients::abandon() {
 }
 
 void ShardedGradients::settle_abandoned() {
-  is_in_pass_ = false;  // also of one that has failed on all ranks
+  is_in_pass_ = false;  // ends a pass that has failed on all ranks, too
   while (!running_.empty()) {
     const Reduction reduction = std::move(running_.front());
     running_.pop_front();
@@ -446,8 +450,8 @@ void ShardedGradients::keep_local(size_t parameter) {
   unreduced_.keep(parameter);
 }
 
-// A parameter that the running backward has added to was reviewed before that, so its backward need
-// not look at the others until a pass begins.
+// A parameter to which the running backward has added was reviewed before the addition, so its
+// backward need not look at the other parameters until a pass begins.
 void ShardedGradients::forget_cleared(std::optional<size_t> just_touched) {
   just_touched_ = just_touched;
   if (!just_touched && !is_in_pass_) unreduced_.review_all(std::nullopt);

@@ -3,31 +3,32 @@
 // is reduced.
 //
 // Threads: one at a time. Blocking: the constructor is collective (it allocates symmetric memory);
-// launch_next() waits for the reduction before the last one, whose memory it uses again.
-// Lifetime: shares the flat parameters. The gradients of shards stay when it is gone.
-// Errors: kInvalidArgument for a layout of other buckets, and, out of a backward, for gradients of
-// shards that the program has changed in place, and if Options says so for shards whose values it
-// has changed, while this rank has gradients that are not reduced.
+// launch_next() waits for the reduction before the last one, whose memory it uses again. Lifetime:
+// shares the flat parameters. The gradients of shards stay when this object is gone. Errors:
+// kInvalidArgument for a layout of other buckets. A backward throws kInvalidArgument if, while this
+// rank has gradients that are not reduced, the program has changed gradients of shards in place or,
+// if Options says so, values of shards.
 //
-// One bucket per FlatParameters with a trained parameter. When its turn comes, its gradients are
-// copied into one of two buffers, weighted and in the dtype of the reduction, and dropped; a
-// reduce_scatter gives each rank its part of the result, and that is added to the gradient of
-// FlatParameters::values(), or becomes it. Where ranks hold replicas of the shards, too, an
+// There is one bucket for each FlatParameters with a trained parameter. When it is reduced, its
+// gradients are copied into one of two buffers, weighted and in the dtype of the reduction, and
+// dropped; a reduce_scatter gives each rank its part of the result, which is added to the gradient
+// of FlatParameters::values(), or becomes it. If other ranks hold replicas of the shards, an
 // all_reduce over these follows. A gradient of a parameter that no rank used stays as it was.
 //
 // Without reduction (no_sync()) full gradients accumulate in parameter.grad() until the next pass
-// takes them. An optimizer sees the shards' gradients only, so these show, parameter by parameter,
-// when the user has cleared them: a shard without a gradient gets one of zeros for that time
-// (unreduced_gradients.h). Full gradients that the program assigns, or that are there when this is
-// made, count as accumulated in the same way. What a reducing backward leaves that ended by an
-// exception does not count; one without reduction has accumulated what it had computed until then.
+// takes them. An optimizer sees the shards' gradients only. So the gradient of a shard also shows
+// whether the user has cleared the full gradient: a shard without a gradient gets one of zeros for
+// that time (unreduced_gradients.h). Full gradients that the program assigns, or that exist when
+// this object is made, count as accumulated in the same way. Gradients left by a reducing backward
+// that ended by an exception do not count; a backward without reduction has accumulated what it had
+// computed until then.
 //
-// The memory of a shard's gradient is used again by the next pass after the gradient was set to
-// none, unless the program still holds that gradient.
+// The next pass uses the memory of a shard's gradient again after the gradient was set to none,
+// unless the program still holds that gradient.
 //
-// After a pass the full parameters have gradients that throw when they are touched, up to the next
-// backward (refused_gradients.h). Where the user has set one of these to none, by
-// zero_grad() of the module, the gradient of the shard is cleared then.
+// After a pass the full parameters have gradients that throw when they are touched, until the next
+// backward (refused_gradients.h). If the user sets one of these to none, for example by zero_grad()
+// of the module, the gradient of the shard is cleared then.
 // Source: torch.distributed.fsdp; ZeRO stage 2, arXiv:1910.02054.
 #pragma once
 
@@ -59,38 +60,41 @@ namespace cadre {
 class CADRE_EXPORT ShardedGradients final : public GradientStorage {
  public:
   struct Groups {
-    wrap::LocatedGroup all;    // which reduces the trailer
-    wrap::LocatedGroup shard;  // whose ranks hold the shards; often `all` itself
+    wrap::LocatedGroup all;    // the ranks that reduce the trailer
+    wrap::LocatedGroup shard;  // the ranks that own the shards; often `all` itself
     std::optional<wrap::LocatedGroup>
-        replicate;  // whose ranks hold this rank's shards; may be none
+        replicate;  // the ranks with replicas of this rank's shards; nullopt without replicas
   };
   struct Options {
-    // In which gradients are summed; default: the dtype in which autograd computes them.
+    // Dtype in which gradients are summed; default: the dtype in which autograd computes them.
     std::optional<at::ScalarType> reduce_dtype = {};
-    std::optional<BucketLayout> layout = {};  // none: the order is learned in the first pass
+    std::optional<BucketLayout> layout = {};  // nullopt: the order is learned in the first pass
     int64_t trailer_numel = 0;
-    // The last of `units` that are reduced at the end of backward only: those with parameters that
-    // a rank may leave unused, and so complete later than others, while units are gathered.
+    // The number of `units`, counted from the end, that are reduced at the end of backward only.
+    // These have parameters that a rank may leave unused, so they would complete late, while units
+    // are gathered.
     size_t num_late_units = 0;
     std::string wrapper = {};  // the name with which errors begin
-    // What an optimizer is made from, for one that was made from the full parameters.
+    // Names the tensors to make the optimizer from, in the error about one made from full
+    // parameters.
     std::string remedy = "Make the optimizer from the shards";
-    // The full gradients of a unit were copied and dropped, in a pass; the unit's place in `units`.
-    // Called once in a pass for each unit with a trained parameter, also in one that is abandoned.
+    // Called when the full gradients of a unit were copied and dropped in a pass, with the unit's
+    // index in `units`: once in a pass for each unit with a trained parameter, also in an abandoned
+    // pass.
     std::function<void(size_t unit)> on_unit_taken = {};
-    // A pass begins.
+    // Called when a pass begins.
     std::function<void()> on_pass = {};
-    // Whether it is an error, as of replicated gradients, that the program changes the values of a
-    // shard, as a step does, while gradients are not reduced.
+    // Whether the program may not change the values of a shard, as a step does, while gradients are
+    // not reduced; replicated gradients have the same rule.
     bool refuses_changed_values = false;
-    // The program has cleared gradients that were accumulated and not reduced yet.
+    // Called when the program has cleared gradients that were accumulated and not reduced yet.
     std::function<void()> on_cleared = {};
-    // This rank has left the pass and issues the reductions that the others wait for: it is about
-    // to issue the one of this number, or, with the number of buckets, has issued all.
+    // Called on a rank that has left the pass and issues the reductions for which the others wait:
+    // before the reduction of bucket `launch`, and with the number of buckets after the last one.
     std::function<void(size_t launch)> on_abandoned_launch = {};
   };
-  // `parameters`: those that are trained, each of one of the units. `units`: in the order in which
-  // they are reduced first; those without a trained parameter take no part.
+  // `parameters`: the trained ones, each in one of the units. `units`: in the order of the first
+  // reduction; units without a trained parameter take no part.
   ShardedGradients(std::vector<NamedTensor> parameters,
                    std::span<const std::shared_ptr<FlatParameters>> units, Groups groups,
                    Options options);
@@ -115,12 +119,12 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   void zero_grad(bool set_to_none) override;
 
  private:
-  // Where a trained parameter is.
+  // The place of a trained parameter.
   struct Slot {
     size_t bucket;
-    size_t place;         // in the FlatParameters
+    size_t place;         // index in the FlatParameters
     at::Tensor leaf;      // FlatParameters::values()
-    at::Tensor gradient;  // for the leaf: a part of Bucket::gradients
+    at::Tensor gradient;  // part of Bucket::gradients, for the leaf
   };
   struct Bucket {
     size_t unit;
@@ -129,18 +133,18 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
     std::vector<size_t> parameters;  // the trained ones, in the order of the flat buffer
     at::Tensor gradients;            // (shard_numel), in the dtype of the shard
   };
-  // Memory that is reduced, used in turn by the buckets of one dtype.
+  // Memory that is reduced; the buckets of one dtype use it in turn.
   struct Buffers {
     std::vector<at::Tensor> flats;
     size_t next = 0;
   };
-  // Between launch_next() and the addition to the shards' gradients.
+  // A reduction between launch_next() and the addition to the shards' gradients.
   struct Reduction {
     const Bucket* bucket;
-    const void* buffer;         // that the reduce_scatter reads
+    const void* buffer;         // memory that the reduce_scatter reads
     at::Tensor output;          // (shard_numel)
-    bool is_scattered = false;  // the all_reduce has begun, or there is none
-    std::function<void()> end;  // waits for what runs
+    bool is_scattered = false;  // the all_reduce has begun, or none is needed
+    std::function<void()> end;  // waits for the operation that runs
   };
   void on_begin_pass() override;
   void begin_arrival(size_t parameter);
@@ -174,13 +178,13 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   bool is_trailer_launched_ = false;
   std::deque<Reduction> running_;  // in the order of launches
   std::vector<std::function<void()>> abandoned_waits_;
-  std::vector<bool> is_ready_;          // by parameter: this rank contributes its gradient
-  std::vector<at::Tensor> unsettled_;   // by parameter: reduced, but perhaps used by no rank
-  std::optional<size_t> just_touched_;  // by the running backward, before its pass begins
+  std::vector<bool> is_ready_;         // by parameter: whether this rank contributes its gradient
+  std::vector<at::Tensor> unsettled_;  // by parameter: a reduced gradient that perhaps no rank used
+  std::optional<size_t> just_touched_;  // parameter of the running backward before its pass begins
   bool is_in_pass_ = false;
   RefusedGradients refused_;
   UnreducedGradients unreduced_;
-  std::unordered_map<const void*, size_t> places_;  // the parameter of a leaf
+  std::unordered_map<const void*, size_t> places_;  // index of a leaf's parameter
 };
 
 }  // namespace cadre

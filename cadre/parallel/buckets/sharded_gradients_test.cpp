@@ -1,4 +1,4 @@
-// Sharded gradients without a reducer: gradients that are made by hand, over one axis of ranks and
+// Sharded gradients without a reducer. The gradients are made by hand, over one axis of ranks and
 // over two.
 #include "cadre/parallel/buckets/sharded_gradients.h"
 
@@ -30,7 +30,7 @@ using testing::require;
 using testing::run_groups;
 using torch::Tensor;
 
-// Units of some parameters, of which the frozen ones have "frozen" in their names.
+// Units with parameters; frozen parameters have "frozen" in their names.
 struct Model {
   std::vector<std::shared_ptr<FlatParameters>> units;
   std::vector<NamedTensor> trained;
@@ -60,7 +60,7 @@ Model make_model(const std::vector<UnitOf>& units, const wrap::LocatedGroup& gro
 const std::vector<UnitOf> kUnits = {
     {{{"a", 15}, {"frozen.b", 4}, {"c", 40}}}, {{{"frozen.d", 9}}}, {{{"e", 3}, {"f", 21}}}};
 
-// The elements of a parameter's gradient on a rank: different ones.
+// Returns a parameter's gradient on a rank; ranks and elements differ.
 Tensor gradient_of(const NamedTensor& parameter, int rank, at::ScalarType dtype = torch::kFloat) {
   const double base = 100.0 * parameter.name[0] + 7.0 * rank;
   return (torch::arange(parameter.tensor.numel(), torch::kDouble) * (rank + 1) + base).to(dtype);
@@ -73,7 +73,7 @@ void set_gradients(const Model& model, int rank, at::ScalarType dtype = torch::k
   }
 }
 
-// A pass in which every gradient is placed, except those that the mask leaves out.
+// Runs a pass in which every gradient is placed, except those that is_used leaves out.
 void run_pass(
     ShardedGradients& storage, const GradientStorage::Combination& combination,
     const std::function<bool(size_t)>& is_used = [](size_t) { return true; }) {
@@ -115,7 +115,7 @@ void require_shards(const Model& model, int shard_rank,
   }
 }
 
-// With numbers whose sums have no rounding.
+// Returns the mean of values whose sums have no rounding.
 Tensor mean_over(const NamedTensor& parameter, int world_size) {
   Tensor sum = torch::zeros({parameter.tensor.numel()}, torch::kDouble);
   for (int rank = 0; rank < world_size; ++rank) {
@@ -157,7 +157,7 @@ TEST(ShardedGradients, WeightsAreAppliedBeforeTheSum) {
       Tensor tensor = parameter.tensor;
       tensor.mutable_grad() = torch::full_like(tensor, world.rank() == 0 ? NAN : 8.0);
     }
-    // A rank without samples has the weight 0, and its mean is NaN.
+    // Ranks without samples have the weight 0, and their mean is NaN.
     const std::vector<double> weights = {0, 0.25, 0.25, 0.5};
     run_pass(storage, {.factor = weights[world.rank()], .op = ReduceOp::kSum});
     require_shards(model, world.rank(), [](const NamedTensor& parameter) {
@@ -167,7 +167,8 @@ TEST(ShardedGradients, WeightsAreAppliedBeforeTheSum) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// 2 x 2 and 2 x 4 ranks: the mean over both axes, also where gradients are added to earlier ones.
+// On 2 x 2 and 2 x 4 ranks the result is the mean over both axes, also if it is added to earlier
+// gradients.
 TEST(ShardedGradients, ReplicasOfTheShardsAreAveragedToo) {
   for (const int num_shards : {2, 4}) {
     const auto result = run_groups(2 * num_shards, [num_shards](const ProcessGroup& world) {
@@ -189,7 +190,7 @@ TEST(ShardedGradients, ReplicasOfTheShardsAreAveragedToo) {
         storage.zero_grad(/*set_to_none=*/true);
       };
       expect_passes(2);
-      // One rank leaves a pass in its middle; the others end it with values that are dropped.
+      // One rank leaves a pass halfway; the others end it with values that are dropped.
       set_gradients(model, world.rank());
       if (world.rank() == 0) {
         storage.begin_pass({});
@@ -212,7 +213,7 @@ TEST(ShardedGradients, ReplicasOfTheShardsAreAveragedToo) {
   }
 }
 
-// bfloat16 has 8 bits: 256 + 1 would be 256 again.
+// In bfloat16, which has 8 bits, 256 + 1 would be 256 again.
 TEST(ShardedGradients, LowPrecisionGradientsAreSummedInFullPrecision) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const Model model = make_model(kUnits, world, {.compute_dtype = torch::kBFloat16});
@@ -258,7 +259,7 @@ TEST(ShardedGradients, AnUnusedParameterContributesZerosAndIsSettledLater) {
                              {.trailer_numel = 1});
     for (const bool has_gradient : {false, true}) {
       const double before = has_gradient ? 5 : 0;
-      // "b" on rank 0 only.
+      // Only rank 0 uses "b".
       set_gradients(model, world.rank());
       if (world.rank() == 1) {
         Tensor tensor = model.trained[1].tensor;
@@ -327,7 +328,7 @@ TEST(ShardedGradients, BucketsMoveIntoTheOrderOfReadiness) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Those of the last units are reduced at the end of backward, however early they are ready.
+// Buckets of the last units are reduced at the end of backward, however early they are ready.
 TEST(ShardedGradients, BucketsOfLateUnitsStayLast) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
     const Model model = make_model({{{{"a", 4}}}, {{{"b", 8}}}, {{{"c", 1}}}}, world);
@@ -367,8 +368,8 @@ TEST(ShardedGradients, ABufferIsNotFilledBeforeItsReductionHasEnded) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The ranks of a replicate group belong to different shard groups, of which one may have failed:
-// its rank calls the same operations as the others until they learn of the failure.
+// The ranks of a replicate group belong to different shard groups, one of which may have failed. A
+// rank of that group calls the same operations as the others until they learn of the failure.
 TEST(ShardedGradients, AFailedScatterLeavesOutNoReductionOverReplicas) {
   std::vector<std::string> expected;
   for (const int failing : {0, 1, 2, 3}) {
@@ -396,7 +397,7 @@ TEST(ShardedGradients, AFailedScatterLeavesOutNoReductionOverReplicas) {
       storage.abandon();
       static_cast<void>(testing::failure_of([&] { storage.settle_abandoned(); }));
     }
-    replicate.group().barrier();  // runs what was issued and not waited for
+    replicate.group().barrier();  // runs operations that were issued and not waited for
     std::vector<std::string> log = replicate.log();
     log.pop_back();
     if (failing == 0) expected = log;

@@ -1,5 +1,5 @@
-// Which forwards a pass carries: a difference between ranks is an error in that very pass, and the
-// weight of a rank comes from the samples of those forwards alone.
+// Tests which forwards a pass carries: a difference between ranks is an error in that very pass,
+// and the weight of a rank comes from the samples of those forwards alone.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -59,7 +59,7 @@ void expect_gradient(const RowMeanModel& model, double expected) {
           format("gradient {}, expected {}", model->gradient(), expected));
 }
 
-// `body` on two ranks, in float64, weighted by samples.
+// Runs `body` on two ranks, in float64, weighted by samples.
 testing::RanksResult on_two_ranks(
     const std::function<void(RowMeanModel&, int rank, std::string& output)>& body) {
   return run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -75,7 +75,7 @@ TEST(DdpCarriedForwards, AKeptLossOfAStepLeftOutIsNotHiddenByAnException) {
       model->zero_grad();
       model->is_armed = rank == 0 && step == 2;
       history.push_back(model(rows_of(1, step)).mean());
-      if (rank == 0 && step == 1) continue;  // its loss is not finite
+      if (rank == 0 && step == 1) continue;  // the loss of rank 0 is not finite
       const std::string failure = failure_of([&] { history.back().backward(); });
       output += failure.empty() ? format("gradient {} in step {};", model->gradient(), step)
                                 : failure + ";";
@@ -94,7 +94,7 @@ TEST(DdpCarriedForwards, TheNewerOfTwoForwardsLeftOutIsAnErrorInThatStep) {
     const Tensor b = model(rows_of(1, 10)).mean();
     output = failure_of([&] { (rank == 0 ? a : a + b).backward(); });
     if (output.empty()) output = format("gradient {}", model->gradient());
-    // It stays an error, though the ranks could now have the same number of forwards waiting.
+    // The error stays, although the ranks could now have the same number of waiting forwards.
     if (rank == 1) model(rows_of(1, 1));
     require(failure_of([&] { model(rows_of(1, 1)).mean().backward(); }) != "", "went on");
   });
@@ -104,11 +104,11 @@ TEST(DdpCarriedForwards, TheNewerOfTwoForwardsLeftOutIsAnErrorInThatStep) {
   }
 }
 
-// Each rank leaves out one of three forwards, but not the same.
+// Each rank leaves out one of three forwards, but not the same one.
 TEST(DdpCarriedForwards, DifferentForwardsLeftOutAreAnErrorThoughTheirNumberIsEqual) {
   const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
     model(rows_of(1, 1)).mean().backward();
-    model(rows_of(1, 1));  // left out by all
+    model(rows_of(1, 1));  // all ranks leave it out
     model->zero_grad();
     const Tensor a = model(rows_of(1, 1)).mean();
     const Tensor b = model(rows_of(1, 10)).mean();
@@ -181,7 +181,7 @@ TEST(DdpCarriedForwards, AnAccumulationThatIsClearedNoLongerWeighs) {
       expect_gradient(model, 2);
       model->zero_grad();
     }
-    // Between forward and backward, and before a call without one.
+    // Gradients are cleared between forward and backward, and before a call without a backward.
     for (const bool set_to_none : {true, false}) {
       const auto guard = model.no_sync();
       model(rows_of(rank == 0 ? 8 : 1, 1)).mean().backward();
@@ -217,7 +217,7 @@ TEST(DdpCarriedForwards, GradientsChangedByHandKeepTheirSamples) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// c balances the shares of a and b in a sum over all forwards that wait.
+// c balances the shares of a and b in a sum over all waiting forwards.
 TEST(DdpCarriedForwards, UnlikeSharesAreRefusedWhateverElseWaits) {
   const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
     const Tensor a = model(rank == 0 ? rows_of(8, 1) : rows_of(4, 4)).mean();
@@ -241,7 +241,7 @@ TEST(DdpCarriedForwards, AForwardThatAllLeftOutHasNoPartInTheWeight) {
     output = failure_of([&] { (a + b).backward(); });
     if (output.empty()) output = format("gradient {}", model->gradient());
     model->zero_grad();
-    // Equal shares, and a forward left out of which the ranks had unequal ones.
+    // The shares are equal, but the ranks had unequal shares of a forward that they left out.
     model(rows_of(rank == 0 ? 10 : 1, 1));
     const Tensor c = model(rows_of(4, 1)).mean();
     const Tensor d = model(rows_of(8, 1)).mean();
@@ -285,7 +285,7 @@ TEST(DdpCarriedForwards, SeveralForwardsAfterAnAccumulationNeedItsShares) {
     model->zero_grad();
     output = failure_of([&] { pass_after(rank == 0 ? 8 : 4); });
     model->zero_grad();
-    // The remedy of the message: all are counted, 16 samples on rank 0 and 12 on rank 1.
+    // The remedy of the message is to count all samples: 16 on rank 0 and 12 on rank 1.
     {
       const auto guard = model.no_sync();
       const double value = 1 + rank;
@@ -303,7 +303,8 @@ TEST(DdpCarriedForwards, SeveralForwardsAfterAnAccumulationNeedItsShares) {
   for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("one weight"));
 }
 
-// The penalised forward is not reached through its output, so its share must be the pass's.
+// The pass does not reach the penalised forward through its output, so the share of that forward
+// must equal the pass's.
 TEST(DdpCarriedForwards, APenaltyOnAForwardOfAnotherShareIsRefused) {
   const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string& output) {
     const auto critic_step = [&](int64_t penalised_rows) {
@@ -336,7 +337,7 @@ struct Tapped : torch::nn::Module {
   Tensor weight, hidden;
 };
 
-// The backward may belong to any forward that waits, so the share of each must be the pass's.
+// The backward may belong to any waiting forward, so the share of each must equal the pass's.
 TEST(DdpCarriedForwards, ABackwardPastTheOutputsNeedsOneShareOfAllThatWait) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
     const bool is_first = group.rank() == 0;
@@ -363,7 +364,7 @@ TEST(DdpCarriedForwards, ABackwardPastTheOutputsNeedsOneShareOfAllThatWait) {
 
 TEST(DdpCarriedForwards, APenaltyAloneHasTheWeightOfItsOwnForward) {
   const auto result = on_two_ranks([](RowMeanModel& model, int rank, std::string&) {
-    model(rows_of(rank == 0 ? 7 : 1, 1));  // left out by all
+    model(rows_of(rank == 0 ? 7 : 1, 1));  // all ranks leave it out
     const Tensor x = rows_of(rank == 0 ? 3 : 1, 1).requires_grad_(true);
     const Tensor slope = torch::autograd::grad({model(x).sum()}, {x}, {}, /*retain_graph=*/true,
                                                /*create_graph=*/true)[0];

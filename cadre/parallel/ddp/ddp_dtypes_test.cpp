@@ -1,5 +1,5 @@
-// A model whose parameters have different dtypes: buckets of one dtype each, and the mean of the
-// gradients that plain autograd computes for each rank.
+// A model whose parameters have different dtypes: each bucket has one dtype, and gradients are the
+// mean of those that plain autograd computes for each rank.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -26,8 +26,8 @@ constexpr int64_t kWidth = 33;  // odd, so that pieces of a bucket are not align
 struct Type {
   const char* name;
   torch::ScalarType dtype;
-  double epsilon;   // between 1 and the next number
-  double smallest;  // above zero
+  double epsilon;   // distance of 1 to the next number
+  double smallest;  // smallest number above zero
 };
 
 const std::vector<Type> kTypes = {
@@ -48,7 +48,7 @@ struct Mixed : torch::nn::Module {
       }
     }
   }
-  // `left_out`: an index of kTypes, or none.
+  // `left_out`: an index of kTypes; kNone leaves out no dtype.
   Tensor forward(const Tensor& x, size_t first, size_t left_out) {
     Tensor sum = torch::zeros({}, torch::kDouble);
     for (size_t k = 0; k < kTypes.size(); ++k) {
@@ -73,7 +73,7 @@ size_t left_out_on(int rank, size_t first) {
   return rank == 1 ? (first + 1) % kTypes.size() : kNone;
 }
 
-// In float64, of one parameter.
+// The expected gradient of one parameter, in float64.
 struct Expected {
   Tensor mean;      // mean of all ranks' gradients, each computed in the parameter's dtype
   Tensor absolute;  // the sum of the absolute values that were added
@@ -109,8 +109,8 @@ void check_mean(const Tensor& parameter, const Expected& expected, const std::st
   const auto type = std::find_if(kTypes.begin(), kTypes.end(), [&](const Type& candidate) {
     return candidate.dtype == parameter.scalar_type();
   });
-  // Half an epsilon of what is rounded, or of the smallest number: each rank's weighted share, each
-  // partial sum, the mean.
+  // Rounded are each rank's weighted share, each partial sum and the mean, each by at most half an
+  // epsilon of its value, or half of the smallest number.
   const Tensor bound =
       (expected.absolute * type->epsilon + type->smallest) * ((kDtypeWorld + 1) / 2.0);
   const Tensor difference = (gradient.to(torch::kDouble) - expected.mean).abs();
@@ -121,7 +121,7 @@ void check_mean(const Tensor& parameter, const Expected& expected, const std::st
 class DdpDTypes : public ::testing::TestWithParam<GradientWeighting> {};
 
 TEST_P(DdpDTypes, OfOneModelAreReducedRightlyInBucketsOfTheirOwn) {
-  // Each dtype once in the first place, so that each has the last bucket with the trailer in it.
+  // Each dtype is in the first place once, so that each has the last bucket with the trailer in it.
   for (size_t first = 0; first < kTypes.size(); ++first) {
     const std::vector<Expected> expected = expected_gradients(first, GetParam());
     const auto result =

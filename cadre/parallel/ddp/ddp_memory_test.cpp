@@ -47,7 +47,8 @@ struct Keep {
   std::function<Tensor(const Tensor& gradient)> kept;
 };
 
-// The handle itself, and aliases of it, of one parameter or of several in one bucket.
+// The program keeps the handle itself or an alias of it, of one parameter or of several in one
+// bucket.
 TEST(DdpKeptGradients, KeepTheirValuesWhenTheParametersHaveOthers) {
   const std::vector<Keep> keeps = {
       {"handle", [](const Tensor& gradient) { return gradient; }},
@@ -65,7 +66,7 @@ TEST(DdpKeptGradients, KeepTheirValuesWhenTheParametersHaveOthers) {
         model(x_of(group, step)).backward();
         require(is_full_of(net->a.grad(), 1.5 + 10 * step), "a");
         require(is_full_of(net->b.grad(), 2 * (1.5 + 10 * step)), "b");
-        if (group.rank() == 0) kept.push_back(keep.kept(net->b.grad()));  // on one rank only
+        if (group.rank() == 0) kept.push_back(keep.kept(net->b.grad()));  // kept on one rank only
       }
       for (size_t i = 0; i < kept.size(); ++i) {
         require(is_full_of(kept[i], 2 * (1.5 + 10.0 * static_cast<double>(i + 1))),
@@ -87,11 +88,11 @@ TEST(DdpKeptGradients, NothingMovesWhereNothingIsKept) {
       model(x_of(group, step)).backward();
       require(net->a.grad().const_data_ptr() == home, "moved");
     }
-    // What accumulates is one tensor, and a handle of it sees that.
+    // An accumulating gradient stays one tensor, and a handle of it sees the sum.
     const Tensor handle = net->a.grad();
     model(x_of(group, 0)).backward();
     require(handle.is_same(net->a.grad()) && handle.const_data_ptr() == home, "replaced");
-    // Cleared in part: b is cleared and kept, a goes on in the same memory.
+    // Only b is cleared, and kept; a accumulates in the same memory.
     const Tensor kept = net->b.grad();
     const Tensor before = kept.clone();
     net->b.mutable_grad().reset();
@@ -103,7 +104,7 @@ TEST(DdpKeptGradients, NothingMovesWhereNothingIsKept) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// It shares the memory of a gradient in use, so it shows what is added to that.
+// The alias shares the memory of a gradient in use, so it shows what is added to that gradient.
 TEST(DdpKeptGradients, AnAliasAccumulatesWithItsGradient) {
   const auto result = run_groups(2, [&](const ProcessGroup& group, std::string&) {
     const auto net = std::make_shared<Pair>();
@@ -184,10 +185,10 @@ TEST(DdpBuffers, ABufferThatAGraphHasSavedIsNotOverwrittenUnnoticed) {
     net->scale.fill_(1.0 + group.rank());
     Tensor first;
     {
-      const auto guard = model.no_sync();  // with this rank's buffer
+      const auto guard = model.no_sync();  // uses this rank's buffer
       first = model(x);
     }
-    const Tensor second = model(x);  // with rank 0's
+    const Tensor second = model(x);  // uses rank 0's buffer
     output = failure_of([&] { (first + second).backward(); });
   });
   ASSERT_TRUE(result.ok()) << result.failures();
@@ -201,7 +202,7 @@ TEST(DdpBuffers, EqualValuesAreNoChange) {
     net->scale.fill_(3.0);
     DistributedDataParallel model{net, group};
     const Tensor x = torch::ones({1}, kDouble);
-    net->scale.mul_(2);  // alike on all ranks
+    net->scale.mul_(2);  // the same on all ranks
     const Tensor first = model(x);
     (first + model(x)).backward();
     require(is_full_of(net->weight.grad(), 12.0), "6 and 6");

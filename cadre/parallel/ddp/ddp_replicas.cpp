@@ -29,14 +29,15 @@ constexpr const char* kShardAxis = "shard";
 
 using FlatParametersList = std::vector<std::shared_ptr<FlatParameters>>;
 
-// Throws what making flat buffers of the trained parameters would throw, and for a parameter whose
-// tie by shared memory these buffers would end. Changes nothing.
+// Throws what making flat buffers of the trained parameters would throw, and throws for a parameter
+// that shares memory with another tensor, because these buffers would separate them. Changes
+// nothing.
 void check_shardable_model(const torch::nn::Module& module, const wrap::LocatedGroup& group) {
   const std::string what = format("{}, rank {}", kWrapper, group.rank());
   std::vector<NamedTensor> moved;
   std::vector<NamedTensor> kept = distinct_buffers(module);
   for (const NamedTensor& parameter : distinct_parameters(module)) {
-    static_cast<void>(division_of(parameter));  // throws where it is not known
+    static_cast<void>(division_of(parameter));  // throws if it is not known
     (parameter.tensor.requires_grad() ? moved : kept).push_back(parameter);
     const at::ScalarType dtype = parameter.tensor.scalar_type();
     if (!parameter.tensor.requires_grad()) continue;
@@ -46,7 +47,7 @@ void check_shardable_model(const torch::nn::Module& module, const wrap::LocatedG
   shard::warn_of_other_holders(group.log_sink(), "ddp", moved, kept);
 }
 
-// A layout of many parameters by its digest.
+// Returns the layout as text, or its digest if it has many parameters.
 std::string text_of(const std::optional<BucketLayout>& layout) {
   constexpr size_t kLongest = 200;
   if (!layout) return "none";
@@ -55,7 +56,7 @@ std::string text_of(const std::optional<BucketLayout>& layout) {
   return format("one of {} buckets with digest {}", layout->buckets.size(), fnv1a(text));
 }
 
-// What must be equal on all ranks. Throws for a layout that does not fit.
+// Returns the fields that must be equal on all ranks. Throws for a layout that does not fit.
 std::vector<AgreedField> agreed_fields(const torch::nn::Module& module,
                                        const DistributedDataParallelOptions& options) {
   if (options.layout) {
@@ -72,7 +73,7 @@ std::vector<AgreedField> agreed_fields(const torch::nn::Module& module,
           {"layout", text_of(options.layout)}};
 }
 
-// One for each bucket that replicated gradients would have.
+// Makes one FlatParameters for each bucket that replicated gradients would have.
 FlatParametersList make_flat_parameters(const std::vector<NamedTensor>& trained,
                                         const wrap::LocatedGroup& group,
                                         const DistributedDataParallelOptions& options) {
@@ -92,7 +93,8 @@ FlatParametersList make_flat_parameters(const std::vector<NamedTensor>& trained,
   return flat_parameters;
 }
 
-// By parameter of the module, also of those that are not trained: every rank has these whole.
+// Returns the shards by parameter of the module, also of parameters that are not trained, which
+// every rank has whole.
 std::vector<ParameterShard> shards_of(const torch::nn::Module& module,
                                       const FlatParametersList& flat_parameters,
                                       const DeviceMesh& mesh) {
@@ -180,7 +182,7 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module, 
                         "from the wrapper",
               .refuses_changed_values = true});
     };
-    // Values that an optimizer has changed are being gathered, or will be from here.
+    // The gather of values that an optimizer has changed runs already, or starts here.
     core_options.before_forward = [flat_parameters] {
       for (const auto& flat : *flat_parameters) flat->unshard_async();
       for (const auto& flat : *flat_parameters) flat->wait_unsharded();

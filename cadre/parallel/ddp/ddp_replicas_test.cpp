@@ -1,5 +1,5 @@
-// What happens when the ranks are not alike: other parameters used, other orders, an exception on
-// one of them, another model, other buffers.
+// What happens when ranks differ: in the parameters that they use, in orders, by an exception on
+// one rank, in the model, in buffers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -28,8 +28,8 @@ namespace nn = torch::nn;
 constexpr int kReplicaWorld = 3;
 constexpr auto kDouble = torch::kDouble;
 
-// y = x * a + x * b, in the order and with the branches that a rank is told; the gradient of the
-// sum is sum(x) for each branch that was used.
+// y = x * a + x * b, with the branches that a rank is given, in that order; the gradient of the sum
+// is sum(x) for each branch that was used.
 struct Branches : nn::Module {
   Branches() {
     for (const char* name : {"a", "b", "c"}) {
@@ -44,7 +44,7 @@ struct Branches : nn::Module {
   std::vector<Tensor> weights;
 };
 
-// Several buckets, so that orders and gaps matter.
+// Gives several buckets, so that orders and gaps matter.
 DistributedDataParallelOptions small_buckets() {
   return {.bucket_caps = {.first_bytes = 100, .bytes = 100}};
 }
@@ -69,7 +69,7 @@ TEST(DdpReplicas, UnusedOnSomeRanksOnly) {
     DistributedDataParallel model{module, group, small_buckets()};
     for (int step = 0; step < 3; ++step) {
       module->zero_grad();
-      // Branch 1 on rank 1 alone, branch 2 on none.
+      // Branch 1 is used on rank 1 alone, branch 2 on no rank.
       const std::vector<int> used = group.rank() == 1 ? std::vector<int>{0, 1} : std::vector{0};
       model(ones_times(group.rank() + 1), used).backward();
       require_gradient(module->weights[0], (1 + 2 + 3) / 3.0, "used by all");
@@ -190,8 +190,8 @@ TEST(DdpReplicas, AnExceptionOnOneRankReachesAllAndTheNextStepIsRight) {
   }));
 }
 
-// The exception that leaves the scope of wrapper and group is the one to look at: what is logged on
-// the way out does not claim that the program called abort().
+// The exception that leaves the scope of wrapper and group is the one to report: the lines logged
+// on the way out do not claim that the program called abort().
 TEST(DdpReplicas, AnExceptionThatEndsARankIsNotLoggedAsACallOfAbort) {
   const auto log = std::make_shared<testing::LogLines>();
   const auto result = run_groups(
@@ -277,12 +277,12 @@ TEST(DdpReplicas, BatchNormKeepsRankZerosStatisticsAlsoOverTwoForwards) {
     const auto data = [&](int step) {
       return torch::linspace(0, 1 + step + 10.0 * group.rank(), 12, kDouble).view({4, 3});
     };
-    // Two forwards before one backward: the broadcast of the second must not break the first.
+    // Two forwards precede one backward: the broadcast of the second must not break the first.
     const Tensor first = model(data(0)).pow(3).sum();
     const Tensor second = model(data(1)).pow(3).sum();
     (first + second).backward();
     model(data(2)).sum().backward();
-    // Before the forward of step 2, all ranks held what rank 0 had after steps 0 and 1.
+    // Before the forward of step 2, all ranks had the buffers of rank 0 after steps 0 and 1.
     nn::BatchNorm1d reference(3);
     reference->to(kDouble);
     for (const int step : {0, 1}) {
@@ -291,7 +291,7 @@ TEST(DdpReplicas, BatchNormKeepsRankZerosStatisticsAlsoOverTwoForwards) {
     reference->forward(data(2));
     require(torch::allclose(norm->running_mean, reference->running_mean), "running_mean");
     require(norm->num_batches_tracked.item<int64_t>() == 3, "num_batches_tracked");
-    // Evaluation on one rank alone talks to nobody.
+    // An evaluation on one rank alone communicates with no other rank.
     if (group.rank() == 0) {
       const torch::NoGradGuard no_grad;
       model(data(3));
@@ -299,7 +299,7 @@ TEST(DdpReplicas, BatchNormKeepsRankZerosStatisticsAlsoOverTwoForwards) {
   }));
 }
 
-// What a forward finds in the buffer, after each rank has put a number of its own there.
+// Each rank puts a different number into the buffer; the test looks at what a forward finds there.
 TEST(DdpReplicas, BuffersAreRankZerosInEachForwardUnlessSwitchedOff) {
   struct Counting : nn::Module {
     Counting() {
@@ -327,8 +327,8 @@ TEST(DdpReplicas, BuffersAreRankZerosInEachForwardUnlessSwitchedOff) {
   }
 }
 
-// Registered against the order of use, so that the layout that is learned is another than the first
-// guess, the reverse of registration. More than 64 KiB in one bucket.
+// Layers are registered in another order than that of use, so that the learned layout differs from
+// the first guess, the reverse of registration. One bucket has more than 64 KiB.
 struct OutOfOrder : nn::Module {
   OutOfOrder() {
     last = register_module("last", nn::Linear(130, 70));
@@ -344,7 +344,8 @@ struct OutOfOrder : nn::Module {
 
 using Weights = std::vector<Tensor>;
 
-// Steps [from, to) from the weights, which become those after the last step; empty: the module's.
+// Runs steps [from, to) from the weights, which become those after the last step; empty weights
+// stand for the module's.
 void run_over_tcp(int from, int to, const std::optional<BucketLayout>& layout, Weights& weights,
                   std::optional<BucketLayout>& learned) {
   std::vector<Weights> by_rank(kReplicaWorld);
@@ -387,8 +388,8 @@ bool have_the_same_bits(const Weights& a, const Weights& b) {
   return true;
 }
 
-// On one host sums are folded in rank order wherever they lie, so only over TCP does the place of a
-// gradient decide the order of its sum: the last part shows that it does.
+// On one host sums are formed in rank order, whatever the place of a gradient; only over TCP its
+// place decides the order of its sum. The last part shows that it does.
 TEST(DdpReplicas, ResumingWithTheLearnedLayoutKeepsTheBits) {
   Weights whole, half;
   std::optional<BucketLayout> learned;

@@ -1,4 +1,5 @@
-// The mean over all samples, by default, however the batches fall on the ranks.
+// By default gradients are the mean over all samples, however the batches are divided among the
+// ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -20,8 +21,8 @@ using testing::run_groups;
 using torch::Tensor;
 namespace nn = torch::nn;
 
-// Gradient: the mean of the rows. Rank r has r rows of the value r; rank 0 has none, and its loss
-// is NaN, also by a term that no row takes part in.
+// The gradient is the mean of the rows. Rank r has r rows of the value r; rank 0 has none, and its
+// loss is NaN, also because of a term that uses no row.
 TEST(DdpSamples, AnEmptyShareContributesZerosThoughItsLossIsNaN) {
   const auto result = run_groups(3, [](const ProcessGroup& world, std::string&) {
     nn::Linear net(nn::LinearOptions(1, 1).bias(false));
@@ -65,7 +66,8 @@ TEST(DdpSamples, TheCountMayBeSaidOrTheRanksBeEqual) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The gradient of rank r is `gradient(r)`, the mean of its `num_samples(r)`.
+// Expects the mean if the gradient of rank r is `gradient(r)`, the mean of `num_samples(r)`
+// samples.
 template <typename NumSamples, typename Gradient>
 void expect_mean(int world_size, const NumSamples& num_samples, const Gradient& gradient,
                  float expected) {
@@ -80,7 +82,7 @@ void expect_mean(int world_size, const NumSamples& num_samples, const Gradient& 
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A third of 7 is rounded, and three of them are 7.0000005.
+// A third of 7 is rounded, and three times that number is 7.0000005.
 TEST(DdpSamples, EqualSharesAreRoundedOnce) {
   const auto seven = [](int) { return 7.0F; };
   expect_mean(
@@ -89,8 +91,9 @@ TEST(DdpSamples, EqualSharesAreRoundedOnce) {
       3, [](int) { return 1 << 20; }, seven, 7.0F);
 }
 
-// The last two have the mean, and the mean of squares, of nine equal counts if the last one, which
-// is too large to be squared, were left out of the squares.
+// First case: only the last two ranks have samples. The counts would have the mean, and the mean of
+// squares, of nine equal counts if the last count, which is too large to be squared, were left out
+// of the squares.
 TEST(DdpSamples, UnequalSharesAreNotTakenForEqualOnes) {
   const auto num_samples = [](int rank) { return rank < 7 ? 0 : (rank - 6) * (3 << 18); };
   expect_mean(
@@ -99,7 +102,7 @@ TEST(DdpSamples, UnequalSharesAreNotTakenForEqualOnes) {
       3, [](int rank) { return 1 + rank; }, [](int rank) { return 6.0F * rank; }, 8.0F);
 }
 
-// Rank r has r rows, whose mean is 10 r, and on rank 0, which has none, NaN.
+// Rank r has r rows, whose mean is 10 r; rank 0 has no rows, and its mean is NaN.
 TEST(DdpSamples, TheMeanOverRanksIgnoresARankWithoutSamples) {
   const auto result = run_groups(3, [](const ProcessGroup& world, std::string&) {
     nn::Linear net(nn::LinearOptions(1, 1).bias(false));
@@ -129,7 +132,7 @@ TEST(DdpSamples, TheMeanOverRanksIsRefusedWhereNoRankHasASample) {
   for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("no rank has a sample"));
 }
 
-// A temperature in front of the batch has no rows.
+// A temperature before the batch in the arguments has no rows.
 TEST(DdpSamples, AnArgumentWithoutDimensionsIsNoBatch) {
   struct Tempered : nn::Module {
     Tempered() { weight = register_parameter("weight", torch::ones({}, torch::kDouble)); }
@@ -182,7 +185,8 @@ TEST(DdpSamples, WithoutAForwardEveryRankCountsTheSame) {
     DistributedDataParallel model{net, world};
     net->weight.mutable_grad() = torch::full({1, 1}, 1.0 + world.rank(), torch::kDouble);
     {
-      const auto guard = model.no_sync();  // by hand, as a program that computes its own gradients
+      // The program computes its own gradients and sets them by hand.
+      const auto guard = model.no_sync();
       (net->weight * 0).sum().backward();
     }
     model.reduce_gradients();
@@ -191,7 +195,7 @@ TEST(DdpSamples, WithoutAForwardEveryRankCountsTheSame) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Whether a rank has a forward differs, and both must come to the same end.
+// Only one rank has a forward, and both ranks must throw the same.
 TEST(DdpSamples, WithoutASampleAForwardOnOneRankIsRefusedOnAll) {
   const auto result = run_groups(2, [](const ProcessGroup& world, std::string& output) {
     nn::Linear net(1, 1);

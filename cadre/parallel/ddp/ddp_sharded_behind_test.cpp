@@ -1,5 +1,5 @@
-// Sharded gradients (ZeRO stage 2) where the program changes memory or gradients behind the back of
-// the wrapper: what it then sees is what replicated gradients show, or an error.
+// Sharded gradients (ZeRO stage 2) when the program changes memory or gradients without the
+// wrapper: the program then sees what replicated gradients show, or an error.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -25,7 +25,7 @@ TEST(DdpShardedBehind, GradientsFromBeforeAreThoseOfReplicatedOnes) {
       for (const auto placement : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
         const auto net = std::make_shared<Zoo>();
         {
-          const torch::NoGradGuard no_grad;  // the generator is that of all threads
+          const torch::NoGradGuard no_grad;  // all threads share the generator
           for (Tensor& parameter : net->parameters()) parameter.fill_(0.1);
         }
         net->forward(torch::ones({2, 3}, torch::kLong) * (1 + group.rank()), {true, true})
@@ -50,7 +50,7 @@ TEST(DdpShardedBehind, WhatARefusedBackwardLeavesIsNoGradient) {
   const Program program = [](const Copy& copy, const auto& compare) {
     copy.backward(4, 0);
     copy.zero_grad();
-    // At no output of the wrapper, and no forward is waiting.
+    // The backward reaches no output of the wrapper, and no forward is waiting.
     const std::string refusal =
         failure_of([&] { (copy.net.side->weight.pow(2).sum() * 1000).backward(); });
     require(!refusal.empty(), "refused");
@@ -61,7 +61,7 @@ TEST(DdpShardedBehind, WhatARefusedBackwardLeavesIsNoGradient) {
   expect_equal(program, {2, 3});
 }
 
-// Two optimizers: the gradients of one are cleared, those of the other stay.
+// There are two optimizers: the gradients of one are cleared, those of the other stay.
 TEST(DdpShardedBehind, ClearingSomeAccumulatedGradientsClearsThese) {
   for (const bool set_to_none : {true, false}) {
     const Program program = [set_to_none](const Copy& copy, const auto& compare) {
@@ -142,7 +142,8 @@ TEST(DdpShardedBehind, ATieByMemoryAcrossBucketsIsRefusedOnAllRanks) {
   }
 }
 
-// Averaged weights come and go: as memory, which is refused, or as values, which all ranks use.
+// The program swaps averaged weights in and out: as memory, which is refused, or as values, which
+// all ranks use.
 TEST(DdpShardedBehind, ShardsThatTheProgramReplacesOrWrites) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
     const auto net = std::make_shared<Zoo>();
@@ -166,7 +167,7 @@ TEST(DdpShardedBehind, ShardsThatTheProgramReplacesOrWrites) {
   }
 }
 
-// As a snapshot does: through the records.
+// Reads and writes the parameters through the records, like a snapshot.
 TEST(DdpShardedBehind, RecordsOfFrozenParametersAreTheirMemory) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const auto net = std::make_shared<Zoo>();

@@ -1,4 +1,4 @@
-// Sharded gradients (ZeRO stage 2) are the slices of replicated ones, bit for bit.
+// Sharded gradients (ZeRO stage 2) are the slices of replicated gradients, bit for bit.
 #include "cadre/testing/torch/ddp_copies.h"
 
 #include <gmock/gmock.h>
@@ -49,7 +49,8 @@ TEST(DdpSharded, ParametersThatSomeOrAllRanksLeaveOut) {
   expect_equal([](const Copy& copy, const auto& compare) {
     for (int step = 0; step < 4; ++step) {
       if (step != 2) copy.zero_grad();
-      // `side` on one rank or none, `other` on all but one. Step 2 keeps the gradients of step 1.
+      // One rank at most uses `side`, all but one use `other`. Step 2 keeps the gradients of step
+      // 1.
       copy.backward(4, step, {step % 2 == 1 && copy.rank == copy.world_size - 1, copy.rank != 0});
       if (step != 2) compare();
     }
@@ -108,7 +109,8 @@ TEST(DdpSharded, AccumulationWithoutReduction) {
   });
 }
 
-// The local gradients of backwards without reduction go with those that the optimizer sees.
+// The local gradients of backwards without reduction are cleared with those that the optimizer
+// sees.
 TEST(DdpSharded, ClearedGradientsTakeTheLocalOnesWithThem) {
   for (const bool set_to_none : {true, false}) {
     expect_equal([set_to_none](const Copy& copy, const auto& compare) {
@@ -129,7 +131,7 @@ TEST(DdpSharded, ClearedGradientsTakeTheLocalOnesWithThem) {
           const NoSync guard = copy.model.no_sync();
           copy.backward(count, 5);
         }
-        copy.zero_grad(set_to_none);  // between a forward and its backward
+        copy.zero_grad(set_to_none);  // clears between a forward and its backward
         loss.backward();
         compare();
       }
@@ -142,7 +144,8 @@ TEST(DdpSharded, UnevenAndEmptyBatches) {
       [](const Copy& copy, const auto& compare) {
         for (int step = 0; step < 3; ++step) {
           copy.zero_grad();
-          // Rank 0 has no row in step 1, whose mean is NaN; in the others every rank has some.
+          // Rank 0 has no row in step 1, so its mean is NaN; in the other steps every rank has
+          // rows.
           copy.backward(step == 1 ? copy.rank : copy.rank + 1 + step, step);
           compare();
         }
@@ -162,8 +165,8 @@ TEST(DdpSharded, AFrozenParameterTakesNoPart) {
   });
 }
 
-// Two synchronized backwards without zero_grad(): the replicated gradient averages the mean with
-// this rank's addition, the sharded one adds two means, so they differ in the last bits.
+// Two synchronized backwards run without zero_grad(): the replicated gradient averages the mean
+// with this rank's addition, the sharded gradient adds two means, so they differ in the last bits.
 TEST(DdpSharded, AReducedGradientIsAddedTo) {
   for (const int world_size : {1, 2, 3}) {
     run_pairs(world_size, [](const ProcessGroup& group, Wrapped& replicated, Wrapped& sharded) {
@@ -211,7 +214,7 @@ TEST(DdpSharded, TwoWrappersTakeTurns) {
   });
 }
 
-// In the middle of the backward; what it threw.
+// Throws in the middle of the backward; returns what the backward threw.
 std::string failure_of_backward(const Copy& copy, int64_t step) {
   Tensor weight = copy.net.down->weight;
   const unsigned hook =
@@ -221,8 +224,8 @@ std::string failure_of_backward(const Copy& copy, int64_t step) {
   return failure;
 }
 
-// The last rank leaves every other step; all ranks get an error that names it, and the next step is
-// right again.
+// The last rank leaves every other step by an exception; all ranks get an error that names it, and
+// the next step is right again.
 TEST(DdpSharded, AnExceptionOnOneRankEndsTheStepOnAll) {
   const Program program = [](const Copy& copy, const auto& compare) {
     const int last = copy.world_size - 1;
@@ -242,7 +245,7 @@ TEST(DdpSharded, AnExceptionOnOneRankEndsTheStepOnAll) {
   expect_equal(program, {2, 3, 4});
 }
 
-// Under no_sync() a backward that fails leaves gradients, which clearing takes away.
+// Under no_sync() a backward that fails leaves gradients; clearing removes them.
 TEST(DdpSharded, ALocalBackwardThatFailsLeavesNothingBehind) {
   const Program program = [](const Copy& copy, const auto& compare) {
     {
@@ -345,7 +348,8 @@ TEST(DdpSharded, AnOptimizerOfTheModulesParametersIsRefused) {
   }
 }
 
-// As with replicated gradients, where the module's are those that an optimizer sees.
+// The same holds for replicated gradients, where the module's gradients are those that an optimizer
+// sees.
 TEST(DdpSharded, ZeroGradOfTheModuleClearsTheShards) {
   expect_equal(
       [](const Copy& copy, const auto& compare) {
@@ -355,14 +359,14 @@ TEST(DdpSharded, ZeroGradOfTheModuleClearsTheShards) {
           compare();
         }
         const Tensor loss = copy.model(copy.rows(4, 3), std::pair(true, true)).mean();
-        copy.net.zero_grad();  // between a forward and its backward
+        copy.net.zero_grad();  // clears between a forward and its backward
         loss.backward();
         compare();
       },
       {1, 3});
 }
 
-// A backward may come to a parameter before it comes to an output of the wrapper.
+// A backward may reach a parameter before it reaches an output of the wrapper.
 TEST(DdpSharded, ARegularizerAfterTheForwards) {
   expect_equal(
       [](const Copy& copy, const auto& compare) {
@@ -370,13 +374,13 @@ TEST(DdpSharded, ARegularizerAfterTheForwards) {
         const Tensor second = copy.model(copy.rows(4, 1), std::pair(false, true)).mean();
         first.backward();
         copy.zero_grad();
-        (second + copy.net.side->weight.pow(2).sum()).backward();  // which `second` does not use
+        (second + copy.net.side->weight.pow(2).sum()).backward();  // `second` does not use side
         compare();
       },
       {1, 2});
 }
 
-// What a snapshot writes, and loads, is the parameter itself, whatever its memory order.
+// A snapshot writes and loads the parameter itself, whatever its memory order.
 TEST(DdpSharded, TheRecordOfAFrozenChannelsLastWeightIsItsMemory) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string&) {
     struct Images : nn::Module {
@@ -404,7 +408,7 @@ TEST(DdpSharded, TheRecordOfAFrozenChannelsLastWeightIsItsMemory) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The destructor looks at the gradients of parameters that no rank has used.
+// The destructor reads the gradients of parameters that no rank has used.
 TEST(DdpSharded, AGradientOfAnUnusedParameterOutlivesTheWrapper) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string&) {
     const auto net = std::make_shared<Zoo>();

@@ -1,6 +1,5 @@
 // Trains one model on many ranks: each computes the gradients of its share of a batch, and every
-// rank steps with their mean.
-// examples/ddp_toy.cpp is a whole program.
+// rank steps with their mean. examples/ddp_toy.cpp is a whole program.
 //
 // Threads: forward, backward and every method from one thread; several wrappers in one process may
 // each have a thread. Blocking: the constructor (collective: it checks that the models match and
@@ -48,7 +47,7 @@ struct RefusedModule {
                 "(std::make_shared<Net>()) or a module holder (TORCH_MODULE, "
                 "torch::nn::Sequential), then the group");
 };
-// What the constructors that refuse `Given` initialise their base with.
+// Initialises the base in the constructors that refuse `Given`.
 template <typename Given>
 [[noreturn]] parallel::DdpReplicas refuse_module() {
   [[maybe_unused]] const RefusedModule<Given> refused;
@@ -64,7 +63,7 @@ class DistributedDataParallel : public DataParallelModule<M> {
                           const DistributedDataParallelOptions& options = {})
       : DistributedDataParallel(module, parallel::make_ddp_replicas(module, ranks, options)) {}
 
-  // A module holder: Net of TORCH_MODULE(Net), torch::nn::Sequential, torch::nn::Linear.
+  // Takes a module holder: Net of TORCH_MODULE(Net), torch::nn::Sequential, torch::nn::Linear.
   template <ModuleHolder Holder>
     requires std::is_same_v<typename Holder::ContainedType, M>
   DistributedDataParallel(const Holder& module, const Ranks& ranks,
@@ -77,34 +76,34 @@ class DistributedDataParallel : public DataParallelModule<M> {
   DistributedDataParallel(Given&&, const Group&, const DistributedDataParallelOptions& = {})
       : DistributedDataParallel(nullptr, refuse_module<std::remove_cvref_t<Given>>()) {}
 
-  // Without the group.
+  // Refuses a call without the group.
   template <typename Given>
     requires(!std::is_same_v<std::remove_cvref_t<Given>, DistributedDataParallel>)
   explicit DistributedDataParallel(Given&&)
       : DistributedDataParallel(nullptr, refuse_module<std::remove_cvref_t<Given>>()) {}
 
-  // What this rank owns of each parameter of the module, in the order of named_parameters(); needs
-  // GradientPlacement::kSharded. An optimizer is given the `values` of all of them, also those
-  // without an element here.
+  // Returns the part of each parameter of the module that this rank owns, in the order of
+  // named_parameters(); needs GradientPlacement::kSharded. An optimizer is given the `values` of
+  // all of them, also of those without an element here.
   std::vector<ParameterShard> parameter_shards() const {
-    this->core();  // throws where the program has moved from this
+    this->core();  // throws if this object was moved from
     return replicas_.parameter_shards();
   }
-  // The ranks that have replicas of the module.
+  // Returns the ranks that have replicas of the module.
   const ProcessGroup& process_group() const { return replicas_.group; }
-  // Called at the start of each forward, also of one without grad: by an optimizer that waits there
-  // for the parameters of its last step.
+  // Makes each forward call `call` at its start, also without grad. An optimizer waits there for
+  // the parameters of its last step.
   void call_before_forward(std::function<void()> call) {
     this->core().call_before_forward(std::move(call));
   }
-  // Called at the start of each backward through an output of a forward that comes after this, also
-  // in a world of one: by an optimizer that shows autograd what has been written to its shards.
+  // Makes each backward through an output of a later forward call `call` at its start, also in a
+  // world of one. There an optimizer shows autograd what was written to its shards.
   void call_before_backward(std::function<void()> call) {
     this->core().call_before_backward(std::move(call));
   }
-  // With GradientPlacement::kSharded, the buffers in which the parameters are, one for each bucket:
-  // code that changes values calls mark_stale() and unshard_async() on each, on all ranks, and the
-  // next forward waits. Otherwise empty.
+  // With GradientPlacement::kSharded, returns the buffers in which the parameters are, one for each
+  // bucket. Code that changes values calls mark_stale() and unshard_async() on each, on all ranks,
+  // and the next forward waits. Otherwise the list is empty.
   const std::vector<std::shared_ptr<FlatParameters>>& flat_parameters() const {
     return replicas_.flat_parameters;
   }
@@ -116,7 +115,8 @@ class DistributedDataParallel : public DataParallelModule<M> {
   parallel::DdpReplicas replicas_;
 };
 
-// The module of a refused argument, so that the refusal is all that the compiler says.
+// The type of a refused argument's module, so that the compiler reports the refusal and nothing
+// else.
 template <typename Given>
 struct RefusedArgument {};
 

@@ -1,4 +1,4 @@
-// The wrapper's layouts, weights, and what it takes and gives.
+// The wrapper's layouts and weights, its arguments and its results.
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 
 #include <array>
@@ -29,12 +29,12 @@ TEST_F(DistributedDataParallelTest, TheLayoutIsLearnedInTheFirstStepAndKept) {
   loss_of(model(input())).backward();
   ASSERT_TRUE(model.learned_layout());
   const BucketLayout layout = *model.learned_layout();
-  // Last layers first, and in each the bias before the weight: unlike the reverse of registration,
-  // from which the first step starts.
+  // The last layers come first, and in each layer the bias before the weight. This differs from the
+  // reverse of registration, with which the first step starts.
   EXPECT_EQ(layout.to_string(), "float64:3,2;float64:5,4;float64:1,0");
   EXPECT_EQ(BucketLayout::parse(layout.to_string()), layout);
 
-  // Imported: used from the first step, and never learned again.
+  // An imported layout is used from the first step, and never learned again.
   BucketLayout odd =
       plan_bucket_layout(sizes_of(distinct_parameters(*net_)),
                          std::vector<int64_t>{2, 0, 5, 1, 4, 3}, options_.bucket_caps);
@@ -71,7 +71,7 @@ TEST_F(DistributedDataParallelTest, ReplicasAreWeightedBySamples) {
   options_.weighting = GradientWeighting::kSamples;
   auto model = wrap();
   const auto local = local_gradients(*net_, plain_step);
-  // Formula peers contribute multiples of this rank's weighted gradient.
+  // The other ranks, which are a formula, contribute multiples of this rank's weighted gradient.
   const double sum_factor = formula_->mean_factor() * kWorld;
   formula_->samples = 20;
   model.set_num_samples(5);
@@ -120,7 +120,8 @@ TEST_F(DistributedDataParallelTest, ABackwardIsWeightedByTheSamplesOfItsOwnForwa
                                HasSubstr("forwards of 5 and 30 samples")));
   net_->zero_grad();
 
-  // A forward outside of no_sync(), its backward inside: counted with what is added up.
+  // The forward is outside of no_sync() and its backward inside, so its samples count with what is
+  // added up.
   const Tensor added_up = forward(10);
   {
     const auto guard = model.no_sync();
@@ -175,7 +176,8 @@ std::vector<Tensor> held_tensors(const Described& described) {
   return {described.y, described.aux};
 }
 
-// What forward() may return: a tensor that the wrapper does not see would get no hook.
+// These are results that forward() may have: a tensor that the wrapper does not see would get no
+// hook.
 static_assert(wrap::tensors_are_known<Tensor>() && wrap::tensors_are_known<Described>());
 static_assert(wrap::tensors_are_known<std::tuple<Tensor, std::vector<std::pair<int, Tensor>>>>());
 static_assert(wrap::tensors_are_known<std::map<std::string, std::optional<Tensor>>>());
@@ -254,7 +256,8 @@ TEST_F(DistributedDataParallelTest, TakesHoldersSequentialAndTupleOutputs) {
   EXPECT_EQ(recurrent->named_parameters()[0].key(), "weight_ih_l0") << "no prefix";
 }
 
-// Hooks of the wrapper: on the output's node, and on the gradient accumulators.
+// Counts the hooks of the wrapper: those on the output's node, and those on the gradient
+// accumulators.
 size_t num_hooks(const Net& net, const Tensor& output) {
   size_t count = output.grad_fn()->tensor_pre_hooks().size();
   for (const Tensor& parameter : net.parameters()) {
@@ -279,7 +282,7 @@ TEST_F(DistributedDataParallelTest, AWorldOfOneOnlyCallsTheModule) {
   EXPECT_TRUE(alone.log().empty());
   EXPECT_FALSE(model.learned_layout());
 
-  // What is counted above is there when there are peers.
+  // With other ranks the hooks that are counted above exist.
   auto wrapped = wrap();
   const Tensor reduced = wrapped(input());
   EXPECT_EQ(num_hooks(*net_, reduced), 1 + net_->parameters().size());
@@ -297,7 +300,7 @@ TEST_F(DistributedDataParallelTest, AWorldOfOneTakesWhatNeedsPeersElsewhere) {
   loss.backward({}, /*retain_graph=*/true, /*create_graph=*/true);
   model.reduce_gradients();
   expect_gradients(*net_, local_gradients(*net_, plain_step), 2);
-  net_->zero_grad();  // the graph that hangs on the gradients
+  net_->zero_grad();  // frees the graph that the gradients keep
   EXPECT_TRUE(alone.log().empty());
 }
 
@@ -319,11 +322,11 @@ TEST_F(DistributedDataParallelTest, AModuleIsWrappedOnceAtATime) {
     auto model = wrap();
     EXPECT_THAT(error_of(again, ErrorCode::kInvalidArgument),
                 HasSubstr("\"first.weight\" is wrapped already"));
-    // Nor a part of it.
+    // A part of the module cannot be wrapped, either.
     const auto part = [&] { DistributedDataParallel(net_->second, peers_.group()); };
     EXPECT_THAT(error_of(part, ErrorCode::kInvalidArgument),
                 HasSubstr("\"weight\" is wrapped already"));
-    loss_of(model(input())).backward();  // a graph that lives on is no hindrance
+    loss_of(model(input())).backward();  // a graph that is still alive does not matter
   }
   net_->zero_grad();
   auto model = wrap();

@@ -27,7 +27,8 @@ namespace {
 
 constexpr size_t kMaxWritableBytes = 16 << 10;
 
-// A number that became a tensor counts as a number where dtypes are promoted.
+// Marks `tensor` as a number if the original was one: such a tensor counts as a number when dtypes
+// are promoted.
 at::Tensor as_number_like(const at::Tensor& original, at::Tensor tensor) {
   if (original.unsafeGetTensorImpl()->is_wrapped_number()) {
     tensor.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -88,7 +89,8 @@ class Recorder {
     bool is_deferred;
   };
 
-  // Implementations for meta tensors ask for pointers that they do not use.
+  // Lifts the guards of deferred memory, because implementations for meta tensors ask for pointers
+  // that they do not use.
   class Unguarded {
    public:
     explicit Unguarded(const std::vector<Input>& inputs) : inputs_(inputs) {
@@ -142,7 +144,8 @@ class Recorder {
 
   bool is_recorded() const {
     if (has_deferred_) return true;
-    // So that torch::nn::Cloneable::clone() gives a deferred module the values of another one.
+    // clone() is recorded so that torch::nn::Cloneable::clone() gives a deferred module the values
+    // of another one.
     if (scope_ && schema_.name() == "aten::clone" && inputs_[0].tensor.is_cpu()) return true;
     if (!scope_ || has_real_ || device_argument() < 0) return false;
     const c10::IValue& device = stack_[first_ + static_cast<size_t>(device_argument())];
@@ -181,7 +184,8 @@ class Recorder {
     }
   }
 
-  // Where the tensors are after `map`, with the device on which the operation shall run.
+  // Returns the arguments with tensors replaced by `map`, and with the device on which the
+  // operation runs.
   std::vector<c10::IValue> with_tensors(
       const std::vector<c10::IValue>& arguments, at::DeviceType device,
       const std::function<at::Tensor(const at::Tensor&)>& map) const {
@@ -205,9 +209,10 @@ class Recorder {
     return at::Device(device);
   }
 
-  // False if the operation has no implementation for meta tensors, or refuses its arguments: run on
-  // values it gives the error that it gives in plain construction. What refuses a write (to a leaf
-  // that requires grad, for example) knows tensors, not values.
+  // Returns false if the operation has no implementation for meta tensors, or refuses its
+  // arguments: when it runs on values, it throws the same error as in plain construction. A refused
+  // write (to a leaf that requires grad, for example) throws at once, because it depends on tensors
+  // and not on values.
   bool run_on_meta(const std::vector<c10::IValue>& arguments) {
     twins_.clear();
     std::vector<c10::IValue> stack =
@@ -229,7 +234,7 @@ class Recorder {
     return true;
   }
 
-  // Computes the deferred arguments first. The results are real, but for those that share memory
+  // Computes the deferred arguments first. The results are real, except for those that share memory
   // with a deferred argument.
   void run_on_values(const std::vector<c10::IValue>& arguments) {
     const auto values = values_of_inputs();
@@ -302,7 +307,7 @@ class Recorder {
     return generator.clone();
   }
 
-  // Before the operation runs, which may change the sizes of its arguments.
+  // Called before the operation runs, which may change the sizes of its arguments.
   std::shared_ptr<RecordedOperation> make_operation(const std::vector<c10::IValue>& arguments) {
     auto operation = std::make_shared<RecordedOperation>(RecordedOperation{.handle = handle_});
     for (const Input& input : inputs_) {
@@ -322,7 +327,7 @@ class Recorder {
     return operation;
   }
 
-  // x.copy_(x.t()), for example.
+  // Returns true for x.copy_(x.t()), for example.
   bool reads_written() const {
     return std::ranges::count_if(inputs_, [&](const Input& input) {
              return input.is_deferred &&
@@ -400,8 +405,8 @@ class Recorder {
            tensor.nbytes() <= kMaxWritableBytes && tensor.nbytes() > 0;
   }
 
-  // What the operation needs so that it can run again: its own copies of tensors that it reads, and
-  // nothing that depends on defaults which may change.
+  // Completes what the operation needs to run again: copies of the tensors that it reads, and the
+  // dtype if it came from a default, which may change.
   void finish_operation(RecordedOperation& operation, const std::vector<at::Tensor>& created) {
     for (const Input& input : inputs_) {
       if (input.is_deferred) take_bytes_of(input.tensor);
@@ -449,7 +454,7 @@ class Recorder {
   std::shared_ptr<Tape> tape_;
   std::vector<Input> inputs_;
   std::vector<std::shared_ptr<Tape>> tapes_;
-  std::vector<at::Tensor> written_;  // deferred
+  std::vector<at::Tensor> written_;  // deferred tensors
   std::vector<at::Tensor> twins_;
   std::vector<c10::IValue> results_;
   bool has_deferred_ = false;
@@ -474,8 +479,8 @@ void install_recorder() {
 }
 
 std::shared_ptr<Tape>& tape_of_scope() {
-  // By thread, because the dispatcher calls the recorder without a context. The scope that sets it
-  // resets it in its destructor, on the same thread.
+  // Thread-local, because the dispatcher calls the recorder without a context. The scope that sets
+  // it resets it in its destructor, on the same thread.
   static thread_local std::shared_ptr<Tape> tape;
   return tape;
 }

@@ -21,7 +21,8 @@ constexpr const char* kNoValues =
     "through pointers or accessors before defer_init() and copy it in with copy_(); or call "
     "cadre::materialize(module) first";
 
-// To make a tensor reach the recorder in every operation, inside of defer_init() or not.
+// Gives access to the dispatch keys, so that a tensor reaches the recorder in every operation,
+// inside of defer_init() or not.
 struct WithKeys : c10::TensorImpl {
   static c10::DispatchKeySet& of(c10::TensorImpl& impl) { return impl.*(&WithKeys::key_set_); }
 };
@@ -31,8 +32,8 @@ void delete_storage(void* context) {
   if (owned->writable) owned->writable->storage = nullptr;
 }
 
-// Numbers operations and storages across all tapes, of all threads, so that joined tapes keep the
-// order: no tape can own the counter.
+// Returns a new number. It numbers operations and storages across all tapes, of all threads, so
+// that joined tapes keep the order: no tape can own the counter.
 uint64_t next_number() {
   static std::atomic<uint64_t> number{0};
   return ++number;
@@ -138,7 +139,7 @@ void Tape::end_direct_writes() {
   for (const auto& each : writable) take_bytes(*each);
   for (const auto& each : writable) {
     const bool is_changed = each->created_by->bytes->content != bytes_in(each->memory).content;
-    // A pointer that the program still has ends here, as it would with the tensor.
+    // A pointer that the program still has becomes invalid here, as if the tensor had been freed.
     if (each->storage != nullptr) {
       each->storage->_mutable_data_ptr_no_checks()
           .cast_context<DeferredStorage>(&delete_storage)

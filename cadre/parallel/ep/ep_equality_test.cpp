@@ -60,14 +60,14 @@ Training train_on(const Case& test_case, const Degrees& degrees, uint64_t seed,
   const int num_ranks = degrees.dp * degrees.ep;
   std::vector<std::shared_ptr<ExpertModel>> models;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    // Only rank 0's weights count.
+    // Only rank 0's weights are used.
     models.push_back(make_expert_model(test_case, seed + static_cast<uint64_t>(rank)));
   }
   std::vector<Training> trained(models.size());
   std::vector<testing::DividedDims> divided_dims(models.size());
   const auto result = run_groups(num_ranks, [&](const ProcessGroup& group, std::string&) {
     const auto rank = static_cast<size_t>(group.rank());
-    // Released before the group's system is.
+    // The model is released before the group's system.
     const auto model = std::move(models[rank]);
     const DeviceMesh mesh(group, {{"dp", degrees.dp}, {"ep", degrees.ep}});
     const ExpertParallel experts(*model, mesh);
@@ -85,7 +85,7 @@ Training train_on(const Case& test_case, const Degrees& degrees, uint64_t seed,
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   if (!result.ok()) return {};
-  // Ranks that differ along "dp" only have the same parameters.
+  // Ranks that differ only along "dp" have the same parameters.
   for (int rank = degrees.ep; rank < num_ranks; ++rank) {
     EXPECT_EQ(bits_of(trained[rank].parameters), bits_of(trained[rank % degrees.ep].parameters))
         << "rank " << rank;

@@ -27,7 +27,7 @@ struct NamedLayer {
   MixtureOfExpertsImpl* layer;
 };
 
-// Each layer once, also if it is registered under several names.
+// Returns each layer once, even if it is registered under several names.
 std::vector<NamedLayer> layers_of(torch::nn::Module& module) {
   std::vector<NamedLayer> layers;
   const auto add = [&](const std::string& name, torch::nn::Module& each) {
@@ -67,7 +67,8 @@ void check_layer(const NamedLayer& named, const DeviceMesh& mesh, const std::str
   }
 }
 
-// What must be equal on all ranks beside names and shapes, which make_equal() compares.
+// Returns the fields that must be equal on all ranks, beside names and shapes, which make_equal()
+// compares.
 std::vector<AgreedField> fields_of(const std::vector<NamedLayer>& layers, const std::string& axis) {
   std::vector<AgreedField> fields{{"expert_axis", format("\"{}\"", axis)}};
   for (const auto& [name, layer] : layers) {
@@ -82,7 +83,7 @@ std::vector<AgreedField> fields_of(const std::vector<NamedLayer>& layers, const 
   return fields;
 }
 
-// The parameters of experts, with the sizes of the whole ones.
+// Returns the parameters of experts, with the sizes of the whole parameters.
 DividedParameters divided_by(const std::vector<NamedLayer>& layers) {
   DividedParameters divided;
   for (const auto& [name, layer] : layers) {
@@ -103,7 +104,8 @@ DividedParameters divided_by(const std::vector<NamedLayer>& layers) {
   return divided;
 }
 
-// A module that is no layer of experts would compute with a part as if it were the whole.
+// Throws if a module that is no layer of experts has such a parameter: it would compute with a part
+// as if it were the whole.
 void check_experts_only_in_layers(torch::nn::Module& module, const DividedParameters& divided) {
   const auto check = [&](const std::string& name, const torch::nn::Module& each) {
     if (dynamic_cast<const MixtureOfExpertsImpl*>(&each) != nullptr) return;
@@ -131,7 +133,7 @@ std::shared_ptr<const parallel::ExpertGroups> groups_of(const DeviceMesh& mesh,
       parallel::ExpertGroups{.tokens = tokens, .experts = experts, .members = std::move(members)});
 }
 
-// A record has no axis along which nothing divides the parameter.
+// A record does not have axes along which nothing divides the parameter.
 bool is_replicated_along(const MeshAxis& axis, const ParameterShard& shard) {
   const auto found = std::ranges::find(shard.mesh.axes(), axis);
   if (found == shard.mesh.axes().end()) return true;

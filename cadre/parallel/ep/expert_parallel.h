@@ -11,9 +11,9 @@
 //   optimizer.step();
 //
 // The axes of the mesh are those whose ranks have different tokens. Along the axis of the experts
-// each rank has its part of them; along the others ranks have the same ones. Parameters keep their
-// names, and are the same tensors with fewer experts. Routers, auxiliary losses and capacities see
-// the tokens of all ranks of the mesh, in rank order.
+// each rank has its part of the experts; along the other axes ranks have the same experts.
+// Parameters keep their names, and are the same tensors with fewer experts. Routers, auxiliary
+// losses and capacities see the tokens of all ranks of the mesh, in rank order.
 //
 // Threads: as the module. Blocking: the constructor and the calls below but parameter_shards() are
 // collective, until the deadline of their groups. Lifetime: a value; keeps the mesh and shares the
@@ -47,34 +47,35 @@ struct ExpertParallelOptions {
 };
 
 struct SumGradientsOptions {
-  // Axes along which something else reduces the gradients, as DistributedDataParallel on the group
+  // Axes along which another object reduces the gradients, as DistributedDataParallel on the group
   // of an axis does.
   std::vector<std::string> reduced_axes = {};
 };
 
 class CADRE_EXPORT ExpertParallel {
  public:
-  // ranks: a mesh; or a ProcessGroup, which is one with the axis of the experts alone.
+  // ranks: a mesh; or a ProcessGroup, which counts as a mesh whose only axis is that of the
+  // experts.
   ExpertParallel(torch::nn::Module& module, const Ranks& ranks,
                  const ExpertParallelOptions& options = {});
 
-  // A record for each parameter, in the order of named_parameters(), each tensor once: `values` and
-  // `parameter` are the module's own tensor. Placements: Shard(0) for experts along their axis,
-  // else Replicate(). For norms, snapshots and optimizers.
+  // Returns a record for each parameter, in the order of named_parameters(), each tensor once:
+  // `values` and `parameter` are the module's own tensor. Placements: Shard(0) for experts along
+  // their axis, else Replicate(). Norms, snapshots and optimizers use the records.
   std::vector<ParameterShard> parameter_shards() const { return shards_; }
 
-  // The sum over all ranks of `sum`, this rank's sum of losses over `count` tokens, divided by the
-  // number of all tokens; (), equal on all ranks; NaN without any token. Its gradient on a rank is
-  // that of its own tokens, so what follows its backward is sum_gradients().
+  // Returns the sum over all ranks of `sum` (this rank's sum of losses over `count` tokens),
+  // divided by the number of all tokens: (), equal on all ranks; NaN without any token. On each
+  // rank its gradient is that of the rank's own tokens, so call sum_gradients() after its backward.
   at::Tensor mean_over_tokens(const at::Tensor& sum, int64_t count) const;
-  // Sums the gradient of each parameter over the ranks that have the same elements of it: of an
-  // expert over the axes other than that of the experts, of other parameters over all. A parameter
-  // without a gradient on this rank counts as zeros, and stays without one if none of these ranks
-  // has one, as in one process. Once for each step, after its last backward: a second call adds the
-  // sums again.
+  // Sums the gradient of each parameter over the ranks that have the same elements of it: the
+  // gradient of an expert over the axes other than that of the experts, of another parameter over
+  // all axes. A parameter without a gradient on this rank counts as zeros, and stays without one if
+  // none of these ranks has one, as in one process. Call it once for each step, after the last
+  // backward: a second call adds the sums again.
   void sum_gradients(const SumGradientsOptions& options = {}) const;
-  // The same of a wrapper that shards what this has left on each rank: the gradients of the values
-  // of its records. reduced_axes: those of the wrapper.
+  // Does the same for a wrapper that shards what this class has left on each rank: sums the
+  // gradients of the values of the wrapper's records. reduced_axes: those of the wrapper.
   //   experts.sum_gradients(model.parameter_shards(), {.reduced_axes = {"dp_shard"}});
   void sum_gradients(std::span<const ParameterShard> shards,
                      const SumGradientsOptions& options) const;

@@ -1,4 +1,4 @@
-// What ExpertParallel makes of a module: values, records, norms; and what it refuses.
+// Tests what ExpertParallel makes of a module (values, records, norms), and what it refuses.
 #include "cadre/parallel/ep/expert_parallel.h"
 
 #include <gmock/gmock.h>
@@ -28,7 +28,8 @@ using testing::require_refused;
 using testing::run_groups;
 using torch::Tensor;
 
-// Ranks in dp x ep. Each has a model of weights of its own, of which only rank 0's count.
+// Runs on ranks in dp x ep. Each has a model with different weights, of which only rank 0's are
+// used.
 void run_with_models(const testing::Degrees& degrees,
                      const std::function<void(const DeviceMesh&, testing::ExpertModel&)>& body) {
   std::vector<std::shared_ptr<testing::ExpertModel>> models;
@@ -37,7 +38,7 @@ void run_with_models(const testing::Degrees& degrees,
   }
   const auto result =
       run_groups(degrees.dp * degrees.ep, [&](const ProcessGroup& group, std::string&) {
-        // Released before the group's system is.
+        // The model is released before the group's system.
         const auto model = std::move(models[static_cast<size_t>(group.rank())]);
         body(DeviceMesh(group, {{"dp", degrees.dp}, {"ep", degrees.ep}}), *model);
       });
@@ -50,7 +51,8 @@ TEST(ExpertParallel, KeepsThisRanksExpertsOfRankZerosWeights) {
     const ExpertParallel experts(model, mesh);
     const std::vector<ParameterShard> records = experts.parameter_shards();
     const int num_divided = testing::num_divided(records, model, *plain, 1);
-    require(num_divided == 8, "divided: " + std::to_string(num_divided));  // four of two layers
+    // Four parameters in each of two layers are divided.
+    require(num_divided == 8, "divided: " + std::to_string(num_divided));
     for (const ParameterShard& record : records) {
       require(record.placements[0].is_replicate(), "dp of " + record.name);
     }
@@ -76,7 +78,7 @@ TEST(ExpertParallel, TheNormIsThatOfOneProcess) {
     require(torch::allclose(model.named_parameters()["head.weight"].grad(),
                             plain->named_parameters()["head.weight"].grad(), 1e-9, 1e-12),
             "clipped gradients");
-    // The norm of this rank's experts alone would be another one on each rank.
+    // The norm of this rank's experts alone would differ between ranks.
     require_refused(
         [&] {
           const std::vector<Tensor> parameters = model.parameters();
@@ -86,7 +88,8 @@ TEST(ExpertParallel, TheNormIsThatOfOneProcess) {
   });
 }
 
-// What one rank has, all have after the sum; without a backward on any rank there is no gradient.
+// A gradient that one rank has is on all ranks after the sum; without a backward on any rank there
+// is no gradient.
 TEST(ExpertParallel, ParametersWithoutAGradientCountAsZeros) {
   run_with_models({.dp = 2, .ep = 2}, [&](const DeviceMesh& mesh, testing::ExpertModel& model) {
     const ExpertParallel experts(model, mesh);
@@ -119,7 +122,7 @@ TEST(ExpertParallel, OneRankLeavesThePlainLayer) {
   });
 }
 
-// A layer that a module has under two names is divided once.
+// A layer that is registered under two names is divided once.
 TEST(ExpertParallel, DividesASharedLayerOnce) {
   run_with_models({.dp = 1, .ep = 2}, [&](const DeviceMesh& mesh, testing::ExpertModel&) {
     MixtureOfExperts layer(
@@ -159,7 +162,7 @@ TEST(ExpertParallel, RefusesWhatCannotBeDivided) {
   });
 }
 
-// Each would be cut twice, or be no longer equal to the other.
+// Each expert would be divided twice, or would no longer equal the other module's.
 TEST(ExpertParallel, RefusesExpertsThatAnotherModuleHas) {
   struct Twins : torch::nn::Module {
     Twins() {
@@ -188,7 +191,7 @@ TEST(ExpertParallel, RefusesExpertsThatAnotherModuleHas) {
   });
 }
 
-// All ranks throw it, and the groups stay usable.
+// All ranks throw the same error, and the groups stay usable.
 TEST(ExpertParallel, AllRanksRefuseWhatOneRefuses) {
   run_with_models({.dp = 2, .ep = 2}, [&](const DeviceMesh& mesh, testing::ExpertModel& model) {
     const bool is_last = mesh.coordinates() == std::vector<int>{1, 1};

@@ -14,7 +14,7 @@
 namespace cadre::parallel {
 namespace {
 
-// Numbers of choices, int64 (ranks, k, E): by rank, number of the choice, and expert.
+// The numbers of choices, int64 (ranks, k, E): by rank, number of the choice, and expert.
 class ChoiceCounts {
  public:
   ChoiceCounts(const at::Tensor& experts, int64_t num_experts, const ExpertGroups* groups)
@@ -49,7 +49,7 @@ class ChoiceCounts {
   at::Tensor counts_;
 };
 
-// How many of the choices are processed: the first ones of each rank, choice and expert.
+// The numbers of choices that are processed: the first ones of each rank, choice and expert.
 struct Processed {
   std::vector<int64_t> of_ranks;  // (ranks, E)
   std::vector<int64_t> of_own;    // (k, E)
@@ -81,7 +81,7 @@ void order_own_choices(DispatchPlan& plan, const at::Tensor& experts,
                        std::vector<int64_t> processed, int64_t num_experts) {
   const int64_t num_tokens = experts.size(0);
   const int64_t num_selected = experts.size(1);
-  std::vector<int64_t> next(static_cast<size_t>(num_experts));  // place, by expert
+  std::vector<int64_t> next(static_cast<size_t>(num_experts));  // next place, by expert
   int64_t num_processed = 0;
   for (int64_t expert = 0; expert < num_experts; ++expert) {
     next[expert] = num_processed;
@@ -107,8 +107,8 @@ void order_own_choices(DispatchPlan& plan, const at::Tensor& experts,
   }
 }
 
-// Fills what concerns the exchange. Received rows come in the order of the ranks, those of each
-// rank by expert.
+// Fills the fields of the exchange. Received rows are in the order of the ranks, and those of each
+// rank are ordered by expert.
 void plan_exchange(DispatchPlan& plan, const Processed& processed, const ChoiceCounts& counts,
                    const ExpertGroups& groups) {
   const int64_t num_experts = counts.num_experts();
@@ -136,7 +136,7 @@ void plan_exchange(DispatchPlan& plan, const Processed& processed, const ChoiceC
   plan.by_rank = at::empty({total}, at::kLong);
   int64_t* const by_expert = plan.by_expert.mutable_data_ptr<int64_t>();
   int64_t* const by_rank = plan.by_rank.mutable_data_ptr<int64_t>();
-  std::vector<int64_t> next(static_cast<size_t>(experts_of_rank));  // place, by expert
+  std::vector<int64_t> next(static_cast<size_t>(experts_of_rank));  // next place, by expert
   std::exclusive_scan(plan.rows_of_expert.begin(), plan.rows_of_expert.end(), next.begin(),
                       int64_t{0});
   int64_t received_row = 0;

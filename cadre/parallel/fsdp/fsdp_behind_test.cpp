@@ -1,6 +1,6 @@
-// Memory that the program gives to parameters and shards, or writes, behind the back of
-// FullyShardedDataParallel: ties, replaced shards, gradients from before; and constructors that
-// refuse, after which the module is as it was.
+// The program gives new memory to parameters and shards, or writes to them, without
+// FullyShardedDataParallel: ties, replaced shards, gradients from before. Also constructors that
+// refuse, after which the module is unchanged.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -51,8 +51,8 @@ TEST(FsdpBehind, ATieByMemoryAcrossUnitsIsRefusedOnAllRanks) {
   }
 }
 
-// Two modules that are wrapped one by one are not seen together, nor is a member that is no
-// registered tensor.
+// The wrapper sees neither a tie between modules that are wrapped one by one nor a member that is
+// no registered tensor, only that something else holds the memory.
 TEST(FsdpBehind, WhatElseHoldsTheMemoryOfAParameterIsLogged) {
   for (const bool is_tied : {false, true}) {
     const auto log = std::make_shared<LogLines>();
@@ -98,7 +98,7 @@ TEST(FsdpBehind, ASwapOfShardsIsNoticed) {
   }
 }
 
-// The right way, as the message says.
+// The program copies values into the shards, as the message of the error advises.
 TEST(FsdpBehind, ValuesThatAreCopiedIntoShardsAreUsed) {
   on_two_ranks([](const ProcessGroup& group) {
     const auto net = std::make_shared<Stack>();
@@ -167,7 +167,7 @@ TEST(FsdpBehind, EndsWithAGradientThatNoStepUsed) {
   });
 }
 
-// One rank leaves a backward while the others have still to gather two of its units.
+// One rank leaves a backward while the others must still gather two of its units.
 TEST(FsdpBehind, AnExceptionOfOneRankInABackwardEndsTheStepOnAllRanks) {
   for (const int prefetched : {0, 1}) {
     for (const int failing : {1, 2}) {  // rank 1, or both ranks
@@ -206,7 +206,7 @@ TEST(FsdpBehind, AnExceptionOfOneRankInABackwardEndsTheStepOnAllRanks) {
   }
 }
 
-// What the error advises is shown by LoadIntoWrappers.AParameterThatIsTrainedFromNowOn.
+// LoadIntoWrappers.AParameterThatIsTrainedFromNowOn shows what the error advises.
 TEST(FsdpBehind, UnfreezingSaysWhatToDo) {
   on_two_ranks([](const ProcessGroup& group) {
     const auto net = std::make_shared<Stack>();
@@ -221,7 +221,7 @@ TEST(FsdpBehind, UnfreezingSaysWhatToDo) {
   });
 }
 
-// One unit of several cannot be sharded, on all ranks or on one.
+// One of several units cannot be sharded, on all ranks or on one.
 TEST(FsdpBehind, ARefusedConstructorChangesNothing) {
   for (const int refusing : {2, 1}) {
     on_two_ranks([&](const ProcessGroup& group) {
@@ -242,7 +242,7 @@ TEST(FsdpBehind, ARefusedConstructorChangesNothing) {
   }
 }
 
-// Its values are gone with the first wrapper, on all ranks.
+// The module's values are gone with the first wrapper, on all ranks.
 TEST(FsdpBehind, AModuleWhoseWrapperIsGoneIsRefusedOnAllRanks) {
   for (const bool has_units : {true, false}) {
     on_two_ranks([has_units](const ProcessGroup& group) {
@@ -254,7 +254,7 @@ TEST(FsdpBehind, AModuleWhoseWrapperIsGoneIsRefusedOnAllRanks) {
                   HasSubstr(has_units ? "is a unit of another FullyShardedDataParallel"
                                       : "a wrapper or optimizer has sharded them already"));
       const Tensor sum = torch::ones({1});
-      group.all_reduce(sum);  // the group works
+      group.all_reduce(sum);  // the group still works
       EXPECT_EQ(sum.item<float>(), 2);
     });
   }
@@ -274,7 +274,7 @@ TEST(FsdpBehind, WhatWasMovedFromOrIsNullSaysSo) {
     const auto refuses = [](const auto& call) {
       EXPECT_THAT(failure_of(call), HasSubstr("moved from"));
     };
-    refuses([&] { model(stack_rows(0)); });  // NOLINT: what it says is the subject
+    refuses([&] { model(stack_rows(0)); });  // NOLINT: the use after the move is tested
     refuses([&] { static_cast<void>(model.parameters()); });
     refuses([&] { static_cast<void>(model.form()); });
     refuses([&] { static_cast<void>(model.shard_fence()); });
@@ -288,7 +288,8 @@ TEST(FsdpBehind, WhatWasMovedFromOrIsNullSaysSo) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Momentum goes on without the batch. torch::optim::SGD writes through at::Tensor::data().
+// Momentum moves the parameters without the batch. torch::optim::SGD writes through
+// at::Tensor::data().
 TEST(FsdpBehind, AStepWithoutTheBatchIsSeenByUnitsThatWereKeptWhole) {
   on_two_ranks([](const ProcessGroup& group) {
     const auto net = std::make_shared<Stack>();
@@ -317,7 +318,7 @@ TEST(FsdpBehind, AStepWithoutTheBatchIsSeenByUnitsThatWereKeptWhole) {
   });
 }
 
-// What is still to be gathered lies in parts on the groups.
+// Units that are still to be gathered lie in parts on the groups.
 TEST(FsdpBehind, AnExceptionOfOneRankEndsTheStepWhereUnitsAreKeptOntoGroups) {
   for (const int prefetched : {0, 1}) {
     const auto result = run_groups(4, [prefetched](const ProcessGroup& group) {

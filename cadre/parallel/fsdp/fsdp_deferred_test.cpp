@@ -1,5 +1,5 @@
-// Deferred modules under FullyShardedDataParallel: rank 0's values with the bits of plain
-// construction, in the memory of the shards and one unit.
+// Deferred modules under FullyShardedDataParallel: they get rank 0's values with the bits of plain
+// construction, and need no more memory than the shards and one unit.
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <gmock/gmock.h>
@@ -20,7 +20,8 @@ namespace {
 
 using namespace testing;  // NOLINT: the helpers of these tests
 
-// The ranks of these tests share the generator of the process.
+// The ranks of these tests share the generator of the process, so they construct one after the
+// other.
 std::mutex& construction() {
   static std::mutex mutex;
   return mutex;
@@ -49,7 +50,8 @@ Snapshot copies_of(const std::vector<Tensor>& tensors) {
   return copies;
 }
 
-// What every layer of a transformer needs, units, tied weights and a pass over all modules.
+// A model with what transformers have: every kind of layer, units, tied weights and a pass over all
+// modules.
 struct TiedHead : nn::Module {
   explicit TiedHead(const Tensor& tied) : weight(register_parameter("weight", tied)) {}
   Tensor weight;
@@ -166,7 +168,7 @@ TEST(FsdpDeferred, RefusesMetaTensorsOfTheProgram) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Bytes, now and at most.
+// Bytes in use now, and at most so far.
 struct Usage {
   std::atomic<int64_t> now{0};
   std::atomic<int64_t> peak{0};
@@ -179,7 +181,7 @@ struct Usage {
   }
 };
 
-// Counts what libtorch allocates on the CPU while it lives, in all threads.
+// While it exists, counts what libtorch allocates on the CPU, in all threads.
 class CountedMemory final : public c10::Allocator {
  public:
   explicit CountedMemory(int64_t large_bytes)
@@ -202,7 +204,7 @@ class CountedMemory final : public c10::Allocator {
   }
 
   const Usage& all() const { return *all_; }
-  const Usage& large() const { return *large_; }  // blocks of that size or more
+  const Usage& large() const { return *large_; }  // blocks of large_bytes or more
 
  private:
   static constexpr uint8_t kPriority = 100;
@@ -222,7 +224,7 @@ class CountedMemory final : public c10::Allocator {
   std::shared_ptr<Usage> large_ = std::make_shared<Usage>();
 };
 
-// 200 MB in units of 8.4 MB.
+// The parameters take 200 MB, in units of 8.4 MB.
 struct LargeTower : nn::Module {
   LargeTower() {
     for (int i = 0; i < 24; ++i) {
@@ -242,12 +244,12 @@ struct LargeTower : nn::Module {
 TEST(FsdpDeferred, ConstructionHoldsTheShardsAndOneUnit) {
   constexpr int kRanks = 2;
   constexpr int64_t kSmall = 1 << 20;
-  // A shard of a unit is half as large.
+  // A shard of a unit has half of this size.
   constexpr int64_t kWeightBytes = LargeTower::kSide * LargeTower::kSide * 4;
   const auto memory = std::make_unique<CountedMemory>(kWeightBytes);
   std::atomic<int64_t> shards{0};
   const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
-    // One rank after the other records.
+    // The ranks record one after the other.
     const auto tower = deferred(7, [] { return std::make_shared<LargeTower>(); });
     EXPECT_LE(memory->all().peak, LargeTower::kUnitBytes + kSmall) << "while it is recorded";
     group.barrier();
@@ -261,7 +263,7 @@ TEST(FsdpDeferred, ConstructionHoldsTheShardsAndOneUnit) {
     // Each rank has one weight at a time, and no copy of it.
     EXPECT_EQ(memory->large().peak, kRanks * kWeightBytes);
     EXPECT_EQ(memory->large().now, 0) << "sharded";
-    // The shards themselves are in memory that ranks share, those of the gradients are not.
+    // The shards of parameters are in memory that ranks share; those of gradients are not.
     EXPECT_LE(memory->all().peak, shards + kRanks * LargeTower::kUnitBytes + kSmall);
     group.barrier();
   });

@@ -1,4 +1,4 @@
-// FullyShardedDataParallel on mapped shards computes bit for bit what it computes on gathered ones,
+// With mapped shards FullyShardedDataParallel computes the same bits as with gathered shards,
 // whatever the model, the options and the order of the program's calls, and on skewed ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ using torch::optim::AdamW;
 using torch::optim::SGD;
 using Options = FullyShardedDataParallelOptions;
 
-// What a rank sees of a training: all of it is compared.
+// The results of a training on one rank, all of which are compared.
 struct Observed {
   std::vector<Tensor> losses;
   std::vector<Tensor> gradients;
@@ -41,11 +41,12 @@ void expect_same_bits(const std::vector<Tensor>& actual, const std::vector<Tenso
 }
 
 struct Setting {
-  std::function<void()> pause = [] {};  // where a rank may be late
+  std::function<void()> pause = [] {};  // called at places where a rank may be late
   int num_steps = 4;
 };
 
-// A whole tensor of each gradient and parameter, so that forms with other shards compare.
+// Gathers each gradient and parameter to a whole tensor, so that forms with other shards can be
+// compared.
 template <typename M, typename Step>
 Observed observe(FullyShardedDataParallel<M>& model, const std::shared_ptr<M>& module,
                  torch::optim::Optimizer& optimizer, const ProcessGroup& shard_group, Step step,
@@ -60,7 +61,7 @@ Observed observe(FullyShardedDataParallel<M>& model, const std::shared_ptr<M>& m
       seen.gradients.push_back(assembled(shard, shard.values.grad(), shard_group));
     }
     {
-      const torch::NoGradGuard no_grad;  // a forward between backward and step
+      const torch::NoGradGuard no_grad;  // runs a forward between backward and step
       seen.losses.push_back(model.forward(data_of(90 + i)).detach().clone());
     }
     setting.pause();
@@ -74,7 +75,7 @@ Observed observe(FullyShardedDataParallel<M>& model, const std::shared_ptr<M>& m
   return seen;
 }
 
-// (model, i): returns the loss, with gradients in the shards.
+// (model, i): returns the loss, and leaves gradients in the shards.
 struct OneBackward {
   const ProcessGroup* group;
   template <typename Model>
@@ -137,7 +138,7 @@ TEST(FsdpMapped, TrainsWithTheBitsOfTheGatheringFormInEveryMode) {
   compare_forms_of(made<Tower>(), modes(Reshard::kAfterForward, Reshard::kAfterForward, 0));
   compare_forms_of(made<Tower>(), modes(Reshard::kAfterBackward, Reshard::kAfterBackward, 1));
   compare_forms_of(made<Tower>(), modes(Reshard::kAfterReduction, Reshard::kAfterReduction, 1));
-  compare_forms_of(made<Tower>(), {}, {3});  // no unit but the root
+  compare_forms_of(made<Tower>(), {}, {3});  // the root is the only unit
 }
 
 TEST(FsdpMapped, TrainsFrozenUnusedTiedRecomputedAndMixedParameters) {
@@ -211,7 +212,7 @@ TEST(FsdpMapped, TrainsOnTwoAxes) {
   }
 }
 
-// Each rank is late at random places, inside of forwards and backwards, too.
+// Each rank is late at random places, also inside of forwards and backwards.
 TEST(FsdpMapped, TrainsOnSkewedRanks) {
   struct Late : Tower {
     Tensor forward(const Tensor& x) override {
@@ -268,7 +269,7 @@ TEST(FsdpMapped, ANumberOfUnitsOnlyEvaluates) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Groups of a mapped model, with what is whole on every rank.
+// Trains a mapped model with parameter groups, also of parameters that are whole on every rank.
 TEST(FsdpMapped, StepsGroupsAndIgnoredParameters) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     std::vector<Snapshot> trained;
@@ -304,7 +305,7 @@ TEST(FsdpMapped, StepsGroupsAndIgnoredParameters) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Also in a world of one, where the parameters may be the shard itself.
+// In a world of one, too, where the parameters may be the shard itself.
 TEST(FsdpSummon, WritesOnlyWhatIsWrittenBackInBothForms) {
   for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
     for (const int world_size : {1, 3}) {
@@ -335,7 +336,7 @@ TEST(FsdpSummon, WritesOnlyWhatIsWrittenBackInBothForms) {
   }
 }
 
-// The owner keeps what it had where nothing was changed.
+// The owner keeps its value of an element that was not changed.
 TEST(FsdpSummon, DoesNotRoundWhatIsWrittenBackUnchanged) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     const auto module = std::make_shared<Tower>(2);
@@ -382,8 +383,8 @@ TEST(FsdpUpdate, WritesShardsOfBothForms) {
   }
 }
 
-// Between backwards without reduction units stay full, and the program is taken to leave the
-// shards.
+// Between backwards without reduction units stay full, because the program is expected not to
+// change the shards; an update is noticed nevertheless.
 TEST(FsdpUpdate, IsSeenByUnitsThatAreFull) {
   for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {

@@ -125,7 +125,7 @@ TEST(FsdpAccumulation, TwoForwardsBeforeTwoBackwards) {
   expect_trains_as_plain([] { return std::make_shared<Tower>(3); }, options, together, {2});
 }
 
-// As load_sharded() does it, also where no gradient was ever reduced.
+// Writes values like load_sharded(), also before any gradient was reduced.
 TEST(FsdpStale, ValuesThatTheProgramWritesAreUsedByTheNextForward) {
   for (const Reshard reshard :
        {Reshard::kAfterForward, Reshard::kAfterBackward, Reshard::kAfterReduction}) {
@@ -145,7 +145,7 @@ TEST(FsdpStale, ValuesThatTheProgramWritesAreUsedByTheNextForward) {
   }
 }
 
-// Also of units that are kept between two backwards.
+// The same holds for units that are kept between two backwards.
 TEST(FsdpStale, ValuesThatTheProgramWritesAreThoseThatAreSummoned) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     Options options = every_unit();
@@ -169,7 +169,7 @@ TEST(FsdpStale, ValuesThatTheProgramWritesAreThoseThatAreSummoned) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A limit on the weights after each part of an accumulation, for example.
+// An example is a limit on the weights after each part of an accumulation.
 TEST(FsdpStale, ValuesWrittenBetweenBackwardsWithoutReductionAreUsed) {
   for (const Reshard reshard : {Reshard::kAfterBackward, Reshard::kAfterReduction}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {
@@ -220,7 +220,8 @@ TEST(FsdpStale, ABackwardWithoutReductionBeforeTheStepKeepsNothing) {
   }
 }
 
-// An evaluation between backward and step sees the old values, and one after it the new ones.
+// An evaluation between backward and step uses the old values, and one after the step the new
+// values.
 TEST(FsdpStale, EveryUseAfterAStepGathersAgain) {
   for (const Reshard reshard :
        {Reshard::kAfterForward, Reshard::kAfterBackward, Reshard::kAfterReduction}) {
@@ -278,7 +279,7 @@ TEST(FsdpSummon, ShowsAndTakesThePlainParameters) {
     {
       const auto full = model.summon_full_params();
       expect_same();
-      double_all(*module);  // and is lost
+      double_all(*module);  // this change is lost
     }
     {
       const auto full = model.summon_full_params();

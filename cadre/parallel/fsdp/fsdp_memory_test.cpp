@@ -1,5 +1,5 @@
-// How many bytes of gathered parameters a rank holds, exactly, also where it computes activations
-// again.
+// The exact number of bytes of gathered parameters that a rank holds, also if it computes
+// activations again.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -46,7 +46,8 @@ TEST(FsdpMemory, OfAForwardWithoutGradIsThatOfTheRootAndTwoUnits) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// In the first backward, too, of which no rank knows the order: those of one unit, and of the root.
+// At most the gradients of one unit and of the root are full, even in the first backward, whose
+// order no rank knows.
 TEST(FsdpMemory, FewFullGradientsExistAtATime) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     const auto net = std::make_shared<Tower>(6);

@@ -1,4 +1,4 @@
-// What FullyShardedDataParallel refuses, in which words, and that training goes on afterwards.
+// What FullyShardedDataParallel refuses and with which words; training goes on afterwards.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -24,7 +24,7 @@ using ::testing::Not;
 constexpr int64_t kChainWidth = 4;
 constexpr int kRanks = 2;
 
-// Units of one size, called in any order, and hooks for what a user's forward may do.
+// Units of one size, called in any order, with hooks for what a user's forward may do.
 struct Chain : nn::Module {
   Chain() {
     for (int i = 0; i < 3; ++i) {
@@ -73,7 +73,7 @@ struct TrainedRank {
   torch::optim::SGD sgd;
 };
 
-// What two steps in one process make of the weights.
+// Returns the weights after steps in one process.
 Snapshot after_plain_steps(int num_steps) {
   Chain chain;
   torch::optim::SGD sgd(chain.parameters(), 0.1);
@@ -96,7 +96,7 @@ void expect_parameters(const TrainedRank& rank, const Snapshot& expected) {
   }
 }
 
-// Two ranks. `body` gets a trained rank.
+// Runs `body` on two ranks, each of which has trained a step.
 void on_ranks(const std::function<void(TrainedRank&)>& body) {
   const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
     TrainedRank rank(group);
@@ -157,7 +157,7 @@ TEST(FsdpMisuse, AnOptimizerOfTheModulesParameters) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// It reaches no shard: the next backward clears them.
+// The call reaches no shard: the next backward clears the shards' gradients.
 TEST(FsdpMisuse, ZeroGradOfTheModule) {
   on_ranks([](TrainedRank& rank) {
     rank.model->zero_grad();
@@ -200,7 +200,7 @@ TEST(FsdpMisuse, AModelIsShardedTwice) {
     expect_parameters(rank, after_plain_steps(2));
   });
   const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
-    const auto plain = std::make_shared<Chain>();  // without units
+    const auto plain = std::make_shared<Chain>();  // has no units
     const FullyShardedDataParallel model{plain, group};
     EXPECT_THAT(
         error_of([&] { FullyShardedDataParallel(plain, group); }, ErrorCode::kInvalidArgument),
@@ -262,7 +262,7 @@ TEST(FsdpMisuse, TwoBackwardsThroughOneForward) {
 
 TEST(FsdpMisuse, AForwardThrowsOnAllRanks) {
   on_ranks([](TrainedRank& rank) {
-    rank.step();  // prefetched from here on
+    rank.step();  // units are prefetched from now on
     rank.module->between = [](size_t unit) {
       if (unit == 1) throw std::runtime_error("user");
     };
@@ -352,7 +352,7 @@ TEST(FsdpMisuse, RanksHaveOtherOptions) {
   }
 }
 
-// Its parameters are sharded with those of the root, so the call would change nothing.
+// The module's parameters are sharded with those of the root, so the call would change nothing.
 TEST(FsdpMisuse, AModuleIsDeclaredAfterTheWrapperIsMade) {
   const auto result = run_groups(kRanks, [&](const ProcessGroup& group) {
     const auto module = std::make_shared<Chain>();

@@ -1,5 +1,6 @@
-// Units that stay on a smaller group of ranks between forward and backward: the bits of the other
-// modes, the memory of the parts, and what the whole group and the small one gather.
+// Units that stay on a smaller group of ranks between forward and backward: they compute the same
+// bits as other modes. Also the memory of the parts, and what the whole group and the small one
+// gather.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -63,7 +64,7 @@ INSTANTIATE_TEST_SUITE_P(
         ReshardCase{"onto_1", "mlp", 2, 1}, ReshardCase{"onto_all", "mlp", 2, 2}),
     [](const auto& mode) { return mode.param.name; });
 
-// Accumulates without reduction, evaluates between the passes and between backward and step.
+// Accumulates without reduction, and evaluates between the passes and between backward and step.
 struct ReshardSteps {
   template <typename Model>
   void operator()(Model& model, const Tensor& rows) const {
@@ -79,10 +80,10 @@ struct ReshardSteps {
       pass(rows.cos());
     }
     const Tensor loss = model.forward(rows).pow(2).mean();
-    evaluate();  // which gathers anew
+    evaluate();  // gathers anew
     loss.backward();
     evaluate();
-    model.forward(rows.sin());  // without a backward: its parts are those of before the step
+    model.forward(rows.sin());  // has no backward: its parts have the values before the step
   }
 };
 
@@ -97,7 +98,7 @@ TEST(FsdpReshardMechanics, KeepsTheNumbersUnderAccumulationAndEvaluation) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A unit may have a group of its own size; along the second axis of a mesh.
+// Each unit may have a group size of its own; the groups lie along the second axis of a mesh.
 TEST(FsdpReshardMechanics, ChoosesTheGroupForEachUnit) {
   const auto result = run_groups(8, [&](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {{"replicate", 2}, {"shard", 4}});
@@ -117,9 +118,9 @@ TEST(FsdpReshardMechanics, ChoosesTheGroupForEachUnit) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// After the forward a rank has the root and its part of each unit. In forward and backward it has
-// full, beside those parts, the root, the unit that computes and the next one; while the last unit
-// that computes becomes its part, or was gathered from it, that part is there, too.
+// After the forward a rank holds the root and its part of each unit. During forward and backward it
+// also holds, full, the root, the unit that computes and the next one. While the last unit that
+// computes is turned into its part, or was gathered from it, that part exists, too.
 TEST(FsdpReshardMemory, IsThatOfThePartsAndTwoUnits) {
   const auto result = run_groups(4, [&](const ProcessGroup& group) {
     const int64_t unit = bytes_of_linear(kWidth, 4);
@@ -137,7 +138,8 @@ TEST(FsdpReshardMemory, IsThatOfThePartsAndTwoUnits) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Elements that a rank receives in gathers of the whole group, in one step after the first ones.
+// Returns the elements that a rank receives in gathers of the whole group, in one step after the
+// first ones.
 int64_t gathered_over_all(const ProcessGroup& group,
                           const FullyShardedDataParallelOptions& options) {
   const FakeGroup counting(group);

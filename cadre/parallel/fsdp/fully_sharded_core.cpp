@@ -42,14 +42,14 @@ constexpr const char* kChangeRemedy =
     "that. To change it, save a snapshot, construct the module again with the change, wrap it, "
     "load the parameters of the snapshot and make a new optimizer, on all ranks";
 
-// Buffers and ignored parameters, which every rank keeps whole.
+// Materializes buffers and ignored parameters, which every rank keeps whole.
 void materialize_unsharded(const torch::nn::Module& module, const UnitAssignment& assignment) {
   std::vector<NamedTensor> whole = distinct_buffers(module);
   std::ranges::copy(assignment.ignored, std::back_inserter(whole));
   materialize_tensors(kFullySharded, whole);
 }
 
-// A model without units works, but only gradients and optimizer states need less memory.
+// Warns that without units only gradients and optimizer states need less memory.
 void warn_without_units(const UnitAssignment& assignment, const wrap::LocatedGroup& group) {
   if (assignment.units.size() > 1 || group.world_size() == 1 || group.rank() != 0) return;
   group.log_sink().write(
@@ -66,7 +66,7 @@ std::vector<std::string> names_of(const std::vector<NamedTensor>& tensors) {
   return names;
 }
 
-// From here on calls of the units go to the schedule, and no module becomes a unit any more.
+// After this, calls of the units go to the schedule, and no module can become a unit.
 void bind_units(const torch::nn::Module& module, const UnitAssignment& assignment,
                 const std::shared_ptr<ShardedUnits>& units) {
   for (const auto& part : module.modules(/*include_self=*/false)) {
@@ -108,7 +108,8 @@ ShardGroups ShardGroups::of(const Ranks& ranks) {
 
 namespace {
 
-// Where the module is divided along other axes, the axis of that mesh takes the place of a new one.
+// If the module is divided along other axes, returns groups on the axis of that mesh instead of a
+// new one.
 ShardGroups on_mesh_of(ShardGroups groups, const torch::nn::Module& module) {
   for (const NamedTensor& parameter : distinct_parameters(module)) {
     const auto division = division_of(parameter);
@@ -151,7 +152,7 @@ struct FullyShardedCore::Gathered final : UnitMemory {
   std::vector<std::shared_ptr<FlatParameters>> flats;  // one for each dtype
 };
 
-// State of the constructor.
+// The state that only the constructor needs.
 struct FullyShardedCore::Construction {
   UnitAssignment assignment;
   std::optional<ReshardGroups> reshard_groups = {};
@@ -169,7 +170,7 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
   const bool is_root = assigned.unit == nullptr;
   const FullyShardedDataParallelOptions& options = core.options_;
   const ShardPrecision& precision = precision_of(assigned, options);
-  // One unit at a time, so that no rank holds a whole deferred model at any time.
+  // Materializes one unit at a time, so that no rank ever holds a whole deferred model.
   materialize_from(kFullySharded, assigned.parameters, /*root=*/0, all);
   const ReshardChoice choice = reshard_of(assigned, options, group);
   auto memory = std::make_unique<Gathered>();
@@ -214,7 +215,7 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
 
 namespace {
 
-// The gradients tell the units of their passes. units: empty after the wrapper is gone.
+// Makes the gradients report their passes to the units. units: empty after the wrapper is gone.
 ShardedGradients::Options gradient_options(
     std::optional<at::ScalarType> reduce_dtype, size_t num_late_units,
     const std::shared_ptr<std::weak_ptr<ShardedUnits>>& units) {
@@ -250,11 +251,11 @@ reduction::DataParallelOptions data_parallel_options(
           .component = "fsdp",
           .weighting = options.weighting,
           .broadcast_buffers = options.broadcast_buffers,
-          .broadcast_parameters = false,  // shard_unit() does
+          .broadcast_parameters = false,  // shard_unit() broadcasts them
           .ignored = std::move(ignored),
           .is_idle_alone = false,
           .change_remedy = kChangeRemedy,
-          // In an evaluation, too: after gradients were cleared the shards may have changed.
+          // Evaluations call this, too: after gradients were cleared the shards may have changed.
           .before_forward =
               [gradients] {
                 if (at::GradMode::is_enabled() || !*gradients) return;
@@ -296,7 +297,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
   Construction construction{.assignment = agreed_assignment()};
   std::optional<wrap::LocatedGroup> all_ranks;
   materialize_unsharded(*module_, construction.assignment);
-  // The storage may outlive this, with a NoSync.
+  // The storage may outlive this object, with a NoSync.
   const auto made = std::make_shared<std::weak_ptr<ShardedUnits>>();
   const auto gradients = std::make_shared<GradientStorage*>(nullptr);
   const auto make_storage = [&](const std::vector<NamedTensor>& trained,
@@ -349,7 +350,7 @@ FullyShardedCore::~FullyShardedCore() = default;
 ShardedUnits::Call FullyShardedCore::before_forward(std::optional<int64_t> num_rows) {
   core_->before_forward(module_->is_training(), num_rows);
   ShardedUnits::Call call = units_->before_forward(0, {});
-  // Behind that, which may find what was written before.
+  // Begins after the forward has begun, because that may find writes made before.
   if (!at::GradMode::is_enabled()) written_->begin_evaluation();
   return call;
 }

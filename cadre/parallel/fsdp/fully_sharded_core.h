@@ -45,16 +45,17 @@ struct UnitAssignment;
 class WrittenParameters;
 
 // The ranks of a wrapper: along the last axis of the mesh each owns a shard of the parameters;
-// along the axis before it, if there is one, ranks hold the same (HSDP).
+// along the axis before it, if there is one, ranks hold the same shards (HSDP).
 struct CADRE_EXPORT ShardGroups {
-  // A group, as one axis "shard"; or a mesh of one axis, or of two: replicate, then shard.
+  // ranks: a group, which becomes the axis "shard"; or a mesh of one axis, or of two: replicate,
+  // then shard.
   static ShardGroups of(const Ranks& ranks);
 
   DeviceMesh mesh;
   std::string shard_axis;
   ProcessGroup all;
-  std::optional<ProcessGroup> shard;      // none: all
-  std::optional<ProcessGroup> replicate;  // none with one axis
+  std::optional<ProcessGroup> shard;      // nullopt: the same as `all`
+  std::optional<ProcessGroup> replicate;  // nullopt with one axis
 };
 
 class CADRE_EXPORT FullyShardedCore {
@@ -70,12 +71,13 @@ class CADRE_EXPORT FullyShardedCore {
   // `num_rows`: see DataParallelCore::before_forward().
   ShardedUnits::Call before_forward(std::optional<int64_t> num_rows);
   void after_forward(const ShardedUnits::Call& call, std::span<const at::Tensor> outputs);
-  // After that: throws if a forward without grad has written to parameters. The forward is over as
-  // on the other ranks. With grad the pass throws that reduces the gradients, on all ranks.
+  // Called after after_forward(). Throws if a forward without grad has written to parameters; the
+  // other ranks have ended the forward, too. After a forward with grad, the pass that reduces the
+  // gradients throws instead, on all ranks.
   void check_evaluation();
-  // It ended by an exception.
+  // Called when the forward ended by an exception.
   void fail_forward() noexcept;
-  // Casts arguments and results of the root's forward().
+  // Cast arguments and results of the root's forward().
   at::Tensor cast_input(const at::Tensor& tensor) const;
   at::Tensor cast_output(const at::Tensor& tensor) const;
   bool casts_inputs() const;
@@ -92,14 +94,14 @@ class CADRE_EXPORT FullyShardedCore {
   void write_back();
   void dismiss() noexcept;
 
-  // Bytes of full parameters in this rank's memory.
+  // The full parameters in this rank's memory, now and at most so far, in bytes.
   int64_t full_bytes() const;
   int64_t peak_full_bytes() const;
   // Bytes in this rank's files.
   int64_t file_bytes() const { return files_ ? files_->used_bytes() : 0; }
 
  private:
-  struct Gathered;  // the flat parameters of one unit, as UnitMemory
+  struct Gathered;  // implements UnitMemory with the flat parameters of one unit
   struct Construction;
 
   UnitAssignment agreed_assignment();
@@ -118,8 +120,8 @@ class CADRE_EXPORT FullyShardedCore {
   std::shared_ptr<ShardedUnits> units_;
 };
 
-// The core of an object that shares it. Throws kInvalidArgument for one that was moved from, or is
-// made from none. owner: its class.
+// Returns the core of an object that shares it. Throws kInvalidArgument if the core is null: the
+// object was moved from, or made from such an object. owner: the object's class.
 CADRE_EXPORT FullyShardedCore& checked(const std::shared_ptr<FullyShardedCore>& core,
                                        std::string_view owner);
 

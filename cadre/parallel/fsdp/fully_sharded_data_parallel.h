@@ -10,14 +10,14 @@
 //   loss_of(model(rows)).backward();  // gradients are reduced to their owners
 //   optimizer.step();                 // each rank its shards
 //
-// Without ShardForm::kMapped an optimizer of torch::optim from model.parameters() does it, too.
-// Parameters outside of units are a unit, too, the root's. Names of parameters are those of the
+// Without ShardForm::kMapped an optimizer of torch::optim made from model.parameters() works, too.
+// Parameters outside of units form one more unit, the root's. Names of parameters are those of the
 // plain module. docs/guide/parallel/fsdp.md describes units, modes, memory and what is refused.
 //
 // Threads: forward, backward and every method from one thread; several wrappers in one process may
 // each have a thread. Blocking: the constructor, forward, backward and summon_full_params() are
 // collective, each until the group's deadline. Lifetime: shares the module, whose parameters stay
-// sharded when the wrapper is gone; keeps the group alive. One that was moved from throws
+// sharded when the wrapper is gone; keeps the group alive. A wrapper that was moved from throws
 // kInvalidArgument.
 // Errors: cadre::Error; touching a parameter while it is sharded throws c10::Error with a sentence.
 // Source: torch.distributed.fsdp; ZeRO, arXiv:1910.02054.
@@ -43,8 +43,8 @@
 
 namespace cadre {
 
-// While it lives, the module's parameters are whole on every rank, as in the plain module; no
-// forward and no backward is allowed. Made and destroyed on all ranks.
+// While this object exists, the module's parameters are whole on every rank, as in the plain
+// module; no forward and no backward is allowed. Made and destroyed on all ranks.
 class [[nodiscard]] FullParameters {
  public:
   ~FullParameters() {
@@ -53,8 +53,8 @@ class [[nodiscard]] FullParameters {
   FullParameters(FullParameters&&) noexcept = default;
   FullParameters& operator=(FullParameters&&) = delete;
 
-  // What the program has written to the parameters, in the same way on all ranks, goes to the
-  // shards; without this call it is lost. Called on all ranks.
+  // Copies to the shards what the program has written to the parameters, in the same way on all
+  // ranks; without this call it is lost. Called on all ranks.
   void write_back() { parallel::checked(core_, "FullParameters").write_back(); }
 
  private:
@@ -75,12 +75,12 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
   using Options = FullyShardedDataParallelOptions;
 
   // ranks: a ProcessGroup; or a DeviceMesh of one axis, or of two: ranks along the first hold the
-  // same, ranks along the second own shards.
+  // same shards, ranks along the second own different shards.
   FullyShardedDataParallel(const std::shared_ptr<M>& module, const Ranks& ranks,
                            const Options& options = {})
       : FullyShardedDataParallel(module, std::make_shared<parallel::FullyShardedCore>(
                                              module, parallel::ShardGroups::of(ranks), options)) {}
-  // For tests, whose groups may have engines of their own: ShardGroups of fully_sharded_core.h.
+  // Serves tests, whose groups may have engines of their own: ShardGroups of fully_sharded_core.h.
   template <typename Groups>
     requires requires(const Groups& groups) { groups.shard_axis; }
   FullyShardedDataParallel(const std::shared_ptr<M>& module, const Groups& groups,
@@ -88,7 +88,7 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
       : FullyShardedDataParallel(
             module, std::make_shared<parallel::FullyShardedCore>(module, groups, options)) {}
 
-  // A module holder: Net of TORCH_MODULE(Net), torch::nn::Sequential.
+  // Takes a module holder: Net of TORCH_MODULE(Net), torch::nn::Sequential.
   template <ModuleHolder Holder>
     requires std::is_same_v<typename Holder::ContainedType, M>
   FullyShardedDataParallel(const Holder& module, const Ranks& ranks, const Options& options = {})
@@ -133,8 +133,8 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
     }
   }
 
-  // What this rank owns: for optimizers. One tensor for each parameter of the module, in the order
-  // of named_parameters(), without those of options.ignored; some have no element here.
+  // Returns what this rank owns, for optimizers: one tensor for each parameter of the module, in
+  // the order of named_parameters(), without those of options.ignored; some have no element here.
   std::vector<at::Tensor> parameters() const {
     std::vector<at::Tensor> values;
     for (const ParameterShard& shard : parameter_shards()) values.push_back(shard.values);
@@ -142,30 +142,30 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
   }
   std::vector<ParameterShard> parameter_shards() const { return sharded().parameter_shards(); }
 
-  // Fence of the updates that write the shards, for ShardedOptimizer and ShardUpdate.
+  // Returns the fence of the updates that write the shards, for ShardedOptimizer and ShardUpdate.
   std::shared_ptr<ShardFence> shard_fence() const { return sharded().shard_fence(); }
-  // Which the ranks use: kMapped only if all units are mapped. The same on all ranks that own
-  // shards of the same parameters.
+  // Returns the form that the ranks use: kMapped only if all units are mapped. The same on all
+  // ranks that own shards of the same parameters.
   ShardForm form() const { return sharded().form(); }
 
-  // Collective.
+  // Gathers the parameters of all units. Collective.
   FullParameters summon_full_params() { return FullParameters(sharded_); }
 
   // See DataParallelModule.
   void reduce_gradients() { sharded().reduce_gradients(); }
 
-  // Bytes of gathered parameters that this rank holds, now and at most so far. Mapped ones are not
-  // its own.
+  // Bytes of gathered parameters that this rank holds, now and at most so far, without mapped
+  // parameters, which are not its own.
   int64_t full_bytes() const { return sharded().full_bytes(); }
   int64_t peak_full_bytes() const { return sharded().peak_full_bytes(); }
-  // Bytes in this rank's files, see FileOffload.
+  // Bytes in this rank's files (FileOffload).
   int64_t file_bytes() const { return sharded().file_bytes(); }
 
  private:
   template <typename Arg>
   using Copied = const std::remove_cvref_t<Arg>&;
 
-  // One forward of the root. Destroyed before returned(): it has failed.
+  // One forward of the root. If it is destroyed before returned(), the forward has failed.
   class Pass {
    public:
     Pass(parallel::FullyShardedCore& core, std::optional<int64_t> num_rows)

@@ -16,8 +16,8 @@ namespace {
 
 constexpr const char* kWhat = "FullyShardedDataParallel, rank {}: options.offload";
 
-// What one FlatParameters needs. Every tensor takes whole pages: a shard and its gradients one
-// each, the state of each parameter `num_states`.
+// Returns the bytes that one FlatParameters needs. Every tensor takes whole pages: a shard takes
+// one, its gradients another, and the state of each parameter `num_states`.
 int64_t bytes_of(std::span<const ParameterSize> parameters, const wrap::LocatedGroup& shard,
                  int num_states) {
   std::vector<int64_t> numels;

@@ -1,4 +1,4 @@
-// What may be chosen about FullyShardedDataParallel and about each of its units.
+// The options of FullyShardedDataParallel and of each of its units.
 //
 // Threads: plain values. Equal on all ranks.
 #pragma once
@@ -22,31 +22,31 @@ class Module;
 
 namespace cadre {
 
-// Until when a unit keeps its full parameters after a forward with grad. Source: FSDP2's
+// Says how long a unit keeps its full parameters after a forward with grad. Source: FSDP2's
 // reshard_after_forward.
 enum class Reshard : uint8_t {
-  // Until the forward has returned; backward gathers them again (ZeRO-3).
+  // Kept until the forward has returned; backward gathers them again (ZeRO-3).
   kAfterForward,
-  // Until backward has passed the unit.
+  // Kept until backward has passed the unit.
   kAfterBackward,
-  // Until a backward that reduces gradients: under no_sync() they are gathered once for all
+  // Kept until a backward that reduces gradients: under no_sync() they are gathered once for all
   // backwards (ZeRO-2).
   kAfterReduction,
-  // Until the forward has returned, but each rank keeps a part of them for its group of
-  // reshard_group_size neighbouring ranks, and backward gathers within that group: less traffic
-  // between groups, for the memory of the parts. Ranks 0 to k - 1 are a group, then k to 2k - 1,
-  // and so on; k divides the number of ranks that own shards.
+  // Kept until the forward has returned, except for a part that each rank keeps for its group of
+  // reshard_group_size neighbouring ranks. Backward gathers within that group: less traffic between
+  // groups, for the memory of the parts. Ranks 0 to k - 1 are a group, then k to 2k - 1, and so on;
+  // k divides the number of ranks that own shards.
   kOntoGroup,
 };
-// "after_forward", "after_backward", "after_reduction", "onto_group".
+// Returns "after_forward", "after_backward", "after_reduction" or "onto_group".
 CADRE_EXPORT std::string_view to_string(Reshard reshard);
-// The reverse; nullopt for another text.
+// The reverse of to_string(); nullopt for another text.
 CADRE_EXPORT std::optional<Reshard> parse_reshard(std::string_view text);
 
-// This rank's shards, their gradients and, with Cadre's optimizers, the optimizer's state lie in a
-// file on disk, of which the kernel keeps as much in memory as there is room for. So a model may be
-// larger than memory; the parameters of the units that compute must fit. The file has no name:
-// nothing is left of it when the process ends, however it ends.
+// Puts this rank's shards, their gradients and, with Cadre's optimizers, the optimizer's state into
+// a file on disk, of which the kernel keeps as much in memory as there is room for. So a model may
+// be larger than memory; the parameters of the units that compute must fit. The file has no name:
+// it disappears when the process ends, even if it is killed.
 struct FileOffload {
   std::string folder;  // this rank's folder, on a disk; a tmpfs would be memory
   // Tensors of optimizer state per parameter for which disk space is reserved at the start: 2 for
@@ -54,48 +54,49 @@ struct FileOffload {
   int num_states = 2;
 };
 
-// Parameters are kept by their owners in the dtype that they had before.
+// Owners keep their shards in the dtype that the parameters had before.
 struct ShardPrecision {
-  std::optional<c10::ScalarType> parameters = {};  // dtype of gathered parameters and compute
+  std::optional<c10::ScalarType> parameters = {};  // dtype of gathered parameters, used to compute
   std::optional<c10::ScalarType> reduce = {};      // dtype of gradients while they are reduced
-  // Dtype of what forward() returns; in the wrapper's precision, that of the root alone.
+  // Dtype of what forward() returns; in the wrapper's precision it applies to the root alone.
   std::optional<c10::ScalarType> outputs = {};
-  // Floating-point arguments of forward() take the dtype of the parameters, where that is set.
+  // Whether floating-point arguments of forward() are cast to the dtype `parameters`, if that is
+  // set.
   bool cast_inputs = true;
 };
 
 struct FullyShardOptions {
-  std::optional<Reshard> reshard = {};         // otherwise that of the wrapper
-  std::optional<int> reshard_group_size = {};  // for kOntoGroup; otherwise that of the wrapper
+  std::optional<Reshard> reshard = {};         // default: the wrapper's
+  std::optional<int> reshard_group_size = {};  // used by kOntoGroup; default: the wrapper's
   std::optional<ShardPrecision> precision = {};
 };
 
-// A ShardUnit that fully_shard() was not called for.
+// A ShardUnit for which fully_shard() was not called.
 struct WrapCandidate {
   std::string name;  // "blocks.3"
   const torch::nn::Module& module;
-  int64_t numel;  // elements of its parameters, without those of units below it
+  int64_t numel;  // elements of its parameters, without those of units inside it
 };
-// Whether it becomes a unit. Asked children first.
+// Returns whether the candidate becomes a unit. Called for children before their parents.
 using WrapPolicy = std::function<bool(const WrapCandidate& candidate)>;
 
 struct FullyShardedDataParallelOptions {
-  // kMapped: the ranks of one host that own shards of the same parameters read them in place. The
-  // optimizer is a ShardedOptimizer, because no other one knows when it may write.
+  // kMapped: the ranks of one host that own shards of the same parameters read them in place. It
+  // needs a ShardedOptimizer, because other optimizers do not know when they may write.
   ShardForm form = ShardForm::kGathered;
-  Reshard reshard = Reshard::kAfterForward;        // for the units
-  Reshard reshard_root = Reshard::kAfterBackward;  // for the parameters outside of units
-  std::optional<int> reshard_group_size = {};      // for kOntoGroup
-  // Units whose gather is under way while another one computes: 0 or 1.
+  Reshard reshard = Reshard::kAfterForward;        // how long units keep full parameters
+  Reshard reshard_root = Reshard::kAfterBackward;  // the same for parameters outside of units
+  std::optional<int> reshard_group_size = {};      // used by kOntoGroup
+  // The number of units whose gather runs while another unit computes: 0 or 1.
   int num_prefetched = 1;
   ShardPrecision precision = {};
-  std::optional<FileOffload> offload = {};  // on all ranks or on none
+  std::optional<FileOffload> offload = {};  // given on all ranks or on none
   WrapPolicy wrap_policy = {};              // see wrap_policy.h
   // Names of parameters, or of modules with all that is below them, that stay as they are: whole on
   // every rank, neither sharded nor reduced.
   std::vector<std::string> ignored = {};
   GradientWeighting weighting = GradientWeighting::kSamples;
-  // Rank 0's buffers everywhere before each synchronized forward in training mode.
+  // Whether every rank gets rank 0's buffers before each synchronized forward in training mode.
   bool broadcast_buffers = true;
 };
 

@@ -50,8 +50,8 @@ class Assigner {
  private:
   using Keys = std::set<const void*>;
 
-  // Fills chosen_ below and at the module, children first. Returns the parameters that no unit
-  // below it holds.
+  // Fills chosen_ for the module and for what is below it, children first. Returns the parameters
+  // that no unit below the module holds.
   Keys choose(const Module& module, const std::string& name) {
     Keys held;
     for (const auto& child : module.named_children()) {
@@ -102,7 +102,8 @@ class Assigner {
     }
   }
 
-  // A module that is registered in two places is one unit.
+  // Returns the index of a unit, which is new at the first call. A module that is registered in two
+  // places is one unit.
   size_t unit_of(const Module& module, const std::string& name, size_t parent) {
     const auto [found, is_new] = index_.try_emplace(&module, assignment_.units.size());
     if (is_new) {
@@ -112,7 +113,7 @@ class Assigner {
     return found->second;
   }
 
-  // A parent has a smaller index than its children.
+  // Returns the innermost unit around both. A parent has a smaller index than its children.
   size_t around_both(size_t a, size_t b) const {
     while (a != b) {
       size_t& inner = a > b ? a : b;

@@ -1,11 +1,11 @@
-// Which modules of a model are units, and which unit holds each parameter.
+// Says which modules of a model are units, and which unit holds each parameter.
 //
 // Threads: as the module. Blocking: never. Lifetime: shares the tensors; the units point to modules
 // that the root owns. Errors: kInvalidArgument for a unit of another wrapper, for the root itself
 // as a unit, and for an ignored name that the model does not have. A parameter belongs to the
-// innermost unit around the module that registered it; one that several modules registered (a tied
-// weight) to the innermost unit around all of them, which is at last the root: there it is full
-// while each of them computes.
+// innermost unit around the module that registered it. A parameter that several modules registered
+// (a tied weight) belongs to the innermost unit around all of them, or else to the root, where it
+// is full while each of them computes.
 #pragma once
 
 #include <cstddef>
@@ -25,8 +25,8 @@ namespace cadre::parallel {
 struct AssignedUnit {
   std::string name;               // name of the module; "" for the root
   ShardUnitBase* unit = nullptr;  // null for the root
-  size_t parent = 0;              // the unit around it
-  // In the order of named_parameters(), by their first names there.
+  size_t parent = 0;              // index of the unit around it
+  // The parameters in the order of named_parameters(), with their first names there.
   std::vector<NamedTensor> parameters = {};
 };
 
@@ -35,7 +35,7 @@ struct UnitAssignment {
   std::vector<NamedTensor> ignored;
 };
 
-// Indices of the parameters of a unit that lie in one FlatParameters: one for each dtype.
+// Returns the indices of the unit's parameters in each of its FlatParameters, one for each dtype.
 std::vector<std::vector<size_t>> flats_of_unit(std::span<const ParameterSize> parameters);
 
 CADRE_EXPORT UnitAssignment assign_units(const std::shared_ptr<torch::nn::Module>& root,

@@ -157,7 +157,7 @@ void check_unit(const AssignedUnit& unit, const FullyShardedDataParallelOptions&
                  "Use the first wrapper",
                  parameter.name));
     }
-    static_cast<void>(division_of(parameter));  // throws where it is not known
+    static_cast<void>(division_of(parameter));  // throws if it is not known
     const at::ScalarType dtype = parameter.tensor.scalar_type();
     shard::check_shardable(kFullySharded, {parameter},
                            {.shard = dtype,

@@ -1,5 +1,5 @@
-// The options of each unit: its own, or those of the wrapper; what is refused of them and of a
-// model, and what of it the ranks compare.
+// The options of each unit, which are its own or those of the wrapper; checks of options and of a
+// model; and the fields that the ranks compare.
 //
 // Threads: pure functions. Blocking: never. Lifetime: the results refer to the arguments.
 // Errors: kInvalidArgument that begins with the wrapper's name.
@@ -25,7 +25,7 @@ inline constexpr const char* kFullySharded = "FullyShardedDataParallel";
 
 [[noreturn]] void refuse_model(const std::string& what);
 
-// Dtype of the gathered parameters of this dtype.
+// Returns the dtype of gathered parameters whose shards have this dtype.
 at::ScalarType compute_dtype_of(at::ScalarType dtype, std::optional<at::ScalarType> parameters);
 const ShardPrecision& precision_of(const AssignedUnit& assigned,
                                    const FullyShardedDataParallelOptions& options);
@@ -39,8 +39,8 @@ void check_options(const torch::nn::Module* module, const FullyShardedDataParall
 // Refuses a model that cannot be sharded in these units. Changes nothing.
 void check_model(const torch::nn::Module& module, const UnitAssignment& assignment,
                  const FullyShardedDataParallelOptions& options, const wrap::LocatedGroup& shard);
-// What must be equal on all ranks; otherwise they would shard other sets of parameters, and gather
-// each other's.
+// Returns the fields that must be equal on all ranks; otherwise ranks would shard different sets of
+// parameters, and gather each other's.
 std::vector<AgreedField> fields_of(const UnitAssignment& assignment,
                                    const FullyShardedDataParallelOptions& options,
                                    const wrap::LocatedGroup& shard);

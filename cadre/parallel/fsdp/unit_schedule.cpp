@@ -75,7 +75,8 @@ void UnitSchedule::after_forward(size_t unit) {
 }
 
 void UnitSchedule::release_after_forward(const Unit& unit) {
-  const bool is_gathered_again = !is_with_grad_ && may_change_;  // by the next use, in any case
+  // The next use gathers the unit in any case.
+  const bool is_gathered_again = !is_with_grad_ && may_change_;
   if (is_gathered_again || unit.reshard == Reshard::kAfterForward) {
     unit.memory->release();
   } else if (unit.reshard == Reshard::kOntoGroup) {
@@ -90,14 +91,14 @@ void UnitSchedule::fail_forward(size_t unit) noexcept {
 
 void UnitSchedule::abandon() noexcept {
   const bool was_in_backward = std::exchange(phase_, Phase::kIdle) == Phase::kBackward;
-  // So that the next forward drops what is kept below, and gathers the same on all ranks.
+  // The next forward then drops what is kept below, and gathers the same units on all ranks.
   if (was_in_backward) may_change_ = true;
   keeps_all_ = false;
   close_calls();
   order_.abandon();
   for (size_t unit = 0; unit < units_.size(); ++unit) {
     const Unit& left = units_[unit];
-    // What follow_others() gathers from.
+    // follow_others() gathers from this part.
     const bool has_part = left.reshard == Reshard::kOntoGroup && !left.memory->is_full();
     if (!was_in_backward || !has_part) release_after_failure(unit);
   }
@@ -107,7 +108,7 @@ void UnitSchedule::release_after_failure(size_t unit) noexcept {
   try {
     units_[unit].memory->release();
   } catch (...) {
-    // The gather has failed, and the group throws the same error for the next one.
+    // The gather has failed, and the group throws the same error for the next gather.
   }
 }
 
@@ -142,7 +143,7 @@ bool UnitSchedule::knows_what_follows() const {
          std::equal(gathers_.begin(), gathers_.end(), last_gathers_.begin());
 }
 
-// At most two units are whole at a time.
+// Releases each unit before the next is gathered, so that at most two are whole at a time.
 void UnitSchedule::follow_others(size_t launch) {
   if (!knows_what_follows()) return;
   while (gathers_.size() < last_gathers_.size() &&
@@ -159,8 +160,8 @@ void UnitSchedule::follow_others(size_t launch) {
 
 void UnitSchedule::reached_output(const std::shared_ptr<Call>& call, const wrap::GraphNode& node) {
   begin_backward();
-  // If a unit was called with this output, its hook of the same node runs after this one, but its
-  // parameters must be released before the next unit is gathered.
+  // If a unit was called with this output, its own hook of the same node runs only after this hook.
+  // But its parameters must be released before the next unit is gathered, so it is passed here.
   const auto is_node = [&node](const wrap::GraphNode& input) {
     return input.address == node.address && input.sequence == node.sequence;
   };
@@ -201,7 +202,7 @@ void UnitSchedule::release_if_done(size_t unit) {
   if (unit == 0 || keeps_all_ || !state.was_reached) return;
   if (state.num_missing > 0 || state.num_open > 0) return;
   if (units_[unit].has_frozen && !state.had_inputs) return;
-  // Kept, because under no_sync() the next forward would have to gather it again.
+  // The unit is kept, because under no_sync() the next forward would have to gather it again.
   if (units_[unit].reshard == Reshard::kAfterReduction) return;
   units_[unit].memory->release();
 }
@@ -229,7 +230,7 @@ void UnitSchedule::end_reduction() {
   release_all([](Reshard) { return true; });
 }
 
-// Calls whose inputs the backward did not reach.
+// Closes calls whose inputs the backward did not reach.
 void UnitSchedule::close_calls() {
   for (const std::weak_ptr<Call>& open : std::exchange(open_calls_, {})) {
     if (const auto call = open.lock()) call->is_open = false;
@@ -271,8 +272,7 @@ void UnitSchedule::begin_pass(UnitOrder::Pass pass) {
   order_.begin(pass);
 }
 
-// Only what is started counts: a unit that is full, or on its way, is gathered without an
-// operation.
+// Counts only operations: a unit that is full, or whose gather runs, needs none.
 void UnitSchedule::gather(size_t unit) {
   if (phase_ == Phase::kBackward && !units_[unit].memory->is_full()) {
     gathers_.push_back({.unit = unit, .num_launched = num_launched_});

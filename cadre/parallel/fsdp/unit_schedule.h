@@ -8,17 +8,19 @@
 //   sharded --gather--> on its way --wait--> full --release--> sharded
 //
 // Unit 0 is the root: the parameters that no other unit holds. In a forward a unit is gathered
-// before its first use, the next one in the observed order is prefetched, and it is released
+// before its first use, the next one in the observed order is prefetched, and the unit is released
 // afterwards as its Reshard says. In a backward the outputs of a unit gather it again, in the order
-// of the last backward, or, in the first one, in the reverse order of the forward. It is released
-// when the gradients of all its trained parameters have arrived and the backward has passed the
-// inputs of every call whose outputs it has passed: a node between inputs and outputs may need a
-// frozen parameter. What cannot be known to be over is released at the end of the backward.
-// A rank that leaves a backward by an exception goes on to gather what the others still gather in
-// it, in the order of the last backward, so that these end their pass and learn of the exception.
-// The part of a unit that was released onto its group stays until then: the others gather from it.
-// A backward that reduces gradients is followed by a step of the optimizer, so what is full after
-// it no longer counts: every later use gathers again, until a backward that only accumulates.
+// of the last backward; in the first backward, in the reverse order of the forward. The unit is
+// released when the gradients of all its trained parameters have arrived and the backward has
+// passed the inputs of every call whose outputs it has passed, because a node between inputs and
+// outputs may need a frozen parameter. Units for which this cannot be known are released at the end
+// of the backward.
+// A rank that leaves a backward by an exception goes on to gather what the other ranks still gather
+// in it, in the order of the last backward, so that these end their pass and learn of the
+// exception. Until then the rank keeps its part of each unit that was released onto its group,
+// because the other ranks gather from it.
+// A backward that reduces gradients is followed by a step of the optimizer, so units that are full
+// after it no longer count: every later use gathers again, until a backward that only accumulates.
 #pragma once
 
 #include <cstddef>
@@ -40,25 +42,26 @@ namespace cadre::parallel {
 class UnitMemory {
  public:
   virtual ~UnitMemory() = default;
-  // Gathered, or on its way.
+  // Whether the parameters are gathered, or their gather runs.
   virtual bool is_full() const = 0;
   // Starts to gather from the owners; collective.
   virtual void gather() = 0;
-  // The parameters may be read afterwards.
-  virtual void wait_full() = 0;  // its errors name the unit
-  // Ends a gather that is on its way, and frees the memory.
+  // Waits for the gather; the parameters may be read afterwards.
+  virtual void wait_full() = 0;  // errors name the unit
+  // Ends a gather that still runs, and frees the memory.
   virtual void release() = 0;
-  // Frees it but for a part, with which the next gather costs less, until mark_stale() or
-  // release().
+  // Frees the memory except for a part, with which the next gather costs less, until mark_stale()
+  // or release().
   virtual void release_onto_group() = 0;
-  // The owners change their shards: what was gathered before no longer counts.
+  // Called when the owners change their shards: what was gathered before no longer counts.
   virtual void mark_stale() = 0;
-  // Gathered, or on its way, with values that this rank's shard no longer has.
+  // Whether the parameters are gathered, or their gather runs, with values that this rank's shard
+  // no longer has.
   virtual bool is_outdated() const = 0;
 };
 
-// Calls `call` for every element, also after one of the calls has thrown; then throws what the
-// first of them threw.
+// Calls `call` for every element, also after one of the calls has thrown; then throws the first
+// exception.
 template <typename Range, typename Call>
 void for_all(const Range& elements, const Call& call) {
   std::exception_ptr first;
@@ -81,7 +84,7 @@ class UnitSchedule {
     std::vector<size_t> parameters = {};  // trained ones, as gradient_arrived() numbers them
     bool has_frozen = false;
   };
-  // What every rank is about to use; equal on all ranks.
+  // The next use of parameters on every rank; equal on all ranks.
   struct Use {
     UnitOrder::Pass pass;
     size_t unit;
@@ -94,8 +97,8 @@ class UnitSchedule {
     // Whether shards have reduced gradients, which a step of the optimizer may still use. The same
     // on all ranks.
     std::function<bool()> has_gradients = [] { return false; };
-    // Updates of the shards so far. A rank that leaves one out, or is alone with it, differs from
-    // the others in the order of its passes. The same on all ranks.
+    // Returns the number of updates of the shards so far, the same on all ranks. A rank that skips
+    // an update, or makes one alone, differs from the others in the order of its passes.
     std::function<uint64_t()> num_updates = [] { return uint64_t{0}; };
     std::string rank = "rank 0";  // for messages
   };
@@ -108,53 +111,55 @@ class UnitSchedule {
   // Begin and end the root module's forward.
   void begin_forward(bool with_grad);
   void end_forward();
-  // For a unit's forward, in the root's forward or in a backward that recomputes the forward.
+  // Called for a unit's forward, in the root's forward or in a backward that recomputes the
+  // forward.
   void before_forward(size_t unit);
   void after_forward(size_t unit);
-  // It ended by an exception, which the root's forward may catch.
+  // Called when the unit's forward ended by an exception, which the root's forward may catch.
   void fail_forward(size_t unit) noexcept;
-  // The root's forward or a backward ended by an exception.
+  // Called when the root's forward or a backward ended by an exception.
   void abandon() noexcept;
 
-  // The first event begins the pass; the caller sees to it that end_backward() or abandon()
-  // follows.
+  // The first event begins the pass; the caller ensures that end_backward() or abandon() follows.
   void begin_backward();
-  // A backward is about to pass an output of a call, before the nodes that made it.
+  // A call of a unit that a backward passes.
   struct Call {
     size_t unit;
-    // Nodes that made the call's inputs, as far as these have gradients.
+    // The nodes that made those of the call's inputs that have gradients.
     std::vector<wrap::GraphNode> inputs = {};
-    bool is_open = false;  // between outputs and inputs
+    bool is_open = false;  // backward is between outputs and inputs
   };
   void reached_output(const std::shared_ptr<Call>& call, const wrap::GraphNode& node);
-  // It has computed the gradient of an input of the call. By then it has run all nodes of the call:
-  // they are younger than the node that made the input, and autograd runs the youngest first.
+  // Called when the backward has computed the gradient of an input of the call. By then it has run
+  // all nodes of the call: they are younger than the node that made the input, and autograd runs
+  // the youngest first.
   void passed_input(Call& call);
   void gradient_arrived(size_t parameter);
   struct End {
-    bool is_reduced;     // gradients were: a step of the optimizer follows
-    bool creates_graph;  // whose nodes need the parameters
+    bool is_reduced;     // gradients were reduced: a step of the optimizer follows
+    bool creates_graph;  // the new graph's nodes need the parameters
   };
   void end_backward(const End& end);
-  // A reduction begins, mostly in a backward; one of its buckets is reduced.
+  // A reduction begins, mostly in a backward; count_launch() counts each bucket that is reduced.
   void begin_reduction();
   void count_launch() { ++num_launched_; }
-  // This rank has left the backward that reduces by an exception: starts what the others gather
-  // before they reduce the bucket of this number. Does nothing if it is not known what that is: in
-  // the first backward, and where units came in another order.
+  // Called on a rank that has left the reducing backward by an exception: starts the gathers that
+  // the others make before they reduce bucket `launch`. Does nothing if these are not known: in the
+  // first backward, and if units came in another order.
   void follow_others(size_t launch);
-  // Gradients were reduced outside of a backward: a step of the optimizer follows.
+  // Called when gradients were reduced outside of a backward: a step of the optimizer follows.
   void end_reduction();
-  // The program has cleared gradients that backwards without reduction have accumulated: a step
-  // without them may follow, as of a momentum. The same on all ranks.
+  // Called when the program has cleared gradients that were accumulated without reduction. A step
+  // of the optimizer may follow that changes the parameters without new gradients, for example by
+  // its momentum. All ranks make this call.
   void expect_changes() { may_change_ = true; }
 
-  // All units are full from here to dismiss(), and no forward or backward is allowed.
+  // All units are full from summon() to dismiss(), and no forward or backward is allowed meanwhile.
   void summon();
   void dismiss();
 
   bool is_in_backward() const { return phase_ == Phase::kBackward; }
-  // A gradient has arrived in the backward that runs.
+  // Whether a gradient has arrived in the running backward.
   bool has_accumulated() const { return has_accumulated_; }
   size_t num_units() const { return units_.size(); }
   const std::string& name(size_t unit) const { return units_[unit].name; }
@@ -163,12 +168,12 @@ class UnitSchedule {
   enum class Phase : uint8_t { kIdle, kForward, kBackward, kSummoned };
   struct State {
     size_t num_missing = 0;    // gradients of trained parameters in this backward
-    int num_open = 0;          // calls between outputs and inputs
-    bool had_inputs = false;   // with gradients, in this backward
-    bool was_reached = false;  // an output was, in this backward
+    int num_open = 0;          // calls that are open
+    bool had_inputs = false;   // this backward reached a call whose inputs have gradients
+    bool was_reached = false;  // this backward reached an output
   };
 
-  // A gather that was started in a backward, after so many reductions of buckets.
+  // A gather that was started in a backward.
   struct Gather {
     size_t unit;
     size_t num_launched;
@@ -183,7 +188,7 @@ class UnitSchedule {
   void use(size_t unit);
   void prefetch();
   void release_if_done(size_t unit);
-  // As its Reshard says.
+  // Releases the unit as its Reshard says.
   void release_after_forward(const Unit& unit);
   void close_calls();
   void release_all(bool (*is_released)(Reshard));
@@ -197,21 +202,22 @@ class UnitSchedule {
   UnitOrder order_;
   Phase phase_ = Phase::kIdle;
   bool is_with_grad_ = false;
-  // The program may change the shards before the next forward: by a step, or by loading values.
-  // Between backwards without reduction it is expected to leave them, and only a change that
-  // is_outdated() notices gathers again, unless it clears what was accumulated.
+  // Whether the program may change the shards before the next forward, by a step or by loading
+  // values. Between backwards without reduction it is expected to leave them unchanged; then the
+  // units are gathered again only after a change that is_outdated() notices, or if accumulated
+  // gradients are cleared.
   bool may_change_ = true;
-  uint64_t num_updates_ = 0;  // when the last pass began
-  bool awaits_step_ = false;  // gradients were reduced, and they are still there
+  uint64_t num_updates_ = 0;  // number at the start of the last pass
+  bool awaits_step_ = false;  // reduced gradients are still there
   bool has_accumulated_ = false;
-  bool keeps_all_ = false;  // for the graph of a derivative
+  bool keeps_all_ = false;  // for the graph of a derivative, nothing is released
   std::vector<std::weak_ptr<Call>> open_calls_;
   size_t num_launched_ = 0;
-  bool has_backward_ = false;         // since the reduction has begun
-  bool is_compared_ = false;          // the backward that runs has left the expected order
+  bool has_backward_ = false;         // a backward has begun since the reduction began
+  bool is_compared_ = false;          // the running backward has left the expected order
   std::vector<Gather> gathers_;       // gathers of the running backward, or of an abandoned one
   std::vector<Gather> last_gathers_;  // gathers of the last backward that reduced and ended
-  std::optional<size_t> followed_;    // the unit that follow_others() has started last
+  std::optional<size_t> followed_;    // the last unit that follow_others() has started
 };
 
 }  // namespace cadre::parallel

@@ -1,6 +1,6 @@
-// What the program writes to gathered parameters, of all units of one wrapper. The rank that finds
-// it does not throw at once: the other ranks would go on to the end of the step, and wait for it
-// there.
+// Records that the program has written to gathered parameters, for all units of one wrapper. The
+// rank that finds such a write does not throw at once: the other ranks would go on to the end of
+// the step, and wait for it there.
 //
 // Threads: as the wrapper. Blocking: never. Lifetime: shared by the flat parameters, which may
 // outlive the wrapper. Errors: none; it holds them.
@@ -21,18 +21,19 @@ namespace cadre::parallel {
 
 class WrittenParameters {
  public:
-  // Before the first forward. form: in which the wrapper's shards are.
+  // Called before the first forward. form: the form of the wrapper's shards.
   void attach(const std::shared_ptr<reduction::DataParallelCore>& core, ShardForm form);
 
-  // A forward without grad: no pass follows in which the ranks could learn of it, so its end is an
-  // error of this rank. It ends with what was found first in it.
+  // Begin and end a forward without grad. No pass follows in which the other ranks could learn of a
+  // write, so end_evaluation() returns the first error found in the forward, for this rank only.
   void begin_evaluation();
   bool is_in_evaluation() const { return is_in_evaluation_; }
   std::optional<Error> end_evaluation() noexcept;
 
-  // This rank has found it. Outside of an evaluation the next pass throws on all ranks.
+  // Called when this rank has found a write. Outside of an evaluation the next pass throws on all
+  // ranks.
   void tell(const std::string& parameter, const Error& error);
-  // What that pass throws. ranks: those that have written.
+  // Returns the error that this pass throws. ranks: those that have written.
   Error pass_error(const std::string& parameter, const std::string& ranks) const;
 
  private:

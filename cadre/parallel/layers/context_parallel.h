@@ -41,7 +41,7 @@ class PrivateMessages;
 
 enum class ContextForm : uint8_t {
   kRing,      // keys and values travel around the ring; any number of heads
-  kAllToAll,  // ranks exchange tokens for heads, of which each computes some for all tokens
+  kAllToAll,  // ranks exchange tokens for heads: each computes some heads for all tokens
 };
 CADRE_EXPORT std::string_view to_string(ContextForm form);
 
@@ -74,37 +74,40 @@ class CADRE_EXPORT ContextParallel {
   const ProcessGroup& group() const { return group_; }
   const ContextParallelOptions& options() const { return options_; }
 
-  // The tokens of a rank in the order in which it holds them, ascending; no empty run.
+  // Returns the tokens of a rank as ascending runs, in the order in which the rank holds them; no
+  // run is empty.
   std::vector<TokenRun> runs(int rank) const;
-  // The number of tokens of a rank, and of this one.
+  // The number of tokens of `rank`, and of this rank.
   int64_t num_tokens_of(int rank) const;
   int64_t num_own_tokens() const { return num_tokens_of(group_.rank()); }
-  // (num_own_tokens) int64 on the CPU: where this rank's tokens are in the sequence.
+  // Returns the positions of this rank's tokens in the sequence: (num_own_tokens) int64 on the CPU.
   at::Tensor positions() const;
 
-  // This rank's tokens of a tensor that has the whole sequence along `dim`, which may be negative.
-  // Differentiable; no communication.
+  // Returns this rank's tokens of a tensor that has the whole sequence along `dim`, which may be
+  // negative. Differentiable; no communication.
   at::Tensor shard(const at::Tensor& whole, int64_t dim) const;
-  // The reverse, collective. Differentiable: the gradient is that of the sum of the ranks' losses.
+  // The reverse of shard(). Collective. Differentiable: the gradient is that of the sum of the
+  // ranks' losses.
   at::Tensor unshard(const at::Tensor& shard, int64_t dim) const;
-  // Between the order of the sequence, along `dim`, and that of the ranks' tokens, rank by rank.
-  // No communication.
+  // Convert between the order of the sequence, along `dim`, and that of the ranks' tokens, rank by
+  // rank. No communication.
   at::Tensor in_rank_order(const at::Tensor& whole, int64_t dim) const;
   at::Tensor in_sequence_order(const at::Tensor& ranks, int64_t dim) const;
 
-  // sum: (), the sum of the losses of this rank's tokens; count: of how many. Result: (), the same
-  // on every rank: the mean over the tokens of all ranks, NaN if none counts. Its backward goes to
-  // this rank's tokens only: sum the gradients of the parameters over the group.
+  // sum: (), the sum of the losses of this rank's tokens; count: the number of these tokens.
+  // Returns the mean over the tokens of all ranks: (), the same on every rank, NaN if no token
+  // counts. Its backward goes to this rank's tokens only: sum the gradients of the parameters over
+  // the group.
   at::Tensor mean_over_tokens(const at::Tensor& sum, int64_t count) const;
-  // After backward: the gradients of parameters of which every rank has the same values, summed
-  // over the group. Same parameters in the same order on all ranks; one that is in the list twice
-  // (a tied weight) counts once. A parameter without a gradient on this rank counts as zeros, and
-  // stays without one if no rank has one, as in one process. Once for each step, after its last
-  // backward: a second call adds the sums again.
+  // Sums the gradients of parameters that are equal on all ranks over the group; called after
+  // backward. The list has the same parameters in the same order on all ranks; a parameter that is
+  // in it twice (a tied weight) counts once. A parameter without a gradient on this rank counts as
+  // zeros, and stays without one if no rank has one, as in one process. Call it once for each step,
+  // after the last backward: a second call adds the sums again.
   void sum_gradients(const std::vector<at::Tensor>& parameters) const;
 
-  // For the forms of attention: messages on the group that a program cannot name. REQUIRES: the
-  // form is kRing, and the group has several ranks.
+  // Returns messages on the group that a program cannot name, for the forms of attention. REQUIRES:
+  // the form is kRing, and the group has several ranks.
   const PrivateMessages& messages() const { return *messages_; }
 
  private:
@@ -117,7 +120,7 @@ class CADRE_EXPORT ContextParallel {
 class CADRE_EXPORT ContextParallelLayer {
  public:
   virtual ~ContextParallelLayer() = default;
-  // The options of the layer that all ranks have alike.
+  // The options of the layer that must be equal on all ranks.
   virtual std::string options_text() const { return {}; }
   void set_context_parallel(const ContextParallel& context) { context_ = context; }
 
@@ -129,14 +132,15 @@ class CADRE_EXPORT ContextParallelLayer {
   std::optional<ContextParallel> context_;
 };
 
-// Every ContextParallelLayer in the module: SelfAttention and CounterBasedDropout. A second call
-// sets another sequence, such as a longer one. Collective. Throws kInvalidArgument on all ranks,
-// and changes nothing, if there is no such layer, if the options of layers differ between ranks,
-// and for a layer of libtorch that combines the tokens of a sequence, of which it would have this
-// rank's only: MultiheadAttention and the Transformer layers, RNN, LSTM, GRU, one-dimensional
-// convolutions wider than a token, BatchNorm1d and InstanceNorm1d. A module that applies such a
-// layer to whole sequences calls this for its other parts. Functions, as
-// scaled_dot_product_attention() in a forward(), are not seen.
+// Sets the sequence of every ContextParallelLayer in the module: of each SelfAttention and
+// CounterBasedDropout. A second call sets another sequence, such as a longer one. Collective.
+// Throws kInvalidArgument on all ranks, and changes nothing, if there is no such layer, if the
+// options of layers differ between ranks, or if the module has a layer of libtorch that combines
+// the tokens of a sequence, because it would see this rank's tokens only: MultiheadAttention and
+// the Transformer layers, RNN, LSTM, GRU, one-dimensional convolutions wider than a token,
+// BatchNorm1d and InstanceNorm1d. If a module applies such a layer to whole sequences, call this
+// for its other parts. Functions that a forward() calls, such as scaled_dot_product_attention(),
+// are not noticed.
 CADRE_EXPORT void set_context_parallel(torch::nn::Module& module, const ContextParallel& context);
 
 }  // namespace cadre

@@ -1,4 +1,4 @@
-// Which tokens of a sequence each rank has, the way there and back, the loss and the sum of
+// Tests which tokens of a sequence each rank has, shard() and unshard(), the loss and the sum of
 // gradients over the tokens of all ranks, and what is refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ using torch::Tensor;
 
 constexpr SequenceOrder kBothOrders[] = {SequenceOrder::kContiguous, SequenceOrder::kZigzag};
 
-// Written out: 2 ranks have chunks 0, 3 and 1, 2 of 4.
+// The numbers are written out: of 4 chunks, rank 0 has 0 and 3, and rank 1 has 1 and 2.
 TEST(ContextParallel, ZigzagPairsTheFirstChunkWithTheLast) {
   expect_on_ranks(2, [](const ProcessGroup& group) {
     const auto positions_of = [&](int64_t num_tokens, SequenceOrder order) {
@@ -64,7 +64,8 @@ TEST(ContextParallel, UnshardIsTheReverseOfShardAlsoForGradients) {
           const Tensor leaf = context.shard(whole, -2).requires_grad_(true);
           const Tensor again = context.unshard(leaf, 1);
           require(torch::equal(again.detach(), whole), "values");
-          // Every rank's loss is the same sum, so the gradient is world_size times that of one.
+          // Every rank's loss is the same sum, so the gradient is world_size times that of one
+          // loss.
           (again * whole).sum().backward();
           require(torch::allclose(leaf.grad(), context.shard(whole, 1) * group.world_size(), 1e-14),
                   "gradients");
@@ -79,7 +80,7 @@ TEST(ContextParallel, UnshardIsTheReverseOfShardAlsoForGradients) {
   }
 }
 
-// A sum over unequal numbers of tokens, of which some do not count, is not a mean of means.
+// A sum over unequal numbers of tokens, some of which do not count, is not a mean of means.
 TEST(ContextParallel, TheLossIsTheMeanOverTheTokensOfAllRanks) {
   const Tensor x = torch::arange(11, torch::kDouble).sin();
   const Tensor counts = torch::arange(11).remainder(3).ne(0);
@@ -109,7 +110,7 @@ TEST(ContextParallel, TheLossIsTheMeanOverTheTokensOfAllRanks) {
   }
 }
 
-// The rows of a token have the mask that they have in one process.
+// The rows of a token have the same mask as in one process.
 TEST(ContextParallel, DropoutOfActivationsIsThatOfOneProcess) {
   const auto stream = std::make_shared<DropoutStream>(DropoutStream{.seed = 3});
   const CounterBasedDropoutOptions options{.p = 0.4, .layer = 2, .stream = stream};
@@ -188,7 +189,7 @@ TEST(ContextParallel, RefusesWhatDoesNotFit) {
   });
 }
 
-// Each would have this rank's tokens only, without an error.
+// Without the refusal each layer would see this rank's tokens only, without an error.
 TEST(ContextParallel, RefusesLayersOfLibtorchThatCombineTokens) {
   namespace nn = torch::nn;
   struct Mixed : nn::Module {
@@ -225,7 +226,7 @@ TEST(ContextParallel, RefusesLayersOfLibtorchThatCombineTokens) {
   });
 }
 
-// On one rank, or with other options.
+// Modules differ if one rank has no layer, or if options differ.
 TEST(ContextParallel, ModulesThatDifferBetweenRanksAreRefusedOnAll) {
   expect_on_ranks(2, [](const ProcessGroup& group) {
     const ContextParallel context(group, {.num_tokens = 8});
@@ -244,7 +245,7 @@ TEST(ContextParallel, ModulesThatDifferBetweenRanksAreRefusedOnAll) {
   });
 }
 
-// Messages of the program between the same neighbours, with any tags.
+// The program sends messages between the same neighbours, with any tags.
 TEST(ContextParallel, TheRingDoesNotTakeTheProgramsMessages) {
   torch::manual_seed(2);
   SelfAttention plain(SelfAttentionOptions{.embed_dim = 4, .num_heads = 2});

@@ -1,5 +1,5 @@
-// What the layers make of inputs of unusual sizes, plain and divided: no rows, no tokens, a
-// dimension too few or too many; and of options that are out of range, or differ between ranks.
+// Layers with inputs of unusual sizes, plain and divided: no rows, no tokens, a dimension too few
+// or too many. Also options that are out of range or differ between ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -30,7 +30,7 @@ using testing::require;
 using testing::require_refused;
 using torch::Tensor;
 
-// The layer may have parts, so the gradients of parameters have its sizes.
+// The gradients of parameters have the sizes of the layer's, which may be parts.
 void require_empty_pass(SelfAttentionImpl& layer, const std::vector<int64_t>& sizes) {
   const Tensor x = torch::zeros(sizes).requires_grad_();
   const Tensor output = layer.forward(x);
@@ -71,7 +71,7 @@ TEST(LayerInputs, AttentionTakesNoRowsAndNoTokens) {
   }
 }
 
-// 1 token on 2 ranks, of which one has none; and batches without rows.
+// 1 token is divided over 2 ranks, so one rank has no token; batches without rows, too.
 TEST(LayerInputs, AttentionTakesNoTokensOnARankOfASequence) {
   torch::manual_seed(1);
   SelfAttention plain(kHeads);
@@ -137,7 +137,7 @@ TEST(LayerInputs, OptionsOutOfRangeAreRefused) {
                   },
                   ErrorCode::kInvalidArgument),
               HasSubstr("is no part of a tensor"));
-  // The options are public.
+  // The options are public, so a program can change them later.
   CounterBasedDropout dropout(CounterBasedDropoutOptions{.layer = 1, .stream = stream});
   dropout->options.stream = nullptr;
   EXPECT_THAT(error_of(
@@ -156,7 +156,7 @@ TEST(LayerInputs, OptionsOutOfRangeAreRefused) {
               HasSubstr("dropout->stream is null"));
 }
 
-// 10 features in blocks of 4 would be cut through a block.
+// A division of 10 features in blocks of 4 would cut through a block.
 TEST(LayerInputs, FeaturesThatAreNoBlocksAreNotDivided) {
   expect_on_ranks(2, [](const ProcessGroup& group) {
     Linear layer(6, 10);
@@ -172,7 +172,7 @@ TEST(LayerInputs, FeaturesThatAreNoBlocksAreNotDivided) {
   });
 }
 
-// As torch::nn::Linear and Embedding do, for each number of dimensions.
+// They take what torch::nn::Linear and Embedding take, for each number of dimensions.
 TEST(LayerInputs, DividedLayersTakeTheSizesThatPlainOnesTake) {
   expect_on_ranks(2, [](const ProcessGroup& group) {
     ColumnParallelLinear up(torch::nn::LinearOptions(6, 5), group,
@@ -201,7 +201,7 @@ TEST(LayerInputs, DividedLayersTakeTheSizesThatPlainOnesTake) {
   });
 }
 
-// In the constructors with a group.
+// The constructors with a group compare options.
 TEST(LayerInputs, OptionsThatDifferBetweenRanksAreRefusedOnAll) {
   expect_on_ranks(2, [](const ProcessGroup& group) {
     const bool is_first = group.rank() == 0;

@@ -32,25 +32,26 @@ std::optional<at::Tensor> optional_of(const at::Tensor& bias) {
   return bias.defined() ? std::optional(bias) : std::nullopt;
 }
 
-// Under autocast the dtype that at::linear would compute in: forward and backward have one dtype.
+// Casts to the dtype in which at::linear would compute under autocast, so that forward and backward
+// have one dtype.
 at::Tensor as_autocast(const at::Tensor& tensor) {
   if (!tensor.defined() || !at::autocast::is_autocast_enabled(at::kCPU)) return tensor;
   return at::autocast::cached_cast(at::autocast::get_autocast_dtype(at::kCPU), tensor, at::kCPU);
 }
 
-// (rows, features)
+// Returns the tensor as (rows, features).
 at::Tensor as_matrix(const at::Tensor& tensor) {
   if (tensor.dim() == 2) return tensor;
   return tensor.reshape(
       {c10::multiply_integers(tensor.sizes().begin(), tensor.sizes().end() - 1), tensor.size(-1)});
 }
 
-// (rows, features) with the sizes of `tensor`, which has as many elements.
+// Returns the matrix (rows, features) with the sizes of `tensor`, which has equally many elements.
 at::Tensor with_sizes_of(const at::Tensor& tensor, const at::Tensor& matrix) {
   return tensor.dim() == 2 ? matrix : matrix.view(tensor.sizes());
 }
 
-// The sizes of `tensor` with another last one.
+// Returns the sizes of `tensor` with `features` as the last size.
 std::vector<int64_t> with_features(const at::Tensor& tensor, int64_t features) {
   std::vector<int64_t> sizes = tensor.sizes().vec();
   sizes.back() = features;
@@ -102,7 +103,7 @@ class ParallelLinearNode : public torch::autograd::Node {
   const ProcessGroup& group() const { return group_; }
   bool is_sequence_parallel() const { return options_.sequence_parallel; }
 
-  // The gradients of weight and bias from the rows of the gradient of the output.
+  // Adds the gradients of weight and bias, from the rows of the gradient of the output.
   void add_parameters(const at::Tensor& rows, const at::Tensor& input, const at::Tensor& bias,
                       variable_list& results) const {
     if (is_wanted(kWeight)) results[kWeight] = rows.t().mm(as_matrix(input));
@@ -111,12 +112,13 @@ class ParallelLinearNode : public torch::autograd::Node {
 
  private:
   virtual std::string_view function() const = 0;
-  // The same function by differentiable operations.
+  // Computes the same function with differentiable operations.
   virtual at::Tensor composed(const variable_list& operands) const = 0;
   virtual variable_list gradients_of(const variable_list& saved,
                                      const at::Tensor& gradient) const = 0;
 
-  // After release_variables() it throws libtorch's error about a second backward.
+  // Returns the saved tensors; after release_variables(), throws libtorch's error about a second
+  // backward.
   variable_list unpacked() {
     const std::lock_guard lock(mutex_);
     variable_list tensors(kNumOperands);
@@ -238,7 +240,7 @@ at::Tensor row_output(const at::Tensor& input, const at::Tensor& weight, const a
   return bias.defined() ? output.add_(bias) : output;
 }
 
-// Otherwise the tangent would be dropped silently.
+// Throws for an operand with a tangent, which would otherwise be dropped silently.
 void refuse_tangent(const at::Tensor& operand, std::string_view role, std::string_view function) {
   if (!operand.defined() || !operand._fw_grad(/*level=*/0).defined()) return;
   throw Error(ErrorCode::kInvalidArgument,
@@ -247,7 +249,7 @@ void refuse_tangent(const at::Tensor& operand, std::string_view role, std::strin
                      function, role));
 }
 
-// The output of `compute` of the values, behind a node if autograd records.
+// Returns the output of `compute` for the values, behind a node if autograd records.
 template <typename NodeOfFunction, typename Compute>
 at::Tensor recorded(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,
                     const ProcessGroup& group, const ParallelLinearOptions& options,
@@ -262,7 +264,8 @@ at::Tensor recorded(const at::Tensor& input, const at::Tensor& weight, const at:
   }
   {
     const at::NoGradGuard no_grad;
-    // The output is then no view of another tensor, so the program may change it in place.
+    // Without autograd the output is no view of another tensor, so the program may change it in
+    // place.
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     output = compute(input, weight, bias, group, options);
   }

@@ -74,7 +74,7 @@ void TensorParallelLayer::parallelize(const LayerParallelism& how, std::string_v
   for (const NamedTensor& parameter : parameters_of_layer()) {
     at::Tensor tensor = parameter.tensor;
     const auto& [sizes, dim] = divided.at(tensor.unsafeGetTensorImpl());
-    // Other sizes: another layer that shares it has divided it.
+    // If the sizes differ, another layer that shares the parameter has already divided it.
     if (num_ranks == 1 || !dim || tensor.sizes() != at::IntArrayRef(sizes)) continue;
     const Chunk chunk = chunk_of(tensor.size(*dim), num_ranks, rank);
     tensor.set_data(tensor.detach().narrow(*dim, chunk.begin, chunk.size).clone());

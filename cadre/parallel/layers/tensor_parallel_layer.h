@@ -1,8 +1,8 @@
-// What makes a layer of Cadre a tensor-parallel one: a style, a group, and the parameters that this
-// rank keeps. C++ modules have no hooks, so the layers of a model that is to be divided are types
-// of Cadre: cadre::Linear, Embedding, LayerNorm, CounterBasedDropout. Each has the constructors,
-// parameter names, initial values and forward() of the layer of torch::nn, and is that layer until
-// it is parallelized; also afterwards if the group has one rank.
+// The tensor-parallel part of a layer of Cadre: a style, a group, and the parameters that this rank
+// keeps. C++ modules have no hooks, so the layers of a model that is to be divided are types of
+// Cadre: cadre::Linear, Embedding, LayerNorm, CounterBasedDropout. Each has the constructors,
+// parameter names, initial values and forward() of the layer of torch::nn, and computes the same
+// until it is parallelized; also afterwards if the group has one rank.
 //
 // Threads: as the module. Blocking: parallelize() never; make_equal() is collective.
 // Lifetime: a parallelized layer keeps its group. A parameter stays the same tensor when it is
@@ -37,7 +37,7 @@ struct AgreedField;
 // Activations are (..., T, D): T counts the tokens of a sequence, D the features.
 enum class ParallelStyle {
   kColwise,     // ranks compute parts of the output features, from the whole input
-  kRowwise,     // ranks compute from parts of the input features, or of the vocabulary; summed
+  kRowwise,     // ranks compute from parts of the input features or vocabulary, and sum up
   kSequence,    // whole parameters; inputs and outputs are shards along T
   kReplicated,  // whole parameters, inputs and outputs on every rank
 };
@@ -46,47 +46,47 @@ CADRE_EXPORT std::string_view to_string(ParallelStyle style);
 struct LayerParallelism {
   ProcessGroup group;
   ParallelStyle style;
-  // Between column-parallel and row-parallel layers lie shards along T: the former gather their
-  // input, the latter reduce-scatter their output.
+  // Whether activations between the divided layers are shards along T: then column-parallel layers
+  // gather their input, and row-parallel layers reduce-scatter their output.
   bool sequence_parallel = false;
-  // For a kColwise linear layer: whether the output is gathered, whole on every rank.
+  // Whether the output of a kColwise linear layer is gathered, so that every rank has it whole.
   bool gather_output = false;
-  // For a kRowwise linear layer: false if the input is whole on every rank.
+  // Whether the input of a kRowwise linear layer is divided; false if every rank has it whole.
   bool input_is_parallel = true;
 };
 
 // A parameter of a parallelized layer, for records of what a rank holds.
 struct DividedParameter {
   std::vector<int64_t> sizes;  // sizes of the whole parameter
-  std::optional<int64_t> dim;  // divided by the ranks as by Shard(dim) of tensor/mesh/placement.h
+  std::optional<int64_t> dim;  // dimension divided as by Shard(dim) of tensor/mesh/placement.h
 };
-// By parameter; one that two layers share is divided once.
+// The divided parameters, by tensor; a parameter that two layers share is divided once.
 using DividedParameters = std::map<const c10::TensorImpl*, DividedParameter>;
 
 class CADRE_EXPORT TensorParallelLayer {
  public:
   virtual ~TensorParallelLayer() = default;
 
-  // Throws if the layer cannot be divided so, and changes nothing in it. Adds its parameters to
-  // `divided`, which has those of the layers before.
+  // Throws if the layer cannot be divided in this way, and changes nothing in it. Adds its
+  // parameters to `divided`, which has those of the layers before.
   void check(const LayerParallelism& how, std::string_view name, DividedParameters& divided) const;
   // Keeps this rank's part of each parameter, after check(). The whole parameters are equal on all
   // ranks: see make_equal().
   void parallelize(const LayerParallelism& how, std::string_view name,
                    const DividedParameters& divided);
   bool is_parallelized() const { return parallelism_.has_value(); }
-  // The options of the layer that all ranks have alike, beside the sizes of its parameters.
+  // The options of the layer that must be equal on all ranks, beside the sizes of its parameters.
   virtual std::string options_text() const { return {}; }
-  // How, and of which layer, as a field of tensor/group/agreement.h.
+  // Returns the parallelism and the layer's name as a field of tensor/group/agreement.h.
   AgreedField agreed_field(const LayerParallelism& how, std::string_view name) const;
 
  protected:
-  // The members themselves, which forward() uses.
+  // Returns the members themselves, which forward() uses.
   virtual std::vector<NamedTensor> parameters_of_layer() const { return {}; }
-  // The dimension along which the style divides a parameter; nullopt: it is whole.
+  // Returns the dimension along which the style divides a parameter; nullopt: it stays whole.
   virtual std::optional<int64_t> divided_dim(std::string_view parameter,
                                              ParallelStyle style) const = 0;
-  // What the layer cannot do, as the end of a sentence.
+  // Returns what the layer cannot do, as the end of a sentence; nullopt if it can.
   virtual std::optional<std::string> problem_of(const LayerParallelism& how) const = 0;
 
   // Null for a layer that computes alone.
@@ -95,9 +95,9 @@ class CADRE_EXPORT TensorParallelLayer {
     return !computes_alone_ && parallelism_->style == style;
   }
   // Throws unless the input has `expected` features. Otherwise a part of a column-parallel output
-  // would meet weights for the whole one, and libtorch's error would not say so.
+  // would meet weights for the whole output, and libtorch's error would not say so.
   void check_features(const at::Tensor& input, int64_t expected) const;
-  // For clone(): a copy would not know what is divided.
+  // Called by clone(): a copy would not know what is divided.
   void refuse_copy_if_parallelized() const;
 
  private:
@@ -113,13 +113,14 @@ CADRE_EXPORT void make_equal(const torch::nn::Module& module, const ProcessGroup
 
 namespace layers {
 
-// The constructor of a layer that is divided from the start: check(), make_equal() and
-// parallelize(). What one rank refuses all ranks throw, and that options differ between ranks.
-// type: static text. REQUIRES: the layer is a torch::nn::Module.
+// Makes a layer parallel in its constructor: check(), make_equal() and parallelize(). All ranks
+// throw what one rank refuses, and throw if options differ between ranks. type: static text.
+// REQUIRES: the layer is a torch::nn::Module.
 CADRE_EXPORT void parallelize_new(TensorParallelLayer& layer, const LayerParallelism& how,
                                   const char* type);
 
-// clone() of a layer: `copy` is a new one with the same options.
+// Implements clone() of a layer: gives `copy`, a new layer with the same options, copies of the
+// parameters.
 template <typename Layer>
 std::shared_ptr<torch::nn::Module> with_parameters_of(const Layer& layer,
                                                       const std::shared_ptr<Layer>& copy,

@@ -24,7 +24,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Which tokens count, and which of their targets this rank has. (N), for N tokens.
+// The tokens that count, and those of their targets that this rank has. (N), for N tokens.
 struct Targets final : torch::CustomClassHolder {
   Targets(ProcessGroup given_group, const at::Tensor& targets, const Chunk& chunk,
           const VocabParallelCrossEntropyOptions& options)
@@ -38,14 +38,15 @@ struct Targets final : torch::CustomClassHolder {
                    .squeeze(1)),
         classes(targets.index_select(0, tokens) - chunk.begin) {}
 
-  // Picks from scores (N, V_part) those of the targets that this rank has; 0 for the other tokens.
+  // Returns the scores of the targets that this rank has, from scores (N, V_part); 0 for other
+  // tokens.
   at::Tensor of_targets(const at::Tensor& scores) const {
     const at::Tensor own = scores.index_select(0, tokens).gather(1, classes.unsqueeze(1));
     return at::zeros({scores.size(0)}, scores.options().requires_grad(false))
         .index_add(0, tokens, own.squeeze(1));
   }
 
-  // (N) to ().
+  // Reduces losses (N) to ().
   at::Tensor reduced(const at::Tensor& losses) const {
     return over_divisor(losses.masked_fill(ignored, 0).sum());
   }
@@ -56,8 +57,8 @@ struct Targets final : torch::CustomClassHolder {
   ProcessGroup group;
   LossReduction reduction;
   at::Tensor ignored;
-  at::Tensor tokens;   // those whose target this rank has
-  at::Tensor classes;  // their targets, counted from this rank's first class
+  at::Tensor tokens;   // tokens whose target this rank has
+  at::Tensor classes;  // targets of these, counted from this rank's first class
 };
 using TargetsPointer = c10::intrusive_ptr<Targets>;
 
@@ -70,7 +71,7 @@ at::Tensor largest_of(const at::Tensor& scores, const ProcessGroup& group) {
   return largest;
 }
 
-// The same function by differentiable operations.
+// Computes the same function with differentiable operations.
 at::Tensor composed_loss(const at::Tensor& scores, const at::Tensor& largest,
                          const Targets& targets) {
   const at::Tensor shifted = scores - largest.unsqueeze(1);
@@ -108,7 +109,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
         results.emplace_back();
         return results;
       }
-      // (softmax - 1 for the target) times the weight of the token.
+      // The gradient of a score is (softmax - 1 for the target) times the weight of the token.
       const at::Tensor weight = targets->over_divisor(gradients[0])
                                     .expand({saved[0].size(0)})
                                     .masked_fill(targets->ignored, 0);

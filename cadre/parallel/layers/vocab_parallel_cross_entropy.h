@@ -21,22 +21,23 @@
 
 namespace cadre {
 
-// Over the tokens that count.
+// How the losses of the tokens that count are reduced.
 enum class LossReduction : uint8_t {
-  kMean,  // NaN without any
+  kMean,  // NaN if no token counts
   kSum,
 };
 
 struct VocabParallelCrossEntropyOptions {
-  // The number of classes on all ranks together, of which each has a chunk by the rule of Shard.
+  // The number of classes on all ranks together; each rank has a chunk of them by the rule of
+  // Shard.
   int64_t vocabulary;
   // Tokens with this target do not count.
   int64_t ignore_index = -100;
   LossReduction reduction = LossReduction::kMean;
-  // Ranks with different tokens, such as those of a context-parallel or expert-parallel model:
-  // kMean is over the tokens of all of them, the same on all, and its backward computes the terms
-  // of this rank's tokens, whose gradients are to be summed over the group. nullopt: this rank's
-  // tokens.
+  // Ranks with different tokens, such as those of a context-parallel or expert-parallel model.
+  // kMean is then the mean over the tokens of all of them, the same on all, and its backward
+  // computes the terms of this rank's tokens; sum the gradients over the group. nullopt: the mean
+  // is over this rank's tokens.
   std::optional<ProcessGroup> token_group = {};
 };
 

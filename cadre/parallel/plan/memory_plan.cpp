@@ -101,7 +101,7 @@ OperationTraffic moved(int64_t payload_bytes, int num_ranks, int64_t num_calls, 
           .received_bytes = num_calls * passes * (num_ranks - 1) * part_bytes};
 }
 
-// Also the traffic of a reduce_scatter.
+// Returns the traffic of an all_gather, which equals that of a reduce_scatter.
 OperationTraffic gathered(int64_t payload_bytes, int num_ranks, int64_t num_calls = 1) {
   return moved(payload_bytes, num_ranks, num_calls, /*passes=*/1);
 }
@@ -164,8 +164,8 @@ class Planner {
   int num_shards() const { return num_ranks() / options().num_replicas; }
   bool has_replicate_axis() const { return options().strategy == DataStrategy::kHsdp; }
 
-  // The messages in which ranks compare numbers in each step, in addition to the trailer of the
-  // gradients.
+  // Adds the messages in which ranks compare numbers in each step, which come in addition to the
+  // trailer of the gradients.
   void add_agreements() {
     if (options().strategy == DataStrategy::kSingle || trained_.empty()) return;
     OperationTraffic& all_reduce = plan_.traffic.all_reduce;
@@ -173,11 +173,11 @@ class Planner {
     if (options().strategy == DataStrategy::kZero1 || options().strategy == DataStrategy::kZero2) {
       all_reduce += all_reduced(shard::kStepMessageBytes, num_ranks());
     }
-    // The start of an update, see ShardFence.
+    // ShardFence sends this message at the start of an update.
     if (plan_.is_mapped) all_reduce += all_reduced(sizeof(int64_t), num_shards());
   }
 
-  // A buffer of ProcessGroup::empty_symmetric() or map_parts().
+  // Returns the bytes of a buffer of ProcessGroup::empty_symmetric() or map_parts().
   int64_t symmetric_bytes(const FlatBuffer& buffer, int group_size) {
     if (buffer.numel == 0) return 0;
     const auto held = static_cast<int64_t>(
@@ -194,7 +194,7 @@ class Planner {
     for (const ParameterSize& parameter : trained_) add_state(parameter, parameter.numel());
   }
 
-  // Stages 1 and 2 keep parameters that are not trained where they are.
+  // Adds parameters that are not trained: stages 1 and 2 leave them where they are.
   void add_frozen() {
     for (const ParameterSize& parameter : model_.parameters) {
       if (!parameter.is_trained) plan_.held.parameters += parameter.num_bytes();
@@ -227,7 +227,7 @@ class Planner {
     add_gradients_on_their_way(largest_bytes);
   }
 
-  // Parameters that are whole on every rank and gathered after a step.
+  // Adds parameters that are whole on every rank and gathered after a step.
   FlatMemory add_whole(PlannedPart& part, const Parameters& members) {
     const FlatMemory memory(numels_of(members), num_ranks(),
                             {.dtype = to_scalar_type(members[0].dtype), .keep_full = true});
@@ -236,7 +236,7 @@ class Planner {
     return memory;
   }
 
-  // One FlatParameters, and what the optimizer keeps for it.
+  // Adds one FlatParameters, and what the optimizer keeps for it.
   void add_flat(PlannedPart& part, const Parameters& members, const FlatMemory& memory) {
     const FlatMemory::Buffers buffers = memory.buffers();
     for (const auto& buffer : {buffers.whole, buffers.part, buffers.shard, buffers.sent}) {
@@ -282,7 +282,8 @@ class Planner {
     add_gradients_on_their_way(largest_bytes);
   }
 
-  // Backwards without reduction accumulate whole gradients outside of the buffers.
+  // Adds gradients that are not reduced yet. Backwards without reduction accumulate whole gradients
+  // outside of the buffers.
   void add_gradients_on_their_way(int64_t num_bytes) {
     if (options().accumulate > 1) {
       num_bytes = bytes_of_gradients(trained_) + largest_gradient_bytes();
@@ -322,7 +323,7 @@ class Planner {
     return largest;
   }
 
-  // What ShardedGradients allocates for one FlatParameters with trained parameters.
+  // Adds what ShardedGradients allocates for one FlatParameters with trained parameters.
   void add_sharded_gradients(PlannedPart& part, const FlatMemory& memory) {
     const FlatLayout& layout = memory.layout();
     const auto reduce = options().reduce_dtype;
@@ -390,13 +391,13 @@ class Planner {
       plan_.traffic.all_gather += gathered(message_bytes, num_ranks(), residency.num_comparisons);
     }
     finish_sharded_gradients();
-    // A backward begins and ends with parameters of the root, so the root's gradients are kept to
-    // the end.
+    // A backward begins and ends with parameters of the root, so the root's gradients exist until
+    // its end.
     const int64_t root_bytes = std::exchange(gradient_bytes[0], 0);
     add_gradients_on_their_way(root_bytes + std::ranges::max(gradient_bytes));
   }
 
-  // gather: the operations that gather the unit once.
+  // Adds one FlatParameters of a unit. gather: the operations that gather the unit once.
   void add_flat_of_unit(PlannedPart& part, const Parameters& members, ResidentUnit& unit,
                         OperationTraffic& gather) {
     const DType dtype = members[0].dtype;

@@ -48,23 +48,23 @@ struct PlanOptions {
   int num_ranks = 1;
   int ranks_per_host = 1;  // the last host may have fewer
   int rank = 0;            // the rank whose memory is planned
-  // The number of values for each element that the optimizer keeps, and that it allocates during an
-  // update.
+  // The number of values that the optimizer keeps, or allocates during an update, for each element.
   struct Optimizer {
-    int states = 2;       // in the dtype of the parameter: 2 for Adam and AdamW, 0 or 1 for SGD
-    int temporaries = 0;  // while it updates a parameter: 0 for the fused kernels
+    int states = 2;       // stored in the parameter's dtype: 2 for Adam and AdamW, 0 or 1 for SGD
+    int temporaries = 0;  // during an update: 0 for the fused kernels
   };
   Optimizer optimizer = {};
-  int64_t accumulate = 1;  // backwards for each step; gradients are reduced in the last
+  int64_t accumulate = 1;  // backwards per step; the last one reduces gradients
 
-  // ddp, zero1 and zero2.
+  // Used by ddp, zero1 and zero2.
   BucketCaps bucket_caps = {};
-  // zero1: ZeroOptions::bucket_cap_bytes.
+  // Used by zero1: ZeroOptions::bucket_cap_bytes.
   int64_t zero_bucket_cap_bytes = int64_t{16} << 20;
 
-  // fsdp and hsdp; Reshard::kOntoGroup is not planned.
-  int num_replicas = 1;  // hsdp: of the first axis of the mesh
-  // ShardForm::kMapped; ignored if the ranks of a shard group are on several hosts.
+  // Used by fsdp and hsdp; Reshard::kOntoGroup is not planned.
+  int num_replicas = 1;  // hsdp: size of the first axis of the mesh
+  // Whether the form is ShardForm::kMapped; ignored if the ranks of a shard group are on several
+  // hosts.
   bool is_mapped = false;
   Reshard reshard = Reshard::kAfterForward;
   Reshard reshard_root = Reshard::kAfterBackward;
@@ -73,14 +73,14 @@ struct PlanOptions {
   std::optional<DType> reduce_dtype = {};     // gradients while they are reduced
 };
 
-// Bytes of one rank. Shared memory counts for its owner, so the sum over the ranks of a host is the
-// memory of the host.
+// Bytes that one rank holds. Shared memory counts for its owner, so the sum over the ranks of a
+// host is the memory of the host.
 struct HeldBytes {
-  int64_t parameters = 0;  // all of them, or shards
-  int64_t gradients = 0;   // after the reduction, until the step
+  int64_t parameters = 0;  // whole, or shards
+  int64_t gradients = 0;   // reduced gradients, until the step
   int64_t optimizer_state = 0;
-  int64_t full_units = 0;         // at the peak; freed buffers are kept for the next unit
-  int64_t reduction_buffers = 0;  // in which gradients are reduced
+  int64_t full_units = 0;  // full units at the peak; freed buffers are kept for the next unit
+  int64_t reduction_buffers = 0;  // buffers in which gradients are reduced
   int64_t transient = 0;  // whole gradients before their reduction, or temporaries of the optimizer
   int64_t buffers = 0;    // the module's buffers
 
@@ -93,7 +93,7 @@ struct HeldBytes {
 struct OperationTraffic {
   int64_t num_calls = 0;
   int64_t payload_bytes = 0;   // the whole tensor: the output of a gather, the input otherwise
-  int64_t received_bytes = 0;  // by one rank
+  int64_t received_bytes = 0;  // received by one rank
   OperationTraffic& operator+=(const OperationTraffic& other) {
     num_calls += other.num_calls;
     payload_bytes += other.payload_bytes;
@@ -122,19 +122,19 @@ struct StepTraffic {
 // Parameters that are communicated together: a bucket of gradients, a buffer of zero1, or a unit.
 struct PlannedPart {
   std::string name;          // "gradients 0", "parameters 0", "unit blocks.3"
-  int64_t numel = 0;         // without padding
+  int64_t numel = 0;         // elements, padding excluded
   int64_t flat_bytes = 0;    // the whole buffer that is reduced or gathered
-  int64_t shard_bytes = 0;   // this rank's part of the parameters; 0 where all are whole
+  int64_t shard_bytes = 0;   // this rank's part of the parameters; 0 if all are whole
   StepTraffic traffic = {};  // traffic of one optimizer step
 };
 
 struct MemoryPlan {
   PlanOptions options;
-  // The ranks of each shard group share memory, and units are read in place.
+  // Whether the ranks of each shard group share memory, so that units are read in place.
   bool is_mapped = false;
   HeldBytes held;
-  // The part of it that lies in the memory that the ranks of a host share; other ranks read it in
-  // operations. A cgroup charges it to the rank that made it. In a group of one it is private
+  // The part of `held` that lies in the memory that the ranks of a host share; other ranks read it
+  // in operations. A cgroup charges it to the rank that made it. In a group of one it is private
   // memory.
   int64_t shared_bytes = 0;
   int64_t host_bytes = 0;  // all ranks of a full host together

@@ -1,4 +1,4 @@
-// Plans against numbers that were computed by hand, and invalid options.
+// Plans compared with numbers that were computed by hand, and invalid options.
 #include "cadre/parallel/plan/memory_plan.h"
 
 #include <gmock/gmock.h>
@@ -18,11 +18,11 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kPage = 4096;
 constexpr int64_t kTrailer = 167 * 4;
-constexpr int64_t kSamples = 128;  // of the agreement on weights
-constexpr int64_t kDigests = 40;   // what ZeRO compares in each step
+constexpr int64_t kSamples = 128;  // message that agrees on weights
+constexpr int64_t kDigests = 40;   // message that ZeRO compares in each step
 
-// Two layers of 64 x 64 and 64, each a unit, and a head of 64 of the root. 8,384 elements, 33,536
-// bytes.
+// A model of two layers, each a unit with a weight of 64 x 64 and a bias of 64, and a head of 64 in
+// the root: 8,384 elements, 33,536 bytes.
 ModelSizes small_model() {
   return {.parameters = {{.name = "a.weight", .sizes = {64, 64}, .unit = 1},
                          {.name = "a.bias", .sizes = {64}, .unit = 1},
@@ -49,8 +49,8 @@ TEST(MemoryPlan, OfOneRankIsFourTimesTheParameters) {
   EXPECT_EQ(plan.traffic.received_bytes(), 0);
 }
 
-// The first bucket is closed at 1 MiB, so one holds all gradients and the trailer: 33,884 bytes in
-// 9 pages behind one of signals.
+// The first bucket is closed at 1 MiB, so it has all gradients and the trailer: 33,884 bytes in 9
+// pages, after one page of signals.
 TEST(MemoryPlan, OfDdpHasBucketsAndTwiceTheGradientsMoved) {
   const MemoryPlan plan = plan_memory(small_model(), on_ranks(DataStrategy::kDdp, 2));
   EXPECT_EQ(plan.held.parameters, kAll);
@@ -67,10 +67,10 @@ TEST(MemoryPlan, OfDdpHasBucketsAndTwiceTheGradientsMoved) {
 
 TEST(MemoryPlan, OfStage1DividesTheStateAndGathers) {
   PlanOptions options = on_ranks(DataStrategy::kZero1, 4);
-  options.zero_bucket_cap_bytes = 20'000;  // a layer each, and the head with the second
+  options.zero_bucket_cap_bytes = 20'000;  // one buffer for each layer; the head is in the second
   const MemoryPlan plan = plan_memory(small_model(), options);
-  // 4,160 elements are 1,040 for each rank, which is padded to 1,056, and with the head 4,224 are
-  // 1,056: 16,896 bytes in 5 pages each, behind one of signals.
+  // A layer of 4,160 elements gives 1,040 to each rank, padded to 1,056. With the head, 4,224
+  // elements give 1,056. Both take 16,896 bytes in 5 pages, after one page of signals.
   EXPECT_EQ(plan.held.parameters, 12 * kPage);
   EXPECT_EQ(plan.held.gradients, 10 * kPage);
   EXPECT_EQ(plan.held.optimizer_state, 2 * 4 * (1056 + 1056));
@@ -84,8 +84,8 @@ TEST(MemoryPlan, OfStage2KeepsShardsOfGradientsAndTwoBuffers) {
   PlanOptions options = on_ranks(DataStrategy::kZero2, 2);
   options.bucket_caps = {.first_bytes = 1, .bytes = 16'000};
   const MemoryPlan plan = plan_memory(small_model(), options);
-  // From the end: the head; b.bias and b.weight; a.bias and a.weight. Shards of 32, 2,080 and
-  // 2,080.
+  // The buckets from the end are the head; b.bias and b.weight; a.bias and a.weight. Their shards
+  // have 32, 2,080 and 2,080 elements.
   ASSERT_EQ(plan.parts.size(), 3U);
   EXPECT_EQ(plan.held.parameters, (2 + 6 + 6) * kPage);
   EXPECT_EQ(plan.held.gradients, 4 * (32 + 2080 + 2080));
@@ -99,7 +99,7 @@ TEST(MemoryPlan, OfStage2KeepsShardsOfGradientsAndTwoBuffers) {
 
 TEST(MemoryPlan, OfShardedUnitsHoldsTheRootAndTwoUnits) {
   const MemoryPlan plan = plan_memory(small_model(), on_ranks(DataStrategy::kFsdp, 3));
-  // 4,160 elements on 3 ranks are 1,387, which is padded to 1,408; 64 are 22, padded to 32.
+  // 4,160 elements on 3 ranks give 1,387 to each, padded to 1,408; 64 give 22, padded to 32.
   constexpr int64_t kUnit = 3 * 1408 * 4;
   constexpr int64_t kRoot = 3 * 32 * 4;
   EXPECT_EQ(plan.held.parameters, (2 + 3 + 3) * kPage);
@@ -115,7 +115,7 @@ TEST(MemoryPlan, OfShardedUnitsHoldsTheRootAndTwoUnits) {
   ASSERT_EQ(plan.parts.size(), 3U);
   EXPECT_EQ(plan.parts[1].name, "unit a");
   EXPECT_EQ(plan.parts[1].shard_bytes, 1408 * 4);
-  // The last rank holds what is left: 4,160 - 2 * 1,408, and of the root nothing.
+  // The last rank holds what is left: 4,160 - 2 * 1,408 of each layer, and no element of the root.
   PlanOptions last = on_ranks(DataStrategy::kFsdp, 3);
   last.rank = 2;
   EXPECT_EQ(plan_memory(small_model(), last).held.optimizer_state, 2 * 4 * (2 * 1344));
@@ -127,7 +127,7 @@ TEST(MemoryPlan, OfUnitsThatStayHoldsAllOfThem) {
   options.accumulate = 3;
   const MemoryPlan kept = plan_memory(small_model(), options);
   EXPECT_EQ(kept.held.full_units, kAll);
-  constexpr int kComparisons = 2;  // of the order of uses, which accumulation changes
+  constexpr int kComparisons = 2;  // comparisons of the order of uses, which accumulation changes
   EXPECT_EQ(kept.traffic.all_gather.num_calls, 3 * 3 + kComparisons);
   EXPECT_EQ(kept.held.transient, kAll + 4 * 64 * 64) << "whole gradients, and one on its way";
   options.reshard = options.reshard_root = Reshard::kAfterReduction;
@@ -142,7 +142,7 @@ TEST(MemoryPlan, OfLowerPrecisionHasACopyOfTheShard) {
   options.parameter_dtype = DType::kBfloat16;
   options.reduce_dtype = DType::kFloat32;
   const MemoryPlan plan = plan_memory(small_model(), options);
-  // Shards of 32, 2,080 and 2,080 elements, in float32 and in bfloat16.
+  // The shards have 32, 2,080 and 2,080 elements, in float32 and in bfloat16.
   EXPECT_EQ(plan.held.parameters, (2 + 4 + 4 + 2 + 3 + 3) * kPage);
   EXPECT_EQ(plan.held.full_units, kAll / 2);
   EXPECT_EQ(plan.traffic.all_gather.payload_bytes, (kHead + 4 * kLayer) / 2);
@@ -205,7 +205,8 @@ TEST(MemoryPlan, OfOptimizersCountsTheirValues) {
   EXPECT_EQ(plan.held.transient, 3 * 4 * 64 * 64);
 }
 
-// Signals between a rank and each of the group are 512 bytes, so those of 8 ranks fill a page.
+// The signals between a rank and each rank of the group take 512 bytes, so those of 8 ranks fill a
+// page.
 TEST(MemoryPlan, OfManyRanksHasMorePagesOfSignals) {
   EXPECT_EQ(plan_memory(small_model(), on_ranks(DataStrategy::kDdp, 8)).held.gradients, 10 * kPage);
   EXPECT_EQ(plan_memory(small_model(), on_ranks(DataStrategy::kDdp, 9)).held.gradients, 11 * kPage);
@@ -222,7 +223,7 @@ TEST(MemoryPlan, OfAHostIsThatOfItsRanksWithTheirBuffers) {
   EXPECT_EQ(plan.host_bytes, 2 * plan.held.total());
 }
 
-// A later backward adds to the first one's gradients, which takes one more at a time.
+// A later backward adds to the gradients of the first, so one more gradient exists at a time.
 TEST(MemoryPlan, OfOneRankThatAccumulatesHasOneGradientMore) {
   PlanOptions options = on_ranks(DataStrategy::kSingle, 1);
   options.accumulate = 2;
@@ -274,7 +275,7 @@ TEST(MemoryPlan, RefusesWhatDoesNotApply) {
               HasSubstr("\"a.weight\" is in unit 9, but the model has 3 units"));
 }
 
-// A unit of 10 with two of 1 and 2 in it, then one of 5.
+// A unit of 10 bytes contains two units of 1 and 2 bytes; then comes a unit of 5.
 TEST(UnitResidency, KeepsAParentWhileItsUnitsCompute) {
   std::vector<ResidentUnit> units = {{.parent = 0, .full_bytes = 100},
                                      {.parent = 0, .full_bytes = 10},
@@ -286,7 +287,7 @@ TEST(UnitResidency, KeepsAParentWhileItsUnitsCompute) {
   EXPECT_EQ(residency.peak_bytes, 100 + 10 + 2 + 5) << "in the second, with the last prefetched";
   EXPECT_THAT(residency.num_gathers, ElementsAre(1, 2, 2, 2, 2));
   EXPECT_EQ(residency_of(units, {.num_prefetched = 0}).peak_bytes, 100 + 10 + 2);
-  // Nothing before the first trained parameter is in the backward.
+  // Units before the first trained parameter take no part in the backward.
   for (const size_t unit : {0, 1, 2}) units[unit].has_trained = false;
   residency = residency_of(units, {});
   EXPECT_THAT(residency.num_gathers, ElementsAre(1, 2, 1, 2, 2));

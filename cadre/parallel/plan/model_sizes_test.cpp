@@ -1,4 +1,4 @@
-// The sizes of a module are those of its registered parameters, also if it is deferred.
+// The sizes of a module are those of its registered parameters, even if it is deferred.
 #include "cadre/parallel/plan/model_sizes.h"
 
 #include <gmock/gmock.h>
@@ -28,7 +28,7 @@ struct SizedBlockImpl : torch::nn::Module {
 };
 using SizedBlock = torch::nn::ModuleHolder<ShardUnit<SizedBlockImpl>>;
 
-// A frozen parameter of another dtype, and a weight of the root under two names.
+// Has a frozen parameter of another dtype, and a weight of the root under two names.
 struct SizedNet : torch::nn::Module {
   SizedNet() {
     first = register_module("first", SizedBlock());
@@ -83,7 +83,8 @@ TEST(ModelSizesOf, ADeferredModuleAndAPolicy) {
   ASSERT_EQ(sizes.units.size(), 3U);
   expect_sizes_of_net(sizes, 1, 2);
   EXPECT_TRUE(is_deferred(net->tied));
-  // Weights and biases of 20 elements each, the tied weight and the frozen parameter.
+  // The sum of weights and biases of 20 elements each, of the tied weight and of the frozen
+  // parameter.
   EXPECT_EQ(plan_memory(sizes, {.strategy = DataStrategy::kSingle}).held.parameters,
             4 * (2 * 20 + 8) + 2 * 6);
 }

@@ -19,7 +19,7 @@ struct Counts {
   int64_t full_bytes = 0;
 };
 
-// The states of FlatParameters, without memory.
+// Has the states of FlatParameters, without memory.
 class CountedUnit final : public UnitMemory {
  public:
   CountedUnit(size_t unit, int64_t full_bytes, Counts& counts)
@@ -50,7 +50,7 @@ class CountedUnit final : public UnitMemory {
   bool is_stale_ = false;
 };
 
-// The events that autograd and the program send to the schedule.
+// Sends the schedule the events that autograd and the program would send.
 class Steps {
  public:
   Steps(std::span<const ResidentUnit> units, const StepShape& shape)
@@ -67,7 +67,7 @@ class Steps {
   }
 
   Residency run() {
-    constexpr int kNumSteps = 3;  // orders are known in the third
+    constexpr int kNumSteps = 3;  // the third knows the orders
     for (int step = 0; step < kNumSteps; ++step) {
       counts_.residency.num_gathers.assign(units_.size(), 0);
       counts_.residency.num_comparisons = 0;
@@ -105,7 +105,7 @@ class Steps {
 
   void forward(size_t unit) {
     calls_[unit] = std::make_shared<UnitSchedule::Call>(UnitSchedule::Call{.unit = unit});
-    // Inputs have gradients behind the first trained parameter.
+    // Inputs have gradients only behind the first trained parameter.
     if (unit > first_trained_) {
       calls_[unit]->inputs.push_back({.address = nullptr, .sequence = unit});
     }

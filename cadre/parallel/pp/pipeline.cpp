@@ -24,7 +24,7 @@ namespace {
 using parallel::exchange_words;
 using parallel::pipeline_refusal;
 
-// Rows [first, last) of each microbatch: sizes differ by one at most.
+// Cuts tensors into the rows [first, last) of each microbatch; sizes differ by one at most.
 std::vector<std::vector<at::Tensor>> cut(const std::vector<at::Tensor>& tensors,
                                          int num_microbatches) {
   std::vector<std::vector<at::Tensor>> microbatches(static_cast<size_t>(num_microbatches));
@@ -38,7 +38,7 @@ std::vector<std::vector<at::Tensor>> cut(const std::vector<at::Tensor>& tensors,
   return microbatches;
 }
 
-// In the order in which a step reduces their gradients.
+// Shards the stages in the order in which a step reduces their gradients.
 std::unique_ptr<parallel::ShardedStages> shard_stages(const std::vector<PipelineStage>& stages,
                                                       const DeviceMesh& mesh,
                                                       const std::vector<PipelineAction>& actions) {
@@ -50,7 +50,7 @@ std::unique_ptr<parallel::ShardedStages> shard_stages(const std::vector<Pipeline
   return std::make_unique<parallel::ShardedStages>(mesh, in_order);
 }
 
-// Words of a step that all ranks compare; those of the tied parameters follow.
+// The number of words of a step that all ranks compare; words of the tied parameters follow.
 constexpr size_t kNumStepWords = 7;
 
 std::string_view call_of(int64_t is_training) {
@@ -116,7 +116,7 @@ class Pipeline::Core {
       shares.push_back(static_cast<double>(rows) / static_cast<double>(agreed.rows));
       step.weights.push_back(static_cast<double>(rows) / static_cast<double>(agreed.total_rows));
     }
-    // Sharded stages have the gradients of earlier steps in their shards.
+    // Sharded stages keep the gradients of earlier steps in their shards.
     const bool sets_aside = is_training && !sharded_ && (ranks_.replicas || !ties_->is_empty());
     if (sets_aside) {
       for (auto& [stage, runner] : executor_->runners()) runner.set_gradients_aside();
@@ -135,7 +135,7 @@ class Pipeline::Core {
   }
 
  private:
-  // A norm of the parameters of these stages is not that of the model, if other ranks have more.
+  // Marks the parameters, because their norm is not that of the model if other ranks have more.
   void mark_stages(const std::vector<PipelineStage>& stages) const {
     const int num_ranks = ranks_.group.world_size();
     if (num_ranks == 1) return;
@@ -149,7 +149,7 @@ class Pipeline::Core {
     }
   }
 
-  // What all ranks know of a step.
+  // The facts about a step that all ranks know.
   struct Agreed {
     int64_t rows = 0;
     int64_t total_rows = 0;  // rows of all replicas
@@ -159,8 +159,8 @@ class Pipeline::Core {
     uint64_t trained = 0;  // digest of the parameters' requires_grad and dtypes
   };
 
-  // Refuses on all ranks of all replicas what the rest of the constructor would fail at, while the
-  // stages are as they were given.
+  // Refuses, on all ranks of all replicas and while the stages are unchanged, everything that would
+  // make the rest of the constructor fail.
   void check_before_changes(const std::vector<PipelineStage>& stages, const DeviceMesh& mesh) {
     const auto refusal = parallel::refusal_of([&] {
       records_.emplace(ranks_.group, mesh, stages, parallel::StageRecords::Form{.shards = shards_});
@@ -171,8 +171,8 @@ class Pipeline::Core {
     parallel::check_replicas(stages, ranks_);
   }
 
-  // All refusals have been exchanged before, so an error here may be one of this rank alone, and
-  // the other ranks get it from the aborted group.
+  // All refusals have been exchanged before, so an error here may be one of this rank alone; the
+  // other ranks get it from the aborted group.
   void shard(const std::vector<PipelineStage>& stages, const DeviceMesh& mesh) {
     try {
       sharded_ = shard_stages(stages, *shards_, schedule_.ranks[ranks_.group.rank()]);
@@ -251,7 +251,7 @@ class Pipeline::Core {
     return loss ? check_rows(target.tensors(), "target") : std::nullopt;
   }
 
-  // What the shapes of all messages follow from, together with own_trained().
+  // Returns a digest which, together with own_trained(), determines the shapes of all messages.
   uint64_t own_signature(const PipelineBatch& batch) const {
     Fnv1a hash;
     if (holds_first_) {
@@ -297,7 +297,7 @@ class Pipeline::Core {
       agreed = compare(
           exchange_words(ranks_.group, kNumStepWords + ties_->num_trained_words(), make_words));
     });
-    // The ranks of other replicas wait for this one.
+    // With replicas the refusal is thrown below, because their ranks wait for this one.
     if (refusal && !ranks_.replicas) throw *refusal;
     agreed.total_rows =
         ranks_.replicas ? rows_of_replicas(is_training, agreed, refusal) : agreed.rows;
@@ -306,7 +306,7 @@ class Pipeline::Core {
     return agreed;
   }
 
-  // The same on all ranks.
+  // Compares the words of all ranks. The result and the errors are the same on all ranks.
   Agreed compare(const std::vector<std::vector<int64_t>>& all) const {
     if (const auto other = parallel::first_unlike(all, 0)) {
       throw pipeline_refusal(format("rank 0 calls {} and rank {} {}; all ranks call the same",
@@ -338,8 +338,8 @@ class Pipeline::Core {
             .trained = trained.value()};
   }
 
-  // Throws on all ranks of all replicas if one has refused, or if they differ in what all ranks of
-  // a pipeline have agreed on.
+  // Throws on all ranks of all replicas if one has refused, or if replicas differ in what the ranks
+  // of each pipeline have agreed on. Returns the rows of all replicas.
   int64_t rows_of_replicas(bool is_training, const Agreed& agreed,
                            const std::optional<Error>& refusal) const {
     const auto all = exchange_words(*ranks_.replicas, 3, [&]() -> std::vector<int64_t> {
@@ -395,11 +395,11 @@ class Pipeline::Core {
   bool holds_first_;
   bool holds_last_;
   std::optional<DeviceMesh> shards_;                  // mesh of the ranks that own shards
-  std::unique_ptr<parallel::ShardedStages> sharded_;  // null where ranks have whole stages
+  std::unique_ptr<parallel::ShardedStages> sharded_;  // null if ranks have whole stages
   std::optional<parallel::PipelineExecutor> executor_;
   std::optional<parallel::StageRecords> records_;
   std::optional<parallel::TiedParameters> ties_;
-  // Signatures of the last step with headers: [0] in evaluation, [1] in training.
+  // The signatures of the last step with headers: [0] in evaluation, [1] in training.
   std::optional<uint64_t> known_signatures_[2];
 };
 

@@ -17,10 +17,10 @@
 //
 // Threads: one. Blocking: every method is collective on the group (and on the replicas), until its
 // deadline. Lifetime: keeps the stages and the group. Errors: kInvalidArgument on all ranks for
-// arguments that do not fit, before anything is computed; the group is usable then. For what fails
-// during a step, on all ranks: PipelineError on a rank that runs an action of the schedule, Error
-// on one that does not. The groups have failed then, and gradients are undefined; rejoin() and make
-// a new Pipeline.
+// arguments that do not fit, before anything is computed; the group is usable then. If something
+// fails during a step, all ranks throw: PipelineError on a rank that runs an action of the
+// schedule, Error on other ranks. The groups have failed then, and gradients are undefined;
+// rejoin() and make a new Pipeline.
 // Source: torch.distributed.pipelining. docs/guide/parallel/pipeline-parallel.md,
 // docs/decisions/0017.
 #pragma once
@@ -47,37 +47,38 @@
 namespace cadre {
 
 struct PipelineOptions {
-  // The name of a schedule (core/schedule/generate.h), for as many stages on each rank as are
-  // passed; or a compute-only schedule.
+  // The name of a schedule (core/schedule/generate.h), for the number of stages that each rank
+  // passes; or a compute-only schedule.
   std::variant<std::string, PipelineSchedule> schedule = "1f1b";
-  // Into which a batch is cut along its first dimension. Absent: that of the PipelineSchedule,
-  // or 1.
+  // The number of parts into which a batch is cut along its first dimension. Default: that of the
+  // PipelineSchedule, or 1.
   std::optional<int> num_microbatches = {};
-  // Accept a batch that the microbatches do not divide: their sizes then differ by one row.
+  // Whether to accept a batch that the microbatches do not divide: their sizes then differ by one
+  // row.
   bool allow_uneven_microbatches = false;
-  // Announce the shapes of every message. Without it they are announced in the first step, and
-  // again after a change of the batch's shapes or of the parameters that require grad: a stage then
-  // returns the same shapes for inputs of the same shapes.
+  // Whether to announce the shapes of every message. Otherwise they are announced in the first
+  // step, and again after a change of the batch's shapes or of the parameters that require grad;
+  // then a stage must return the same shapes for inputs of the same shapes.
   bool dynamic_shapes = false;
   // The ranks that hold the same stages in other pipelines, each with a batch of its own: a step
-  // computes the gradients of the mean over all batches. They get the weights of its rank 0. A
-  // tensor that two stages of a rank have is in the same stages of all replicas, and the same
-  // parameters require grad.
+  // computes the gradients of the mean over all batches. All replicas get the weights of rank 0 of
+  // `replicas`. A tensor that two stages of a rank have must be in the same stages of all replicas,
+  // and the same parameters must require grad.
   std::optional<Ranks> replicas = {};
-  // As replicas, but the ranks own shards: of the stages' parameters, of their gradients, and so of
-  // the optimizer's state, which is made from parameters() of the pipeline. A stage is gathered
-  // while the schedule computes with it, and its gradients are reduced once in a step. One axis,
-  // mesh["dp_shard"]; or two, of which the ranks along the first hold the same.
+  // Like `replicas`, but each rank owns a shard of the parameters of its stages, of their gradients
+  // and of the optimizer's state (make the optimizer from parameters() of the pipeline). A stage is
+  // gathered while the schedule computes with it, and its gradients are reduced once in a step. One
+  // axis, mesh["dp_shard"]; or two, where the ranks along the first hold the same shards.
   std::optional<Ranks> shards = {};
-  // With `shards`: of how many stages a rank has whole parameters at a time, in forward(), too; one
-  // more where the schedule computes on two at once.
+  // With `shards`: the number of stages that a rank holds whole at a time, also in forward(). It is
+  // one more if the schedule computes on two stages at once.
   int max_unsharded_stages = 2;
-  // Called before each forward and each backward of a microbatch: for what depends on the rows, as
-  // the first sample of a DropoutStream.
+  // Called before each forward and each backward of a microbatch, to set what depends on the rows,
+  // for example the first sample of a DropoutStream.
   std::function<void(const PipelineMicrobatch&)> before_microbatch = {};
 };
 
-// One tensor or several, or none.
+// A list of tensors, which may be empty.
 class PipelineBatch {
  public:
   PipelineBatch() = default;
@@ -94,77 +95,79 @@ class PipelineBatch {
 };
 
 struct PipelineStepOptions {
-  bool broadcast_losses = false;  // to all ranks, which pass the same
+  bool broadcast_losses = false;  // whether all ranks get the losses; same value on all ranks
   bool return_outputs = false;
-  // The dimension of each returned output that counts rows, along which those of the microbatches
-  // are joined; may be negative. An output of which it does not count them is refused.
+  // The dimension of each returned output along which the microbatches are joined; may be negative.
+  // It must count the rows; other outputs are refused.
   int64_t outputs_batch_dim = 0;
 };
 
 struct PipelineResult {
-  // (num_microbatches) float64, and their mean over the rows of the batch, 0-dim; on the rank of
-  // the last stage or, if wanted, on all. Undefined elsewhere and where there is no loss function.
+  // The loss of each microbatch, (num_microbatches) float64, and their mean over the rows of the
+  // batch, 0-dim; on the rank of the last stage or, if wanted, on all ranks. Undefined on other
+  // ranks and without a loss function.
   at::Tensor losses;
   at::Tensor loss;
-  // If wanted, what the last stage returned for the whole batch, on its rank; without history. A
-  // tensor of 0 dims becomes one of (num_microbatches).
+  // If wanted, what the last stage returned for the whole batch, on the rank of that stage; without
+  // history. A tensor of 0 dims becomes one of (num_microbatches).
   std::vector<at::Tensor> outputs;
-  // Most microbatches with kept activations on this rank at one time, counted on each stage.
+  // The most microbatches with kept activations on this rank at one time, counted on each stage.
   int peak_live_microbatches = 0;
-  // By stage, the wall time in which this rank ran its forwards and backwards, with what they wait
-  // for themselves (as in a tensor-parallel layer); zero for the stages of other ranks.
+  // The wall time, by stage, in which this rank ran the stage's forwards and backwards, including
+  // waits inside of them (as in a tensor-parallel layer); zero for the stages of other ranks.
   std::vector<Duration> compute_times = {};
 };
 
 class CADRE_EXPORT Pipeline {
  public:
   // stages: those of this rank. ranks: a ProcessGroup, or a mesh of one axis. Checks on all ranks
-  // that every stage is held once, and by the rank that the schedule says, and that all ranks have
-  // one schedule.
+  // that every stage is held once, by the rank that the schedule says, and that all ranks have one
+  // schedule.
   Pipeline(const std::vector<PipelineStage>& stages, const Ranks& ranks,
            const PipelineOptions& options = {});
   ~Pipeline();
   Pipeline(Pipeline&&) noexcept;
   Pipeline& operator=(Pipeline&&) noexcept;
 
-  // Forward, backward and the reduction of gradients; not the optimizer's step. The gradient of a
-  // parameter that no rank has used stays as it was, as after backward(). Each tensor of
-  // batch and target has the rows of the batch as its first dimension.
+  // Runs the forward, the backward and the reduction of gradients, but not the optimizer's step.
+  // The gradient of a parameter that no rank has used stays as it was, as after backward(). Each
+  // tensor of batch and target has the rows of the batch as its first dimension.
   PipelineResult step(const PipelineBatch& batch, const PipelineBatch& target,
                       const PipelineLoss& loss, const PipelineStepOptions& options = {});
-  // Forwards only, without gradients; the loss function may be left out.
+  // Runs forwards only, without gradients; the loss function may be left out.
   PipelineResult forward(const PipelineBatch& batch, const PipelineBatch& target = {},
                          const PipelineLoss& loss = {},
                          const PipelineStepOptions& options = {.return_outputs = true});
 
-  // These parameters are one: they get the values of the first of them now, and in every step the
-  // sum of their gradients. Same arguments on all ranks, in one call for each parameter of the
-  // model, before the first step of an optimizer. They have the same sizes, dtype and division,
-  // and all of them require grad or none.
+  // Makes these parameters one: they get the values of the first of them now, and in every step the
+  // sum of their gradients. Pass the same arguments on all ranks, in one call for each parameter of
+  // the model, before the first step of an optimizer. They have the same sizes, dtype and division,
+  // and either all of them require grad or none.
   void tie_parameters(const std::vector<StageParameter>& parameters);
-  // Throws kInvalidArgument on all ranks if tied parameters differ, as after an optimizer's step
-  // with different options on two ranks.
+  // Throws kInvalidArgument on all ranks if tied parameters differ, for example after an
+  // optimizer's step with different options on two ranks.
   void check_tied_parameters() const;
 
-  // The parameters that this rank holds, or its shards of them, each once: for optimizers. Of more
-  // than one rank clip_grad_norm_() and GradScaler::unscale_() refuse this list, whose norm is not
-  // that of the model, and take the pipeline.
+  // Returns the parameters that this rank holds, or its shards of them, each once, for optimizers.
+  // In a group of several ranks clip_grad_norm_() and GradScaler::unscale_() refuse this list,
+  // whose norm is not that of the model; pass them the pipeline.
   std::vector<at::Tensor> parameters() const;
-  // Shards of all stages, the same list on all ranks, with an empty range where this rank holds
-  // none: clip_grad_norm_(pipeline, 1.0) is the norm of the whole model, and a snapshot of all
-  // ranks has it. Axes that divide parameters, as of parallelize_module(), must come from the mesh
-  // that the pipeline's axis comes from. Names are those in the stages' modules; snapshots need
-  // different ones in different stages, as the plain module has them. Tied parameters are one;
-  // where a rank has several tensors of it, the others are copies with the same name.
+  // Returns the shards of all stages, the same list on all ranks, with an empty range if this rank
+  // holds no part. So clip_grad_norm_(pipeline, 1.0) is the norm of the whole model, and a snapshot
+  // of all ranks has the whole model. Axes that divide parameters, for example by
+  // parallelize_module(), must come from the same mesh as the pipeline's axis. Names are those in
+  // the stages' modules; snapshots need different names in different stages, as the plain module
+  // has them. Tied parameters are one record; if a rank has several tensors of it, the others are
+  // copies with the same name.
   std::vector<ParameterShard> parameter_shards() const;
 
-  // What runs: lowered.
+  // Returns the lowered schedule, which is what runs.
   const PipelineSchedule& schedule() const;
 
  private:
   class Core;
-  Core& core() const;           // throws where it has been moved from
-  std::unique_ptr<Core> core_;  // the executor, which is not installed
+  Core& core() const;           // throws if the pipeline was moved from
+  std::unique_ptr<Core> core_;  // hidden, because its headers are not installed
 };
 
 }  // namespace cadre

@@ -34,14 +34,14 @@ AgreedField field_of(const PipelineSchedule& schedule) {
                  schedule.num_microbatches, fingerprint_of(schedule))};
 }
 
-// The ranks that hold the same stages, each with a batch of its own.
+// Returns the ranks that hold the same stages, each with a batch of its own.
 std::optional<ProcessGroup> replicas_of(const PipelineOptions& options) {
   if (options.shards) return options.shards->group();
   return options.replicas ? std::optional(options.replicas->group()) : std::nullopt;
 }
 
-// What the ranks of a pipeline have alike, beside the schedule.
-// Decides with the schedule when stages are gathered, which all replicas do at the same time.
+// Returns the field that must be equal on the ranks of a pipeline and of its replicas, beside the
+// schedule: the two decide when stages are gathered, which all replicas do at the same time.
 AgreedField field_of_memory(const PipelineOptions& options) {
   return {"max_unsharded_stages", format("{}", options.max_unsharded_stages)};
 }
@@ -106,7 +106,8 @@ std::optional<int> first_unlike(const std::vector<std::vector<int64_t>>& words, 
 
 namespace {
 
-// Throws on all ranks of the pipeline unless each stage is held once, and where the schedule says.
+// Throws on all ranks of the pipeline unless each stage is held once, by the rank that the schedule
+// says.
 void check_stages_match(const ProcessGroup& group, const PipelineSchedule& schedule,
                         const std::vector<PipelineStage>& stages) {
   const size_t num_stages = schedule.rank_of_stage.size();
@@ -136,7 +137,8 @@ void check_trainable(const std::vector<PipelineStage>& stages) {
   }
 }
 
-// A tensor that two stages have is reduced once, so replicas have it in the same stages.
+// Returns each tensor once. A tensor that two stages have is reduced once, so replicas must have it
+// in the same stages.
 std::vector<NamedTensor> named_parameters_of(const std::vector<PipelineStage>& stages) {
   std::vector<NamedTensor> parameters;
   std::map<const void*, std::string> first_names;
@@ -215,7 +217,7 @@ AgreedSchedule agree_on_schedule(const ProcessGroup& group,
         "pass the same options on all ranks");
     check_stages_match(group, *schedule, stages);
   });
-  // Also a rank that refuses its options makes the group, because the other replicas wait for it.
+  // A rank that refuses its options makes the group, too, because the other replicas wait for it.
   PipelineRanks ranks{.group = group, .replicas = replicas_of(options)};
   std::vector<AgreedField> fields;
   if (schedule) fields = {field_of(*schedule), field_of_memory(options)};

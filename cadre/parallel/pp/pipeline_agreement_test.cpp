@@ -1,5 +1,5 @@
-// What one rank refuses, or one of several replicas, ends the call on all ranks with an error, and
-// the groups go on. On threads as ranks: 2 stages by 2 replicas.
+// If one rank refuses, or one of several replicas does, the call ends on all ranks with an error,
+// and the groups stay usable. Ranks are threads: 2 stages by 2 replicas.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -31,8 +31,8 @@ using torch::Tensor;
 
 constexpr size_t kNumRanks = 4;
 
-// By rank, what it is told when it runs `body`, after which the world still works. The ranks of a
-// replica are those with one coordinate in "dp": rank 2 * pp + dp.
+// Returns, by rank, the error that the rank gets when it runs `body`, after which the world still
+// works. The ranks of a replica have one coordinate in "dp": rank 2 * pp + dp.
 std::vector<std::string> refusals(const std::function<void(const DeviceMesh&)>& body) {
   std::vector<std::string> texts(kNumRanks);
   const auto result = run_groups(kNumRanks, [&](const ProcessGroup& world) {
@@ -55,7 +55,7 @@ std::vector<PipelineStage> stages_on(const DeviceMesh& mesh) {
   return {{std::make_shared<StageNet>(stage, 2), {.stage = stage, .num_stages = 2}}};
 }
 
-// A stage with these parameters, which nothing computes with.
+// Returns a stage with these parameters, which no computation uses.
 std::vector<PipelineStage> stages_with(const DeviceMesh& mesh,
                                        std::vector<NamedTensor> parameters) {
   return {{[](const std::vector<Tensor>& inputs) { return inputs; },
@@ -111,7 +111,7 @@ TEST(PipelineAgreement, AStageThatOneRankCannotShardEndsTheConstructorOnAll) {
   }
 }
 
-// The values of such modules are gone; new ones are filled from a snapshot.
+// The values of such modules are gone; a new module is filled from a snapshot.
 TEST(PipelineAgreement, ModulesOfAnEarlierShardedPipelineAreRefused) {
   expect_refused("a wrapper or optimizer has sharded them already", [](const DeviceMesh& mesh) {
     const auto stages = stages_on(mesh);
@@ -136,7 +136,7 @@ TEST(PipelineTies, ParametersOfOtherShapesAreRefused) {
       });
 }
 
-// This rank's part of a whole (4, 4), marked as by parallelize_module().
+// Returns this rank's part of a whole (4, 4), with the marks that parallelize_module() sets.
 Tensor divided_leaf(const DeviceMesh& mesh, int64_t dim) {
   const Tensor part = dim == 0 ? leaf({2, 4}) : leaf({4, 2});
   wrap::mark_as_shard(
@@ -184,7 +184,7 @@ TEST(PipelineTies, AFrozenParameterAndATrainedOneAreRefused) {
   });
 }
 
-// A second sum would add to the gradients what is in them already.
+// A second sum would add again what the gradients already contain.
 TEST(PipelineTies, AParameterIsTiedOnce) {
   expect_refused("is tied already; name all parameters that are one in one call",
                  [](const DeviceMesh& mesh) {
@@ -194,7 +194,8 @@ TEST(PipelineTies, AParameterIsTiedOnce) {
                  });
 }
 
-// The norm would count its gradient beside that of the tied one, and optimizers would step twice.
+// The norm would count the tensor's gradient beside that of the tied one, and optimizers would step
+// twice.
 TEST(PipelineTies, ATensorThatSharesMemoryWithATiedOneIsRefused) {
   const auto texts = refusals([](const DeviceMesh& mesh) {
     const Tensor head = leaf({3});
@@ -219,13 +220,13 @@ TEST(PipelineTies, ReplicasTieTheSameParameters) {
                  });
 }
 
-// A step of a pipeline on 2 ranks, with one batch for all replicas.
+// Runs a step of a pipeline on 2 ranks, with one batch for all replicas.
 void step_once(Pipeline& pipeline, const PipelineStepOptions& options = {}) {
   const Tensor tokens = tokens_of(4, 0);
   pipeline.step(tokens, targets_of(tokens), cross_entropy, options);
 }
 
-// In one stage only: the ranks of the other one would reduce.
+// Replicas differ in one stage only; without the refusal the ranks of the other stage would reduce.
 TEST(PipelineAgreement, ReplicasTrainTheSameParameters) {
   const auto result = run_groups(kNumRanks, [&](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});

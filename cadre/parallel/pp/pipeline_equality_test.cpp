@@ -59,7 +59,7 @@ std::ostream& operator<<(std::ostream& out, const PipelineCase& given) {
   return out << text_of(given);
 }
 
-// Every schedule on 2 to 4 ranks; the other properties change from case to case.
+// Returns every schedule on 2 to 4 ranks; the other properties change from case to case.
 std::vector<PipelineCase> pipeline_cases() {
   std::vector<PipelineCase> cases;
   for (const PipelineScheduleInfo& info : pipeline_schedules()) {
@@ -69,7 +69,7 @@ std::vector<PipelineCase> pipeline_cases() {
           const PipelineScheduleOptions options{info.kind, num_ranks, num_microbatches,
                                                 stages_per_rank};
           if (!make_pipeline_schedule(options).ok()) continue;
-          // Spread, so that any share of the cases has all of them.
+          // Properties are spread by a hash, so that any share of the cases has all of them.
           const uint64_t bits = (cases.size() * 0x9e3779b97f4a7c15) >> 32;
           cases.push_back({.schedule = options,
                            .rows = num_microbatches + static_cast<int>(bits % 5),
@@ -119,16 +119,16 @@ struct Trained {
   Tensor logits;  // outputs of an evaluation at the end
 };
 
-// In one process, on whole batches.
+// Trains in one process, on whole batches.
 Trained train_alone(const PipelineCase& given, int num_stages, int num_replicas) {
-  at::set_num_threads(1);  // as each rank has
+  at::set_num_threads(1);  // like each rank
   const auto stages = all_stages(num_stages);
   if (given.is_tied && num_stages > 1) stages.back()->head = stages[0]->table;
   std::vector<Tensor> parameters;
   for (const auto& stage : stages) {
     for (const Tensor& parameter : stage->parameters()) parameters.push_back(parameter);
   }
-  // The weight that is replaced by the tied one gets no gradient.
+  // The tied weight replaces another one, which gets no gradient.
   const auto optimizer = make_optimizer(given.uses_adamw, distinct(parameters));
   Trained trained;
   for (int step = 0; step < kNumSteps; ++step) {
@@ -153,7 +153,7 @@ Trained train_alone(const PipelineCase& given, int num_stages, int num_replicas)
   return trained;
 }
 
-// What a rank does wrong on purpose.
+// A mistake that a rank makes on purpose.
 enum class Mistake { kNone, kSwappedMicrobatches, kNotTied };
 
 struct RankTask {
@@ -170,7 +170,7 @@ Tensor with_swapped_microbatches(const Tensor& target, int num_microbatches) {
       {target.slice(0, rows, 2 * rows), target.slice(0, 0, rows), target.slice(0, 2 * rows)});
 }
 
-// One rank; writes what it holds to `trained`.
+// Trains one rank; writes what it holds to `trained`.
 void train_rank(const RankTask& task, Trained& trained) {
   const PipelineCase& given = task.given;
   const ProcessGroup& group = task.group;
@@ -223,7 +223,7 @@ void train_rank(const RankTask& task, Trained& trained) {
   for (const auto& net : nets) trained.parameters[net->stage] = copies(*net);
 }
 
-// The largest difference of any parameter, over the largest value of its tensor.
+// Returns the largest difference of any parameter, divided by the largest value of its tensor.
 double worst_difference(const Snapshot& trained, const Snapshot& alone) {
   double worst = 0;
   for (size_t stage = 0; stage < alone.size(); ++stage) {
@@ -305,7 +305,7 @@ TEST(PipelineReplicas, EqualOneProcessOnTheBatchesOfAllReplicas) {
   }
 }
 
-// Two steps before one of the optimizer: what was there is kept, and reduced once.
+// Two pipeline steps precede one of the optimizer: earlier gradients are kept, and reduced once.
 TEST(PipelineAccumulation, StepsAddToTheGradients) {
   const auto alone = all_stages(2);
   alone[1]->head = alone[0]->table;
@@ -335,7 +335,7 @@ TEST(PipelineAccumulation, StepsAddToTheGradients) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Shapes that change between steps are announced again; all of a kind are announced once.
+// Shapes that change between steps are announced again; equal shapes are announced once.
 TEST(PipelineShapes, MayChangeFromStepToStep) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     const auto net = std::make_shared<StageNet>(group.rank(), 2);
@@ -355,8 +355,8 @@ TEST(PipelineShapes, MayChangeFromStepToStep) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Messages of 2 MB, through shared memory and over TCP. The model is x w_0 w_1 ..., whose gradients
-// are known.
+// Messages have 2 MB, and go through shared memory and over TCP. The model is x w_0 w_1 ..., whose
+// gradients are known.
 TEST(PipelineMessages, LargeOnesGoThroughEverySchedule) {
   constexpr int kRanks = 3;
   constexpr int kMicrobatches = 6;
@@ -397,7 +397,7 @@ TEST(PipelineMessages, LargeOnesGoThroughEverySchedule) {
   }
 }
 
-// One microbatch: naive model parallelism. In a group of one rank, too.
+// One microbatch is naive model parallelism. It works in a group of one rank, too.
 TEST(PipelineNaive, RunsWithOneMicrobatch) {
   for (const int num_ranks : {1, 3}) {
     const auto alone = all_stages(num_ranks);

@@ -1,6 +1,6 @@
-// What a program does to the parameters of stages behind the pipeline's back: it replaces them, a
-// forward writes to them, or the constructor is refused. On threads as ranks: one pipeline on each
-// of 2 ranks, which are replicas or own shards.
+// What a program may do to the parameters of stages without the pipeline: it replaces them, or a
+// forward writes to them. Also constructors that are refused. Ranks are threads: each of 2 ranks
+// has one pipeline, and the ranks are replicas or own shards.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -29,7 +29,7 @@ using torch::Tensor;
 
 constexpr int64_t kWidth = 3;
 
-// A table whose rows are used as they are, and may be written by a forward.
+// A table whose rows are returned unchanged, and to which a forward may write.
 struct Table : torch::nn::Module {
   explicit Table(std::function<void(const Tensor& weight, const Tensor& rows)> given)
       : change(std::move(given)) {
@@ -42,7 +42,7 @@ struct Table : torch::nn::Module {
     }
     return torch::embedding(weight, rows);
   }
-  // As a layer that is exchanged between two steps.
+  // Replaces the weight, as if the layer were exchanged between two steps.
   void replace() {
     parameters_.erase("weight");
     weight = register_parameter("weight", filled({6, kWidth}, 2));
@@ -76,7 +76,7 @@ std::string failure_of_step(Pipeline& pipeline, const Tensor& rows) {
   });
 }
 
-// Each rank would get the norm of its own stages.
+// Without the refusal each rank would get the norm of its own stages.
 TEST(PipelineParameters, ANormOfThemAloneIsRefused) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const Pipeline pipeline(
@@ -104,7 +104,7 @@ TEST(PipelineParameters, AReplacedOneIsRefused) {
       Pipeline pipeline({{table, {}}}, mesh["pp"], options_for(form, mesh));
       const Tensor rows = torch::arange(4);
       EXPECT_EQ(failure_of_step(pipeline, rows), "");
-      // On one rank: the replicas wait for each other.
+      // Only one rank replaces it: the replicas wait for each other.
       if (form != Form::kReplicas || mesh.coordinate("dp") == 1) table->replace();
       EXPECT_THAT(failure_of_step(pipeline, rows),
                   HasSubstr("\"weight\" was replaced by another tensor in the module of stage 0"));
@@ -112,7 +112,7 @@ TEST(PipelineParameters, AReplacedOneIsRefused) {
   }
 }
 
-// As torch::nn::Embedding with max_norm: which rows change depends on the batch.
+// Writes like torch::nn::Embedding with max_norm: which rows change depends on the batch.
 void shrink(const Tensor& weight, const Tensor& rows) {
   weight.index_put_({rows}, weight.index({rows}) * 0.5);
 }
@@ -129,7 +129,7 @@ TEST(PipelineParameters, AForwardThatWritesOtherValuesInEachReplicaIsRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A normalization of the weight, which is the same in all replicas.
+// The forward normalizes the weight, in the same way in all replicas.
 TEST(PipelineParameters, AForwardThatWritesTheSameInEachReplicaIsNotRefused) {
   run_on_two([](const DeviceMesh& mesh) {
     const auto table = std::make_shared<Table>(
@@ -157,7 +157,7 @@ TEST(PipelineParameters, AForwardThatWritesToAShardedStageIsRefused) {
   }
 }
 
-// Without replicas a stage is the program's own.
+// Without replicas a forward may change the stage.
 TEST(PipelineParameters, AForwardMayWriteToAStageOfOneRank) {
   run_on_two([](const DeviceMesh& mesh) {
     const auto table = std::make_shared<Table>(shrink);
@@ -166,7 +166,7 @@ TEST(PipelineParameters, AForwardMayWriteToAStageOfOneRank) {
   });
 }
 
-// Values, sizes and memory are those of before, on all ranks.
+// Values, sizes and memory are unchanged, on all ranks.
 TEST(PipelineParameters, ARefusedConstructorLeavesThemAsTheyWere) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
@@ -188,7 +188,7 @@ TEST(PipelineParameters, ARefusedConstructorLeavesThemAsTheyWere) {
       }
       world.barrier();
     };
-    // Replicas of one of the stages differ.
+    // The replicas of one stage differ.
     for (const bool is_sharded : {false, true}) {
       const bool is_other = world.rank() == 3;
       PipelineOptions options;

@@ -83,7 +83,7 @@ std::optional<Error> check_shards(const std::vector<PipelineStage>& stages,
   return refusal_of([&] { ShardedStages::check_shardable(stages); });
 }
 
-// The values of sharded modules are on other ranks, and nothing would be sent to those.
+// Refuses sharded modules: their values are on other ranks, and stages would not exchange these.
 std::optional<Error> check_values(const std::vector<PipelineStage>& stages) {
   for (const PipelineStage& stage : stages) {
     for (const NamedTensor& parameter : stage.parameters()) {

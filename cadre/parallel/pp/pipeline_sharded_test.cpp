@@ -1,7 +1,7 @@
-// Stages whose parameters are divided among the ranks that hold the same stages, on threads as
-// ranks: under every schedule they train as whole replicas do, which pipeline_equality_test.cpp
-// compares with one process. Gradients are sums of the same terms, so parameters differ by a few
-// roundings at most.
+// Stages whose parameters are divided among the ranks that hold the same stages: under every
+// schedule they train like whole replicas, which pipeline_equality_test.cpp compares with one
+// process. Gradients are sums of the same terms, so parameters differ by a few roundings at most.
+// Ranks are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -30,8 +30,8 @@ using torch::Tensor;
 constexpr int kMicrobatches = 4;
 constexpr int kRowsOfARank = 6;
 
-// The nets and the pipeline of one rank, and its parameters before two of them were tied: an
-// optimizer may be made of them.
+// The nets and the pipeline of one rank, and its parameters before two of them were tied, because
+// an optimizer may be made of these.
 struct ShardedRank {
   std::vector<std::shared_ptr<StageNet>> nets;
   std::unique_ptr<Pipeline> pipeline;
@@ -108,9 +108,9 @@ TEST(ShardedStages, TrainAsWholeOnesUnderEverySchedule) {
   }
 }
 
-// One all_gather of parameters, one reduction of gradients, one agreement before a step and one
-// about the parameters in use after it, whatever the number of microbatches; and only shards
-// between steps.
+// A step has one all_gather of parameters, one reduction of gradients, one agreement before it and
+// one about the parameters in use after it, whatever the number of microbatches. Between steps
+// ranks hold only shards.
 TEST(ShardedStages, AreGatheredAndReducedOnceInAStep) {
   const auto schedule =
       make_pipeline_schedule(
@@ -147,7 +147,7 @@ TEST(ShardedStages, AreGatheredAndReducedOnceInAStep) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Stages of 1 row a microbatch on a mesh {pp: 2, dp: 2}, two on each rank.
+// Has two stages on each rank of a mesh {pp: 2, dp: 2}, with 1 row in a microbatch.
 struct InterleavedRank {
   InterleavedRank(const DeviceMesh& mesh, const PipelineOptions& options,
                   const std::function<void(const StageNet&)>& before_forward) {
@@ -200,19 +200,21 @@ TEST(ShardedStages, NoMoreStagesAreWholeThanAllowed) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A stage that fits is gathered once, before it is needed.
+// A stage that fits into memory is gathered once, before it is needed.
 TEST(ShardedStages, AnEvaluationGathersEachStageOnceWhereAllFit) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
     const InterleavedRank rank(mesh, {.shards = mesh["dp"]}, nullptr);
     const uint64_t before = mesh.group("dp").communicator().num_collectives();
     rank.pipeline->forward(testing::tokens_of(2, 0));
-    EXPECT_EQ(mesh.group("dp").communicator().num_collectives() - before, 3);  // and the agreement
+    // One of the three is the agreement.
+    EXPECT_EQ(mesh.group("dp").communicator().num_collectives() - before, 3);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The shards of the others hold gradients of those that were trained at the construction only.
+// The shards of the other ranks hold gradients only of parameters that were trained at the
+// construction.
 TEST(ShardedStages, OtherTrainedParametersAreRefused) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"pp", 2}, {"dp", 2}});
@@ -222,7 +224,7 @@ TEST(ShardedStages, OtherTrainedParametersAreRefused) {
                   ::testing::AnyOf(::testing::HasSubstr(sentence),
                                    ::testing::HasSubstr("refused its arguments of a step")));
     };
-    // Rank 0 changes stage 0, rank 1 changes stage 1.
+    // The rank of stage 0 changes that stage, the rank of stage 1 changes stage 1.
     const bool is_first = mesh.coordinate("pp") == 0;
     const Tensor trained = rank.nets[0]->bias[0];
     if (is_first) trained.requires_grad_(false);
@@ -246,8 +248,8 @@ TEST(ShardedStages, OtherTrainedParametersAreRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 0 fails in a step; the next one is refused on both ranks instead of computing from what the
-// failed one has left.
+// Rank 0 fails in a step. The next step is refused on both ranks, and computes nothing from what
+// the failed step has left.
 TEST(ShardedStages, AFailedStepIsTheLastOne) {
   const auto result = run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"pp", 1}, {"dp", 2}});
@@ -273,7 +275,7 @@ TEST(ShardedStages, AFailedStepIsTheLastOne) {
   });
 }
 
-// Parameters of all stages from all ranks, after two steps of SGD.
+// Returns the parameters of all stages from all ranks, after two steps of SGD.
 std::vector<Tensor> trained_on(const DeviceMesh& mesh, const DeviceMesh& shards) {
   const InterleavedRank rank(mesh, {.shards = shards}, nullptr);
   torch::optim::SGD optimizer(rank.pipeline->parameters(), 0.1);

@@ -5,12 +5,12 @@
 //
 // A module's forward() takes one tensor or several, or a std::vector of tensors, and returns a
 // tensor, or a tuple, pair, array, vector or optional of tensors; torch::nn::Sequential of one
-// tensor fits too. What it returns is what the next stage is given, in this order. Integer tensors
-// may be among them; they have no gradient.
+// tensor fits too. The next stage is given the returned tensors, in this order. Integer tensors may
+// be among them; they have no gradient.
 //
 // Threads: as the module. Blocking: as its forward(). Lifetime: a cheap value; it keeps the module.
-// Errors: kInvalidArgument for an empty module and for a stage number that does not exist; out of
-// the function, for another number of inputs than forward() takes.
+// Errors: kInvalidArgument for an empty module and for a stage number that does not exist; the
+// function throws it for another number of inputs than forward() takes.
 // Source: torch.distributed.pipelining.PipelineStage.
 #pragma once
 
@@ -39,13 +39,13 @@ namespace cadre {
 
 struct PipelineStageOptions {
   int stage = 0;       // index in the whole model, from 0
-  int num_stages = 1;  // in the whole model
-  // Keeps only the inputs of a forward, and computes it again in the backward. A backward that is
-  // split into I and W then computes the gradients of the weights in I, too.
+  int num_stages = 1;  // number in the whole model
+  // Whether to keep only the inputs of a forward, and to compute the forward again in the backward.
+  // A backward that is split into I and W then computes the gradients of the weights in I, too.
   bool recompute = false;
 };
 
-// A parameter by its stage and its name in the stage's module.
+// Identifies a parameter by its stage and its name in the stage's module.
 struct StageParameter {
   int stage;
   std::string name;
@@ -53,8 +53,8 @@ struct StageParameter {
   friend bool operator==(const StageParameter&, const StageParameter&) = default;
 };
 
-// What a stage is about to compute on: rows [first_row, first_row + num_rows) of the batch that
-// step() or forward() was given.
+// The rows [first_row, first_row + num_rows) of the batch given to step() or forward(), on which a
+// stage is about to compute.
 struct PipelineMicrobatch {
   int stage;
   int index;
@@ -64,7 +64,7 @@ struct PipelineMicrobatch {
 
 class CADRE_EXPORT PipelineStage {
  public:
-  // A std::shared_ptr to a module or a module holder.
+  // Takes a std::shared_ptr to a module, or a module holder.
   template <typename Holder>
     requires requires(const Holder& holder) { holder->parameters(); }
   PipelineStage(const Holder& module, const PipelineStageOptions& options)
@@ -72,7 +72,7 @@ class CADRE_EXPORT PipelineStage {
                       options) {
     module_ = module_of(module);
   }
-  // Any function. parameters: by the names that tie_parameters() knows.
+  // Takes any function. parameters: with the names that tie_parameters() takes.
   PipelineStage(TensorFunction function, std::vector<NamedTensor> parameters,
                 const PipelineStageOptions& options);
 
@@ -84,9 +84,9 @@ class CADRE_EXPORT PipelineStage {
   // Null for a stage that was made from a function.
   const std::shared_ptr<const torch::nn::Module>& module() const { return module_; }
 
-  // False for a stage that has been moved from.
+  // Returns false if the stage was moved from.
   bool has_function() const { return function_ != nullptr; }
-  // The outputs for these inputs, of which some require grad.
+  // Returns the outputs for these inputs, some of which require grad.
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs) const;
 
  private:
@@ -158,7 +158,7 @@ class CADRE_EXPORT PipelineStage {
   TensorFunction function_;
   std::shared_ptr<const torch::nn::Module> module_;
   std::vector<NamedTensor> parameters_;
-  std::vector<at::Tensor> buffers_;  // which a second forward leaves as they are
+  std::vector<at::Tensor> buffers_;  // buffers that a second forward leaves unchanged
   PipelineStageOptions options_;
 };
 

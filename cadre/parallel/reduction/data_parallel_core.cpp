@@ -31,21 +31,21 @@ namespace cadre::reduction {
 
 namespace {
 
-// The parts of a step, as LocatedGroup names them.
+// The parts of a step, with the texts of LocatedGroup::Place.
 constexpr std::string_view kInForward = "its forward {}, which begins with rank 0's buffers";
 constexpr std::string_view kInBackward = "the backward() after its forward {}";
 constexpr std::string_view kInMean = "mean_over_ranks() after its forward {}";
 
-// The position in the message of a mean. No backward has it in practice, so a mean and a bucket of
-// the same size are told apart.
+// The position in the message of a mean. In practice no backward has it, so a mean and a bucket of
+// the same size can be distinguished.
 constexpr StepPosition kPlaceOfMean{.num_older = 7, .num_newer = 0, .places = 0xff};
 
 std::string name_of(const torch::nn::Module* module) {
   return module == nullptr ? "null" : module->name();
 }
 
-// Operations that the group has run: the ranks compare these, so they have the same number, and
-// another one for each wrapper of the group.
+// Returns a number that is equal on all ranks and differs between the wrappers of a group. It
+// counts the operations of the group, which the ranks compare.
 uint32_t number_of(const ProcessGroup& group) {
   return static_cast<uint32_t>(group.communicator().num_collectives() % kGotOtherBuffers);
 }
@@ -76,8 +76,8 @@ DataParallelCore::DataParallelCore(const std::shared_ptr<const torch::nn::Module
   if (group_.world_size() > 1 || !options_.is_idle_alone) start(module, make_storage);
 }
 
-// Before the first collective that changes anything. Deferred parameters are materialized in it,
-// because that may fail on one rank, too.
+// Called before the first collective that changes anything. Deferred parameters are materialized
+// inside of it, because that may fail on one rank, too.
 void DataParallelCore::agree(const torch::nn::Module* module) const {
   const AgreementSubject subject(wrapper_.name);
   const auto make_fields = [&] {
@@ -158,7 +158,7 @@ void DataParallelCore::start(const std::shared_ptr<const torch::nn::Module>& mod
     return parameter.tensor.requires_grad();
   });
   std::unique_ptr<GradientStorage> storage = make_storage(std::move(trained), group_);
-  // A storage may give parameters new memory.
+  // The watch begins only now, because a storage may give parameters new memory.
   watch_ = std::make_unique<wrap::ParameterWatch>(module);
   buffers_ = std::make_unique<BufferBroadcast>(buffers, group_, wrapper_.number);
   replicas_ = std::make_unique<ReplicaWatch>(std::move(parameters), options_.values,
@@ -190,7 +190,7 @@ void DataParallelCore::before_forward(bool is_training, std::optional<int64_t> n
   replicas_->begin_forward();
 }
 
-// If rank 0 has sent the buffers of another wrapper, all ranks throw in the next pass: if this rank
+// If rank 0 has sent the buffers of another wrapper, all ranks throw in the next pass. If this rank
 // threw alone, the others would wait for it.
 void DataParallelCore::broadcast_buffers() {
   if (!buffers_->run()) reducer_->set_got_other_buffers();
@@ -198,9 +198,9 @@ void DataParallelCore::broadcast_buffers() {
 
 void DataParallelCore::after_forward(std::span<const at::Tensor> outputs) {
   if (replicas_) replicas_->end_forward();
-  // The mode at the beginning of the forward: forward() may have changed it since.
+  // is_recorded_ is the mode at the beginning of the forward: forward() may have changed it since.
   if (!std::exchange(is_recorded_, false)) return;
-  num_samples_.reset();  // after the forward, because one that throws may be called again
+  num_samples_.reset();  // only now, because a forward that throws may be called again
   watch_backwards(outputs);
   if (reducer_) reducer_->watch(outputs);
 }

@@ -2,9 +2,9 @@
 // the core which tensors go in and come out.
 //
 // Threads, blocking, errors: as DataParallelCore. Lifetime: shares the module and the core.
-// Parameters keep the names that they have in the module. Not seen by a wrapper:
-// torch::autograd::grad reduces nothing; hooks of your own see this rank's gradient, before it is
-// reduced.
+// Parameters keep the names that they have in the module. A wrapper does not notice
+// torch::autograd::grad, which reduces nothing; hooks of your own see this rank's gradient, before
+// it is reduced.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,8 +24,8 @@ namespace cadre {
 template <typename M>
 class DataParallelModule;
 
-// While it lives, backward() adds to this rank's gradients and reduces nothing; the next backward()
-// without it reduces the sum.
+// While this object exists, backward() adds to this rank's gradients and reduces nothing; the next
+// backward() after that reduces the sum.
 class [[nodiscard]] NoSync {
  public:
   ~NoSync() {
@@ -44,7 +44,8 @@ class [[nodiscard]] NoSync {
   std::shared_ptr<reduction::DataParallelCore> core_;  // shared: the guard may outlive the wrapper
 };
 
-// The M of a Holder. A holder is what TORCH_MODULE(Net) makes; torch::nn::Sequential is one.
+// A class with a module M inside. TORCH_MODULE(Net) makes such a holder; torch::nn::Sequential is
+// one.
 template <typename Holder>
 concept ModuleHolder = requires { typename Holder::ContainedType; };
 
@@ -78,8 +79,8 @@ class DataParallelModule {
     }
   }
 
-  // The wrapped module: model->named_parameters(), model->zero_grad(); model->to(...) before
-  // wrapping only.
+  // Return the wrapped module, for model->named_parameters() or model->zero_grad(). Call
+  // model->to(...) before wrapping only.
   M* operator->() const { return module().get(); }
   const std::shared_ptr<M>& module() const {
     if (module_ == nullptr) reduction::refuse_moved_from();
@@ -87,8 +88,8 @@ class DataParallelModule {
   }
 
   std::vector<at::Tensor> parameters() const { return module()->parameters(); }
-  // Clears the gradients, also those that this rank has of its shards of the parameters. After
-  // module()->zero_grad() these are cleared when the next backward begins.
+  // Clears the gradients of the parameters and of this rank's shards of them. After
+  // module()->zero_grad() the gradients of shards are cleared when the next backward begins.
   void zero_grad(bool set_to_none = true) {
     core().zero_grad(set_to_none);
     module_->zero_grad(set_to_none);
@@ -101,29 +102,31 @@ class DataParallelModule {
     return NoSync(core_);
   }
 
-  // How many samples the next forward with grad that returns has on this rank, where that is not
-  // size(0) of its first tensor; needs GradientWeighting::kSamples. The loss must be the mean over
-  // them. Under no_sync() the counts of the forwards that a backward goes through add up, until the
-  // gradients are reduced or cleared; what is reduced must be the mean over all samples counted.
+  // Sets the number of samples that the next forward with grad has on this rank, if that is not
+  // size(0) of its first tensor; a forward that throws does not use it up. Needs
+  // GradientWeighting::kSamples. The loss must be the mean over these samples. Under no_sync() the
+  // counts of the forwards that a backward goes through add up, until the gradients are reduced or
+  // cleared; what is reduced must be the mean over all samples counted.
   void set_num_samples(int64_t count) { core().set_num_samples(count); }
 
-  // The mean over the samples of all ranks of `value`, which is this rank's mean over those of its
-  // last forward: the loss of a step, for example. It ignores ranks without samples, whose mean is
-  // NaN, and throws kInvalidArgument on all ranks where none has a sample. Collective.
+  // Returns the mean over the samples of all ranks of `value`, which is this rank's mean over the
+  // samples of its last forward: the loss of a step, for example. It ignores ranks without samples,
+  // whose mean is NaN, and throws kInvalidArgument on all ranks if no rank has a sample.
+  // Collective.
   double mean_over_ranks(const at::Tensor& value) {
     return core().mean_over_ranks(value.item<double>());
   }
 
-  // Reduces what no_sync() backwards have gathered, and gradients that the program has assigned or
-  // changed itself, without a further backward. Collective.
+  // Reduces the gradients that no_sync() backwards have accumulated, and gradients that the program
+  // has assigned or changed itself, without a further backward. Collective.
   void reduce_gradients() { core().reduce_gradients(); }
 
-  // The order of reduction that the first step has taught, for a snapshot; empty before that, and
-  // where nothing is reduced. Hand it to the option `layout` on resume.
+  // Returns the order of reduction that was learned in the first step, for a snapshot; nullopt
+  // before that, and if nothing is reduced. Pass it to the option `layout` on resume.
   std::optional<BucketLayout> learned_layout() const { return core().learned_layout(); }
 
  protected:
-  DataParallelModule() = default;  // for a wrapper that was refused
+  DataParallelModule() = default;  // used by wrappers that were refused
   DataParallelModule(std::shared_ptr<M> module, std::shared_ptr<reduction::DataParallelCore> core)
       : module_(std::move(module)), core_(std::move(core)) {}
   ~DataParallelModule() = default;

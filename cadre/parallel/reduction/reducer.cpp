@@ -112,8 +112,8 @@ void Reducer::on_output(const std::shared_ptr<Forward>& forward) {
   if (std::ranges::find(pass_.passed, forward) == pass_.passed.end()) join_late(forward);
 }
 
-// A forward whose output is only in the graph of a nested backward, which was unknown when the pass
-// began.
+// Adds a forward whose output is only in the graph of a nested backward, which was unknown when the
+// pass began.
 void Reducer::join_late(const std::shared_ptr<Forward>& forward) {
   for (const CarriedForward& late : ledger_.take(forward.get(), {.is_accumulated = false})) {
     pass_.newest_forward = std::max(pass_.newest_forward, late.number);
@@ -126,7 +126,7 @@ void Reducer::join_late(const std::shared_ptr<Forward>& forward) {
 }
 
 void Reducer::on_gradient(size_t parameter) {
-  // Frozen since its forward: the hook runs, but nothing was added.
+  // A parameter may be frozen since its forward: then the hook runs, but no gradient was added.
   if (is_frozen(parameter)) return;
   local_.set_touched(parameter);
   if (!sync_) {
@@ -171,7 +171,7 @@ void Reducer::begin_backward(const Forward* reached, std::optional<size_t> just_
 void Reducer::begin_pass(std::vector<CarriedForward> carried) {
   ++num_steps_;
   pass_ = Pass{};
-  // If the pass carries no forward, all waiting ones count as older.
+  // If the pass carries no forward, all waiting forwards count as older.
   pass_.newest_forward = carried.empty() ? ledger_.last_number() + 1 : carried[0].number;
   if (!carried.empty() && !carried[0].is_certain) {
     std::ranges::copy(ledger_.may_be_carried(), std::back_inserter(carried));
@@ -192,7 +192,7 @@ void Reducer::begin_pass(std::vector<CarriedForward> carried) {
   } else {
     pass_.weight = equal_weight(group_);
   }
-  // If all weights are equal the sum is divided once, instead of scaling each gradient before it.
+  // If all weights are equal, the sum is divided once, instead of scaling each gradient before it.
   const bool is_equal = pass_.weight.is_equal_on_all;
   const bool is_mean = is_equal && weighting_ != GradientWeighting::kSum;
   storage_->begin_pass({.factor = is_equal ? 1.0 : pass_.weight.weight,
@@ -232,8 +232,8 @@ bool Reducer::is_frozen(size_t parameter) const {
   return !parameters_[parameter].requires_grad();
 }
 
-// A backward leaves a gradient that it has not reached, and that the program has assigned, to the
-// program; reduce_now() reduces it.
+// Returns whether the pass takes the parameter's gradient. A backward leaves a gradient that it has
+// not reached, and that the program has assigned, to the program; reduce_now() reduces it.
 bool Reducer::contributes(size_t parameter) const {
   if (local_.contribute(parameter)) return true;
   return !pass_.is_backward && !is_frozen(parameter) && local_.is_changed(parameter);
@@ -285,7 +285,7 @@ void Reducer::launch_all_but_last() {
     }
   }
   while (storage_->num_launched() < storage_->num_early_buckets()) storage_->launch_next();
-  // Behind the launches, which look for parameters that the program has written.
+  // Asked after the launches, which look for parameters to which the program has written.
   if (replicas_.suspicion() != 0) has_news = true;
   write_trailer(storage_->trailer(), trailer_word(has_news));
 }
@@ -346,8 +346,8 @@ void Reducer::settle_last_pass() {
   forgive_left_behind(newest_abandoned_forward_);
 }
 
-// Once the ranks are in different steps every later pass throws, too, because equal numbers in it
-// would not prove that they are in the same step again.
+// Once the ranks have been in different steps, every later pass throws, too: equal step numbers
+// would not prove that the ranks are in the same step again.
 void Reducer::check_ranks_are_in_one_step(const Attention& attention) {
   if (!attention.ranks_are_in_one_step()) apart_ = attention;
   attention.check_ranks_are_in_one_step(num_steps_);
@@ -362,7 +362,8 @@ void Reducer::forgive_left_behind(int64_t newest_forward) {
   log_left_behind_once();
 }
 
-// All ranks left out equally many forwards, but these may belong to different steps.
+// Logs forwards that were left behind. All ranks left out equally many, but these may belong to
+// different steps.
 void Reducer::log_left_behind_once() {
   if (left_behind_are_logged_ || group_.rank() != 0) return;
   const ForwardLedger::Lost lost = ledger_.lost();
@@ -386,8 +387,8 @@ std::vector<std::vector<int>> Reducer::exchanged() const {
   return shared_ranks(groups, group_);
 }
 
-// Otherwise only the ranks that train the parameter would update it. All ranks have the same
-// counts, so all of them gather the flags and throw.
+// Throws if a parameter is frozen on some ranks: only the other ranks would update it. All ranks
+// have the same counts, so all of them gather the flags and throw.
 void Reducer::check_frozen_on_all_or_none(const Attention& attention) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (attention.num_frozen(i) == 0 || attention.num_frozen(i) == group_.world_size()) continue;
@@ -421,14 +422,15 @@ void Reducer::log_unused_once(const Attention& attention) {
   }
   group_.log_sink().write(
       LogLevel::kWarning, wrapper_->component,
-      format("backward left parameters unused count={} names=\"{}{}\" effect=\"a parameter keeps "
-             "its gradient where no rank used it; where some did, the others count as zero\"",
+      format("backward left parameters unused count={} names=\"{}{}\" effect=\"a parameter that "
+             "no rank used keeps its gradient; if only some ranks used it, the other ranks count "
+             "as zeros\"",
              unused.size(), names, flags.size(1) > num_named ? "; ..." : ""));
 }
 
-// The other ranks are in this pass and wait for this one. It issues the remaining operations
-// without waiting for them, and its trailer says that it gave up. A group that has failed refuses
-// them; the next call throws its error.
+// Called when this rank leaves the pass, in which the other ranks wait for it. Issues the remaining
+// operations without waiting for them; the trailer says that this rank gave up. A group that has
+// failed refuses the operations, and the next call throws its error.
 void Reducer::abandon_pass() noexcept {
   pass_.is_active = false;
   try {
@@ -439,7 +441,7 @@ void Reducer::abandon_pass() noexcept {
     storage_->abandon();
     const Attention news = attention(/*gave_up=*/true);
     wait_for_abandoned_ = group_.all_reduce_async(news.counts(), ReduceOp::kSum);
-    ledger_.end_pass(pass_.newest_forward);  // for the others it has ended, too
+    ledger_.end_pass(pass_.newest_forward);  // it has ended for the others, too
     abandoned_ = news;
     newest_abandoned_forward_ = pass_.newest_forward;
   } catch (...) {  // the group has failed; the next call throws its error

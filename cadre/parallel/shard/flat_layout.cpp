@@ -79,8 +79,8 @@ std::vector<ParameterSize> sizes_of(std::span<const NamedTensor> parameters) {
 namespace shard {
 namespace {
 
-// Whole pages also if this group cannot map its shards, because another group with the same layout
-// may map them.
+// Returns the alignment of shards. They are whole pages even if this group cannot map its shards,
+// because another group with the same layout may map them.
 int64_t shard_alignment(const FlatMemory::Options& options) {
   if (options.form != ShardForm::kMapped) return options.alignment;
   const at::ScalarType dtype = options.compute_dtype.value_or(options.dtype);

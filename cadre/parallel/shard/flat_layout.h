@@ -1,5 +1,5 @@
-// Where tensors lie in a flat buffer that ranks hold in equal consecutive shards, and which buffers
-// FlatParameters allocates for them.
+// The places of tensors in a flat buffer that ranks hold in equal consecutive shards, and the
+// buffers that FlatParameters allocates for them.
 //
 // Threads: plain values. Blocking: never. Lifetime: owns what it holds. Errors: kInvalidArgument
 // for numbers that make no layout. All numbers are in elements unless a name says bytes. Source:
@@ -29,7 +29,7 @@ struct ParameterSize {
   std::vector<int64_t> sizes = {};
   DType dtype = DType::kFloat32;
   bool is_trained = true;
-  size_t unit = 0;  // in a ModelSizes: index of its unit; 0 is the root
+  size_t unit = 0;  // index in a ModelSizes of the parameter's unit; 0 is the root
 
   int64_t numel() const {
     int64_t product = 1;
@@ -39,7 +39,7 @@ struct ParameterSize {
   int64_t num_bytes() const { return numel() * static_cast<int64_t>(size_of(dtype)); }
 };
 
-// Throws kInvalidArgument for a dtype that no group moves. Leaves `unit` 0.
+// Returns the sizes, with `unit` 0. Throws kInvalidArgument for a dtype that no group moves.
 CADRE_EXPORT std::vector<ParameterSize> sizes_of(std::span<const NamedTensor> parameters);
 
 // Elements [begin, end) of a tensor in row-major order.
@@ -51,11 +51,11 @@ struct FlatRange {
   friend bool operator==(const FlatRange&, const FlatRange&) = default;
 };
 
-// In elements.
+// Alignment in elements.
 struct FlatAlignment {
-  int64_t of_shards = 1;  // every shard is a multiple of it long
-  // Every tensor begins at a multiple of it. Matrix products of libtorch round in another way where
-  // a matrix does not begin at a multiple of 64 bytes, as every tensor of its own does, so less
+  int64_t of_shards = 1;  // divides the length of every shard
+  // Every tensor begins at a multiple of it. If a matrix does not begin at a multiple of 64 bytes,
+  // as separate tensors do, matrix products of libtorch round differently. So a smaller alignment
   // gives parameters in flat buffers other last bits than plain ones.
   int64_t of_tensors = 1;
 };
@@ -64,7 +64,7 @@ struct FlatAlignment {
 // is padded between tensors and at its end.
 class CADRE_EXPORT FlatLayout {
  public:
-  // numels: of the tensors, 0 allowed.
+  // numels: elements of the tensors; 0 is allowed.
   FlatLayout(std::vector<int64_t> numels, int num_shards, FlatAlignment alignment);
 
   size_t num_parameters() const { return numels_.size(); }
@@ -73,11 +73,11 @@ class CADRE_EXPORT FlatLayout {
   int64_t numel() const { return num_shards_ * shard_numel_; }
   int64_t shard_numel() const { return shard_numel_; }
   int64_t numel(size_t parameter) const { return numels_[parameter]; }
-  // Where the parameter begins in the buffer.
+  // Returns the place in the buffer at which the parameter begins.
   int64_t offset(size_t parameter) const { return offsets_[parameter]; }
-  // The parameter's own elements that the shard holds; empty if there are none.
+  // Returns the parameter's own elements that are in the shard; empty if there are none.
   FlatRange range(size_t parameter, int shard) const;
-  // Where range() begins in the shard.
+  // Returns the place in the shard at which range() begins.
   int64_t offset_in_shard(size_t parameter, int shard) const;
 
   friend bool operator==(const FlatLayout&, const FlatLayout&) = default;
@@ -105,7 +105,7 @@ struct FlatBuffer {
 // plan adds it up.
 class CADRE_EXPORT FlatMemory {
  public:
-  // As in FlatParametersOptions.
+  // See FlatParametersOptions.
   struct Options {
     ShardForm form = ShardForm::kGathered;
     at::ScalarType dtype = at::kFloat;  // dtype of the shards
@@ -119,7 +119,7 @@ class CADRE_EXPORT FlatMemory {
   const FlatLayout& layout() const { return layout_; }
   at::ScalarType dtype() const { return options_.dtype; }
   at::ScalarType compute_dtype() const { return options_.compute_dtype.value_or(options_.dtype); }
-  // The ranks have mapped the shards side by side, as ShardForm::kMapped asks.
+  // Called when the ranks have mapped the shards side by side, as ShardForm::kMapped asks.
   void set_mapped() { is_mapped_ = true; }
   bool is_mapped() const { return is_mapped_; }
   // Whether the shard is a part of the whole buffer.
@@ -127,16 +127,16 @@ class CADRE_EXPORT FlatMemory {
   // Whether the whole buffer is never freed.
   bool keeps_whole() const { return options_.keep_full || shares_memory() || is_mapped_; }
 
-  // nullopt: there is none.
+  // A buffer that does not exist is nullopt.
   struct Buffers {
-    std::optional<FlatBuffer> whole = {};     // in memory of the group, for good
+    std::optional<FlatBuffer> whole = {};     // memory of the group, never freed
     std::optional<FlatBuffer> part = {};      // this rank's part of the mapping
-    std::optional<FlatBuffer> shard = {};     // in memory of the group, or in a file
+    std::optional<FlatBuffer> shard = {};     // memory of the group, or a file
     std::optional<FlatBuffer> sent = {};      // the shard in the compute dtype, which peers read
-    std::optional<FlatBuffer> gathered = {};  // from the pool, while the parameters are whole
+    std::optional<FlatBuffer> gathered = {};  // taken from the pool while the parameters are whole
   };
   Buffers buffers() const;
-  // What each rank holds of the mapping.
+  // Returns each rank's part of the mapping.
   FlatBuffer mapped_part() const {
     return {.numel = layout_.shard_numel(), .dtype = compute_dtype()};
   }

@@ -36,7 +36,8 @@ std::vector<int64_t> numels_of(const std::vector<NamedTensor>& parameters) {
   return numels;
 }
 
-// Any dtype for parameters that check_parameters() refuses.
+// Returns the dtype of the first parameter, or any dtype if check_parameters() will refuse the
+// list.
 at::ScalarType dtype_of(const std::vector<NamedTensor>& parameters) {
   const bool has_first = !parameters.empty() && parameters[0].tensor.defined();
   return has_first ? parameters[0].tensor.scalar_type() : at::kFloat;
@@ -70,7 +71,7 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters, wrap::Locate
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const int rank = group_.rank();
     const int64_t size = layout().range(i, rank).size();
-    // With a version counter of its own, as a leaf has.
+    // variable_data() gives it a version counter of its own, like that of a leaf.
     values_.push_back(shard_.narrow(0, layout().offset_in_shard(i, rank), size).variable_data());
     values_.back().requires_grad_(parameters_[i].tensor.requires_grad());
     wrap::mark_as_shard(values_.back(), {.parameter = parameters_[i].name,
@@ -99,7 +100,7 @@ FlatParameters::~FlatParameters() {
     try {
       wait_unsharded();
     } catch (...) {
-      // The group has failed. The sentence of the guard says so where a parameter is touched.
+      // The group has failed. The guard's sentence says so when a parameter is touched.
     }
   }
   options_.fence->remove(*this);
@@ -144,7 +145,7 @@ void FlatParameters::make_memory() {
   buffer_ = is_mapped() ? parts_->whole() : make(buffers.whole);
   if (keeps_buffer()) flat_.set_memory(buffer_);
   if (shares_memory()) {
-    // With a version counter of its own, which a gather does not move.
+    // variable_data() gives it a version counter of its own, which a gather does not move.
     shard_ = own_part_of(buffer_).variable_data();
   } else if (options_.files) {
     shard_ = options_.files->zeros(buffers.shard->numel, buffers.shard->dtype);
@@ -175,8 +176,8 @@ void FlatParameters::take_over_parameters() {
   }
 }
 
-// Otherwise a gather would write to memory that the parameter no longer uses, or an optimizer to
-// memory that no gather reads.
+// Without this check a gather would write to memory that the parameter no longer uses, or an
+// optimizer would write to memory that no gather reads.
 void FlatParameters::check_in_place() const {
   check_shards_in_place();
   for (size_t i = 0; i < parameters_.size(); ++i) {
@@ -231,8 +232,9 @@ uint32_t FlatParameters::version_of_shard() const {
   return shard_._version() + shard_watch_->num_writes();
 }
 
-// No samples of mapped shards, which are written in updates only, and of shards that are the
-// parameters, which the program may write at any time. Those that a step gathers are compared then.
+// No samples are taken of mapped shards, which are written in updates only, or of shards that are
+// the parameters, to which the program may write at any time. Shards that a step gathers are
+// compared then.
 FlatParameters::ShardState FlatParameters::state_of_shard() const {
   const bool has_samples = !is_mapped() && (options_.keep_full || !shares_memory());
   return {.version = version_of_shard(), .samples = has_samples ? shard_watch_->samples() : 0};
@@ -246,12 +248,12 @@ bool FlatParameters::is_outdated() const {
   return known != state_of_shard();
 }
 
-// Where the parameters are the shards themselves, or stay whole, what the program writes remains.
+// If the parameters are the shards themselves, or stay whole, writes of the program are not lost.
 void FlatParameters::check_unwritten() {
   if (options_.keep_full || shares_memory()) return;
   const std::vector<size_t> written = written_->written();
   if (written.empty()) return;
-  written_->begin();  // it is said once
+  written_->begin();  // throws or reports once
   const std::string& name = parameters_[written[0]].name;
   const std::string where =
       format("{}, rank {}: the program has written to ", options_.name, group_.rank());
@@ -287,11 +289,12 @@ void FlatParameters::refuse_use(const std::string& problem) const {
 void FlatParameters::unshard_async() {
   if (state_ == State::kGathering) {
     if (!is_outdated()) return;
-    mark_stale();  // what arrives are values of before
+    mark_stale();  // the arriving values are old
   }
   check_shards_in_place();
-  // The program has written to the shards between two steps. Only versions tell: what samples show
-  // may be written to the parameters, of which the shard is a part, and that some ranks may see.
+  // Whether the program has written to the shards between two steps. Only versions count: a change
+  // of samples may be a write to the parameters, of which the shard is a part, and only some ranks
+  // may notice it.
   const bool is_written = is_unsharded() && filled_->version != version_of_shard();
   if (is_written && options_.keep_full) mark_stale();
   if (is_unsharded()) {
@@ -473,7 +476,7 @@ void FlatParameters::take_from_parameters() {
   }
   const at::NoGradGuard no_grad;
   if (shares_memory() && !private_.defined()) {
-    // The memory is the same, but the values are others.
+    // The memory is the same, but the values have changed.
     shard_.unsafeGetTensorImpl()->bump_version();
   } else {
     const at::Tensor own = own_part_of(private_.defined() ? private_ : buffer_);

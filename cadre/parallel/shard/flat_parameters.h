@@ -1,17 +1,16 @@
 // Parameters of one dtype whose values lie in one flat buffer. Every rank of a group owns one shard
-// of it; the buffer itself is there (unsharded) or not (sharded). Wrappers and pipeline stages
-// drive it.
+// of it; the whole buffer exists only at times: the parameters are then unsharded, else sharded.
+// Wrappers and pipeline stages call the methods.
 //
 // Threads: one at a time. Blocking: the constructor (a collective: it allocates memory that the
 // ranks share), wait_unsharded(), and, while a gather runs, reshard() and with keep_full the
 // destructor, each until the group's deadline. Every rank makes the same calls in the same order.
-// Lifetime: shares the parameters and the group. When it is gone, the parameters keep what they
-// have: their values, or that they are sharded.
-// Errors: cadre::Error. What a failed gather has brought is not used: the parameters are sharded
-// then, or, with keep_full, unusable until a gather succeeds. libtorch throws the sentence of
-// Options::remedy where a parameter's values are touched while they are not there. What the program
-// writes to gathered parameters would be lost when their buffer is freed, which throws then
-// (kInvalidArgument; kCorruption where other ranks read the same memory), or tells
+// Lifetime: shares the parameters and the group. When this object is gone, the parameters stay as
+// they are, whole or sharded. Errors: cadre::Error. The values of a failed gather are not used: the
+// parameters are sharded then, or, with keep_full, unusable until a gather succeeds. libtorch
+// throws the sentence of Options::remedy if a parameter is touched while it is sharded. What the
+// program writes to gathered parameters would be lost when their buffer is freed; freeing the
+// buffer then throws (kInvalidArgument; kCorruption if other ranks read the same memory), or calls
 // Options::on_written.
 //
 // A parameter keeps its identity, sizes, requires_grad, hooks and, unless the shards have changed
@@ -53,29 +52,29 @@ class FileMemory;
 
 struct FlatParametersOptions {
   ShardForm form = ShardForm::kGathered;
-  // Dtype of the full parameters; default: that of the shard, which keeps the original one.
+  // Dtype of the full parameters; default: the dtype of the shard, which is the original one.
   std::optional<at::ScalarType> compute_dtype = {};
-  // Elements, of shards and of tensors, see FlatAlignment.
+  // Alignment of shards and of tensors, in elements; see FlatAlignment.
   int64_t alignment = kFlatAlignment;
-  // The buffer always exists, in memory that the ranks of a host share, and the shard is a part of
-  // it, unless the compute dtype is another one. reshard() is not allowed.
+  // Whether the buffer always exists, in memory that the ranks of a host share; the shard is then a
+  // part of it, unless the compute dtype is another one. reshard() is not allowed.
   bool keep_full = false;
-  // What messages call the parameters: "unit \"blocks.3\" of FullyShardedDataParallel".
+  // The name of the parameters in messages: "unit \"blocks.3\" of FullyShardedDataParallel".
   std::string name = {};
-  // How messages go on where sharded parameters are touched.
+  // The remedy in the error for touching sharded parameters.
   std::string remedy = "call unshard_async() and wait_unsharded() before";
-  // Pool of buffers to share with other FlatParameters; default: one of its own.
+  // Pool of buffers to share with other FlatParameters; default: a new pool.
   std::shared_ptr<shard::FlatBufferPool> pool = {};
-  // Shared by all FlatParameters whose shards the same updates write; default: one of its own.
+  // Shared by all FlatParameters whose shards the same updates write; default: a new fence.
   std::shared_ptr<ShardFence> fence = {};
-  // Where the shard lies; default: in memory. Only with kGathered, without keep_full.
+  // The file in which the shard lies; default: memory. Only with kGathered, without keep_full.
   std::shared_ptr<FileMemory> files = {};
-  // For reshard_onto_group(): a part of the group, whose ranks follow each other: of 8 ranks in
-  // groups of 2, ranks 4 and 5. On all ranks, of equal size.
+  // Used by reshard_onto_group(): consecutive ranks of the group; of 8 ranks in groups of 2, for
+  // example ranks 4 and 5. Given on all ranks, with equal sizes.
   std::optional<wrap::LocatedGroup> reshard_group = {};
-  // Told of a parameter that the program has written while it was gathered, in place of the error
-  // that the calls which free the buffer, and check_written(), throw otherwise: a rank that throws
-  // alone inside of a forward leaves the others. Does not throw.
+  // Called, if set, when the program has written to a gathered parameter. Otherwise check_written()
+  // and the calls that free the buffer throw the error; but a rank that throws alone inside of a
+  // forward leaves the others. Does not throw.
   std::function<void(const std::string& parameter, const Error& error)> on_written = {};
 };
 
@@ -85,10 +84,10 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
 
   // Takes over the parameters: distinct leaves of one dtype that a group moves, dense, on the CPU,
   // which share no memory with each other; any shape. They become contiguous, with the compute
-  // dtype; another one replaces their gradient accumulators, so hooks come later, and refuses a
-  // parameter that has a gradient. The shard is cut out of this rank's values: broadcast them
-  // before where ranks may differ. Afterwards they are sharded, or unsharded with keep_full.
-  // group: the ranks along the shard axis.
+  // dtype. If that is another dtype, their gradient accumulators are replaced, so set hooks
+  // afterwards, and a parameter that has a gradient is refused. The shard is cut out of this rank's
+  // values: broadcast them before if ranks may differ. Afterwards the parameters are sharded, or
+  // unsharded with keep_full. group: the ranks along the shard axis.
   FlatParameters(std::vector<NamedTensor> parameters, wrap::LocatedGroup group,
                  Options options = {});
   ~FlatParameters();
@@ -102,57 +101,60 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // Whether the ranks read the shards in place; equal on all ranks.
   bool is_mapped() const { return parts_.has_value(); }
   const std::shared_ptr<ShardFence>& fence() const { return options_.fence; }
-  // (shard_numel), the values that this rank owns, in the original dtype of the parameters.
-  // What is written while a gather runs reaches the ranks with the next unshard_async().
+  // The values that this rank owns, (shard_numel), in the original dtype of the parameters. If they
+  // are written while a gather runs, the ranks get them with the next unshard_async().
   const at::Tensor& shard() const { return shard_; }
   // The part of a parameter that is in the shard, (range(parameter, rank).size()): a leaf that
   // shares the shard's memory and requires grad if the parameter does.
   const at::Tensor& values(size_t parameter) const { return values_[parameter]; }
-  // What the records of snapshots and norms say of these parameters. mesh: the group is the one of
-  // its axis `flat_axis`; along the other axes all ranks hold the same. Records of parameters that
-  // were divided before have the axes of both meshes.
+  // Returns the records of these parameters, for snapshots and norms. mesh: a mesh whose axis
+  // `flat_axis` has this group; along the other axes all ranks hold the same. Records of parameters
+  // that were divided before have the axes of both meshes.
   std::vector<ParameterShard> parameter_shards(const DeviceMesh& mesh,
                                                const std::string& flat_axis) const;
 
   // Whether the parameters may be read and are those of the shards.
   bool is_unsharded() const { return state_ == State::kFull && !is_stale_; }
-  // Whether unshard_async() would start nothing, because it has.
+  // Whether a gather runs, so that unshard_async() would start nothing.
   bool is_gathering() const { return state_ == State::kGathering; }
-  // Starts to fill the buffer from the shards of all ranks, unless it is full and current or on its
-  // way. Where the shards were written while a gather runs, that is waited for, and another one
-  // started. Touching a parameter throws until wait_unsharded().
+  // Starts to fill the buffer from the shards of all ranks, unless it is full and current, or its
+  // gather runs. If the shards were written since that gather began, waits for it and starts
+  // another one. Touching a parameter throws until wait_unsharded().
   void unshard_async();
   void wait_unsharded();
   // Frees the buffer, unless it is a mapping. Waits first for a gather that runs.
   void reshard();
-  // Frees the buffer but for this rank's part of it among the ranks of reshard_group, from which
+  // Frees the buffer except for this rank's part of it among the ranks of reshard_group, from which
   // the next unshard_async() fills it again, unless the shards have changed. Without such a group,
-  // and for a mapping, the same as reshard().
+  // and for a mapping, does the same as reshard().
   void reshard_onto_group();
-  // The shards have changed, or will before the next unshard_async(), which fills the buffer again.
+  // Called when the shards have changed, or will change before the next unshard_async(), which then
+  // fills the buffer again.
   void mark_stale();
-  // Whether this rank's shard has changed since the gather whose values are there, or on their way.
-  // A write through at::Tensor::data() is seen by a rank that has elements of it only.
+  // Whether this rank's shard has changed since the last gather, which is running or has filled the
+  // buffer. A write through at::Tensor::data() is noticed only by a rank that has elements of it.
   bool is_outdated() const;
-  // With keep_full, before a backward: lets autograd refuse it where the parameters that it saved
-  // have other values by now, because the program has written to the shards since they were filled.
-  // A write through at::Tensor::data() is not seen. The next unshard_async() gathers.
+  // With keep_full, called before a backward: lets autograd refuse the backward if parameters that
+  // it saved have other values by now, because the program has written to the shards since they
+  // were filled. A write through at::Tensor::data() is not noticed. The next unshard_async()
+  // gathers.
   void show_writes() {
     if (options_.keep_full && is_unsharded() && is_outdated()) bump_versions();
   }
-  // Until they are resharded, the parameters are a copy of this rank alone, and the program may
-  // write to them. They must be unsharded.
+  // Gives this rank a copy of the parameters, to which the program may write until they are
+  // resharded. They must be unsharded.
   void make_private();
-  // The reverse of a gather: the shard becomes this rank's part of the parameters, which the
-  // program has changed in the same way on all ranks. In the compute dtype an element that was not
-  // changed keeps the value that its owner had. They must be unsharded, or have been until an
-  // update of the fence began; mapped ones must be private, and in an update.
+  // Copies this rank's part of the parameters to the shard, the reverse of a gather; the program
+  // has changed the parameters in the same way on all ranks. If the compute dtype differs, an
+  // element that was not changed keeps the value that its owner had. The parameters must be
+  // unsharded, or have been unsharded until an update of the fence began; mapped parameters must be
+  // private, and in an update.
   void take_from_parameters();
   // Throws if a parameter, or this rank's shard of it, has been given other memory, by set_data()
-  // for example. Gathers do that, too.
+  // for example. Gathers make this check, too.
   void check_in_place() const;
-  // Throws if the program has written to the parameters since they were unsharded, once, or tells
-  // Options::on_written; resharding does that, too.
+  // If the program has written to the parameters since they were unsharded, throws once, or calls
+  // Options::on_written. reshard() makes this check, too.
   void check_written() {
     if (is_unsharded() && !is_private_) check_unwritten();
   }
@@ -177,12 +179,12 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   void finish_gather();
   void drop_gather();
   void free_buffer();
-  // So that autograd refuses a backward through what was computed before the shards changed.
+  // Makes autograd refuse a backward through what was computed before the shards changed.
   void bump_versions();
   void end_private();
   void guard(const std::string& reason);
-  // How often this rank's shard was written, and a digest of one element of each parameter's part,
-  // which all but certainly changes where an optimizer writes through at::Tensor::data().
+  // The number of writes to this rank's shard, and a digest of one element of each parameter's
+  // part, which all but certainly changes when an optimizer writes through at::Tensor::data().
   struct ShardState {
     uint32_t version = 0;
     uint64_t samples = 0;
@@ -196,7 +198,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // Refuses, or reports, what the program has written to the parameters since they were unsharded.
   void check_unwritten();
   [[noreturn]] void refuse_use(const std::string& problem) const;
-  // For the fence: of mapped shards, when an update begins, and when it ends.
+  // Called by the fence, for mapped shards, when an update begins and when it ends.
   void allow_writes();
   void end_writes();
   void guard_writes();
@@ -208,29 +210,29 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   State state_ = State::kSharded;
   bool is_stale_ = false;
   // (numel), in the compute dtype; the parameters are views of it. Its memory is that of buffer_,
-  // or none.
+  // or it has no memory.
   shard::GuardedStorage flat_;
   at::Tensor buffer_;   // undefined while sharded
-  at::Tensor private_;  // (numel), what the parameters are instead, where others read buffer_
-  // What reshard_onto_group() has kept of the buffer, until that is full again.
+  at::Tensor private_;  // (numel), a copy for the parameters if others read buffer_
+  // The part of the buffer that reshard_onto_group() has kept, until the buffer is full again.
   at::Tensor part_;
   at::Tensor shard_;
-  at::Tensor sent_;  // (shard_numel) of the compute dtype, if that is another one
+  at::Tensor sent_;  // (shard_numel) of the compute dtype, if it differs
   std::optional<MappedParts> parts_;
   std::vector<at::Tensor> values_;
-  std::vector<bool> is_trained_;  // by parameter, when it was sharded
-  // By parameter, of those that were divided before.
+  std::vector<bool> is_trained_;  // by parameter, as it was when it was sharded
+  // The divisions, by parameter, of those that were divided before.
   std::vector<std::shared_ptr<const ParameterDivision>> divisions_;
   std::function<void()> wait_;        // waits for the running gather
   ShardState gathered_;               // state of the shard when that gather began
   std::optional<ShardState> filled_;  // state of the shard that last filled the parameters
   std::unique_ptr<wrap::WriteWatch> shard_watch_;  // watches values_
-  std::unique_ptr<wrap::WriteWatch> written_;      // since the parameters became full
-  bool is_private_ = false;                        // the program may write to them
+  std::unique_ptr<wrap::WriteWatch> written_;      // watches the parameters since they became full
+  bool is_private_ = false;  // whether the program may write to the parameters
 };
 
-// A wrapper that may keep its parameters in such buffers; an empty list says that their gradients
-// are whole on every rank.
+// A wrapper that may keep its parameters in such buffers. If its list is empty, its gradients are
+// whole on every rank.
 template <typename Model>
 concept HasFlatParameters = HasParameterShards<Model> && requires(Model& model) {
   { model.flat_parameters() } -> std::convertible_to<std::vector<std::shared_ptr<FlatParameters>>>;

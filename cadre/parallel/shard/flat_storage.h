@@ -1,6 +1,6 @@
-// The memory of flat buffers, which comes and goes while the tensors over it stay: a pool of
-// buffers that are filled and freed again and again, and a storage whose memory is there only at
-// times, with the sentences that a program reads when it touches it at another time.
+// The memory of flat buffers: a pool of buffers that are filled and freed again and again; and a
+// storage that has memory only at times, while the tensors over it stay, and that throws a sentence
+// of the program's choice when it is touched at another time.
 //
 // Threads: one at a time. Blocking: never. Lifetime: buffers keep their memory, also after the
 // pool; a storage shares what it is given. Errors: libtorch throws c10::Error with the sentence of
@@ -19,7 +19,7 @@
 namespace cadre::shard {
 
 // Hands a freed buffer out again, because the first touch of fresh memory costs more than filling
-// it. What the pool keeps beyond the buffers in use never makes both together more than what was in
+// it. The buffers in use and those that the pool keeps, together, never exceed the most that was in
 // use at one time: peak_bytes().
 class CADRE_EXPORT FlatBufferPool {
  public:
@@ -42,11 +42,11 @@ class CADRE_EXPORT FlatBufferPool {
   int64_t peak_bytes_ = 0;
 };
 
-// A flat tensor, of which the program's tensors are views, without memory at first. The storage
-// keeps its size all the time, because libtorch checks each view against it.
+// A flat tensor whose memory comes and goes; the program's tensors are views of it. At first it has
+// no memory. The storage keeps its size all the time, because libtorch checks each view against it.
 class CADRE_EXPORT GuardedStorage {
  public:
-  // Makes a storage without elements, to which another one is assigned later.
+  // Makes a storage without elements; assign another one to it later.
   GuardedStorage() = default;
   GuardedStorage(int64_t numel, at::ScalarType dtype);
 
@@ -55,7 +55,7 @@ class CADRE_EXPORT GuardedStorage {
   // Gives the storage the memory of buffer, (numel) of the same dtype, which it keeps alive; no
   // memory if buffer is undefined.
   void set_memory(const at::Tensor& buffer);
-  // Until clear_guard(), touching the memory throws the sentence.
+  // Makes each use of the memory throw the sentence, until clear_guard().
   void guard(const std::string& sentence);
   void clear_guard();
 

@@ -137,8 +137,8 @@ GradScaler::GradScaler(const GradScalerOptions& options)
   if (!(options.growth_factor > 1) || !(options.backoff_factor > 0) ||
       !(options.backoff_factor < 1) || options.growth_interval < 1) {
     throw Error(ErrorCode::kInvalidArgument,
-                format("GradScaler: growth_factor is {}, backoff_factor {} and growth_interval {}; "
-                       "they must be > 1, between 0 and 1, and >= 1",
+                format("GradScaler: growth_factor is {} and must be > 1, backoff_factor is {} and "
+                       "must be between 0 and 1, growth_interval is {} and must be >= 1",
                        options.growth_factor, options.backoff_factor, options.growth_interval));
   }
 }

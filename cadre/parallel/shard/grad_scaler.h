@@ -1,5 +1,5 @@
-// Scales the loss, so that small gradients do not become zero in float16, and the gradients back;
-// adapts the scale to the largest that keeps the gradients finite.
+// Scales the loss, so that small gradients do not become zero in float16, and scales the gradients
+// back. Adapts the scale to the largest value that keeps the gradients finite.
 //
 // Threads: one. Blocking: unscale_() of shards is a collective of the ranks that hold the
 // parameters in parts; nothing else communicates. Lifetime: keeps nothing of the model. Errors:
@@ -31,37 +31,36 @@ namespace cadre {
 
 struct GradScalerOptions {
   double initial_scale = 65536.0;
-  double growth_factor = 2.0;      // > 1
-  double backoff_factor = 0.5;     // in (0, 1), after a step that was left out
-  int64_t growth_interval = 2000;  // steps in a row that were done, before the scale grows
+  double growth_factor = 2.0;      // must be > 1
+  double backoff_factor = 0.5;     // in (0, 1), applied after a skipped step
+  int64_t growth_interval = 2000;  // consecutive steps that were done, before the scale grows
 };
 
 class CADRE_EXPORT GradScaler {
  public:
-  // What a snapshot keeps.
+  // The state that a snapshot keeps.
   struct State {
     double scale = 0;
-    int64_t num_good_steps = 0;  // since the scale has changed last
+    int64_t num_good_steps = 0;  // good steps since the scale last changed
     friend bool operator==(const State&, const State&) = default;
   };
 
   explicit GradScaler(const GradScalerOptions& options = {});
 
-  // The product, through autograd.
+  // Returns the scaled loss; autograd records the product.
   at::Tensor scale(const at::Tensor& loss) const;
 
   // Divides the gradients by the scale, in place, and returns whether every element on every rank
   // is finite. A float16 gradient of which an element would become 0, or lose digits below 2^-14,
-  // is refused on all ranks, and no gradient is changed: dividing it would undo what the scale is
-  // for. Keep such parameters in float32, and compute in float16 with cadre::Autocast.
+  // is refused on all ranks, and no gradient is changed: dividing it would undo the purpose of the
+  // scale. Keep such parameters in float32, and compute in float16 with cadre::Autocast.
   // torch.amp.GradScaler refuses all float16 gradients, and ShardedGradScaler rounds them to 0.
-  // Gradients: dense, floating point. parameters: whole on each rank, where
-  // DistributedDataParallel has reduced their gradients, and each once; shards of a wrapper are
-  // refused.
+  // Gradients: dense, floating point. parameters: each once, whole on each rank, with gradients
+  // that DistributedDataParallel has reduced; shards of a wrapper are refused.
   // NOLINTBEGIN(readability-identifier-naming): torch's name for what works in place
   bool unscale_(std::span<const at::Tensor> parameters);
   bool unscale_(std::span<const ParameterShard> shards);
-  // For any wrapper: uses its shards, or its parameters where their gradients are whole.
+  // Takes any wrapper: uses its shards, or its parameters if their gradients are whole.
   template <HasGradients Model>
   bool unscale_(Model& model) {
     return shard::with_gradients_of(
@@ -73,7 +72,8 @@ class CADRE_EXPORT GradScaler {
   }
   // NOLINTEND(readability-identifier-naming)
 
-  // Calls optimizer.step() if unscale_() has found all gradients finite, and returns whether.
+  // Calls optimizer.step() if unscale_() has found all gradients finite; returns whether it has
+  // called it.
   template <typename Optimizer>
   bool step(Optimizer& optimizer) {
     if (!may_step()) return false;
@@ -81,7 +81,7 @@ class CADRE_EXPORT GradScaler {
     return true;
   }
 
-  // Once after each step: a new scale.
+  // Computes a new scale. Called once after each step.
   void update();
 
   const State& state() const { return state_; }
@@ -93,7 +93,7 @@ class CADRE_EXPORT GradScaler {
 
   GradScalerOptions options_;
   State state_;
-  std::optional<bool> are_finite_;  // what unscale_() has found since the last update()
+  std::optional<bool> are_finite_;  // result of unscale_() since the last update()
 };
 
 }  // namespace cadre

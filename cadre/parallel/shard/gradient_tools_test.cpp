@@ -1,5 +1,5 @@
-// The tools that read and change the gradients of a sharded model: norms, clipping, scaling, and
-// the search for values that are not finite. The shards of these tests have gradients by a formula.
+// The functions that read and change the gradients of a sharded model: norms, clipping, scaling,
+// and the search for values that are not finite. A formula gives the gradients of the shards.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
@@ -30,8 +30,8 @@ using ::testing::HasSubstr;
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Parameters "p0", "p1", ... of these numbers of elements, cut flat over the ranks of the group so
-// that the last ranks may hold nothing. The whole gradient of each is ones.
+// Returns parameters "p0", "p1", ... with these numbers of elements, divided flat over the ranks of
+// the group, so that the last ranks may hold no element. The whole gradient of each is ones.
 std::vector<ParameterShard> shards_of_ones(const DeviceMesh& mesh,
                                            const std::vector<int64_t>& numels,
                                            torch::ScalarType dtype = torch::kFloat) {
@@ -126,7 +126,7 @@ TEST_P(GradientToolsOnRanks, GatherGradientsThatSomeRanksHave) {
   });
 }
 
-// A wrapper whose gradients are whole on every rank.
+// A wrapper with gradients that are whole on every rank.
 struct WholeModel {
   std::shared_ptr<torch::nn::LinearImpl> net = std::make_shared<torch::nn::LinearImpl>(2, 1);
   const auto& module() const { return net; }
@@ -151,7 +151,7 @@ TEST(GradientTools, TakeAModelWhoseGradientsAreWhole) {
   EXPECT_FALSE(scaler.unscale_(model));
 }
 
-// A wrapper with a group, as DistributedDataParallel: its rank 0 warns for all.
+// A wrapper with a group, like DistributedDataParallel: its rank 0 warns for all.
 struct GroupedModel : WholeModel {
   const ProcessGroup& process_group() const { return group; }
   ProcessGroup group;
@@ -186,7 +186,7 @@ TEST(GradientTools, WarnInTheLogOfTheGroupUnlessToldAnother) {
   EXPECT_THAT(log_of_wrapped->get(), lines);
 }
 
-// As a list they are tensors like others, and the result would be that of one rank's shards.
+// In a list, shards are tensors like others, and the result would be that of one rank's shards.
 TEST_P(GradientToolsOnRanks, RefuseAListOfShards) {
   run([](const ProcessGroup& group) {
     const FlatParameters flat({{"w", torch::ones({3, 5}).requires_grad_()}}, group,
@@ -215,7 +215,7 @@ TEST_P(GradientToolsOnRanks, RefuseAListOfShards) {
   });
 }
 
-// The parameters are 0 and their gradients 1 times the scale, so SGD of rate 1 leaves -1.
+// The parameters are 0 and their gradients are 1 times the scale, so SGD of rate 1 leaves -1.
 TEST_P(GradientToolsOnRanks, ScalerUnscalesGradientsAndAllRanksStep) {
   run([](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {{"shard", group.world_size()}});
@@ -254,12 +254,12 @@ TEST_P(GradientToolsOnRanks, ScalerLeavesAStepOutOnAllRanksAndLowersTheScale) {
     EXPECT_FALSE(scaler.step(optimizer));
     scaler.update();
     EXPECT_EQ(optimizer.num_steps, 1);
-    // The good step before does not count towards the next growth.
+    // The good step before the bad one does not count towards the next growth.
     EXPECT_EQ(scaler.state(), (GradScaler::State{.scale = 4, .num_good_steps = 0}));
   });
 }
 
-// 2^-20 is nothing in float16, whose smallest number is 2^-24, once it is multiplied by 2^-6.
+// float16's smallest number is 2^-24, so 2^-20 becomes 0 when it is multiplied by 2^-6.
 TEST(GradScaler, KeepsGradientsThatFloat16WouldLose) {
   const auto gradient_of = [](const std::function<Tensor(const Tensor&)>& scale) {
     const Tensor x = torch::full({1}, std::ldexp(1.0, -20), torch::kHalf);
@@ -276,7 +276,8 @@ TEST(GradScaler, KeepsGradientsThatFloat16WouldLose) {
   EXPECT_EQ(scaled, std::ldexp(1.0, -16));
 }
 
-// 2^-14 is the smallest normal number of float16: below it digits are lost, and below 2^-25 all.
+// 2^-14 is the smallest normal number of float16: below it digits are lost, and below 2^-25 the
+// whole number.
 TEST(GradScaler, RefusesToUnscaleWhatFloat16CannotHold) {
   const auto unscale = [](GradScaler& scaler, double value) {
     const Tensor fine = torch::zeros({3}).requires_grad_();
@@ -301,7 +302,7 @@ TEST(GradScaler, RefusesToUnscaleWhatFloat16CannotHold) {
   EXPECT_EQ(unscale(scaler, std::ldexp(1.0, -1)), "") << "2^-17 is held exactly";
 }
 
-// A gradient that one rank alone holds decides for all, before any gradient is changed.
+// A gradient that only one rank holds decides for all ranks, before any gradient is changed.
 TEST_P(GradientToolsOnRanks, ScalerRefusesWhatFloat16CannotHoldOnAllRanks) {
   run([](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {{"shard", group.world_size()}});
@@ -338,7 +339,7 @@ TEST(GradScaler, LoadsOnlyAStateThatCanGrow) {
   GradScaler scaler({.initial_scale = 8, .growth_interval = 3});
   EXPECT_THAT(failure_of([&] { scaler.load_state({.scale = 8, .num_good_steps = -1}); }),
               HasSubstr("num_good_steps is -1"));
-  scaler.load_state({.scale = 8, .num_good_steps = 100});  // as saved with a longer interval
+  scaler.load_state({.scale = 8, .num_good_steps = 100});  // saved with a longer interval
   EXPECT_TRUE(scaler.unscale_(std::span<const Tensor>()));
   scaler.update();
   EXPECT_EQ(scaler.state(), (GradScaler::State{.scale = 16, .num_good_steps = 0}));
@@ -361,7 +362,7 @@ TEST(GradScaler, GoesOnFromASnapshot) {
   EXPECT_EQ(scaler.state(), (GradScaler::State{.scale = 64, .num_good_steps = 0}));
 }
 
-// Without a bound 1 / scale would be infinite, and then every gradient.
+// Without a bound 1 / scale would be infinite, and so would every gradient.
 TEST(GradScaler, NeverReachesAScaleThatFloat32CannotInvert) {
   const Tensor weight = torch::zeros({1}).requires_grad_();
   GradScaler scaler({.initial_scale = 1, .backoff_factor = std::ldexp(1.0, -60)});

@@ -1,5 +1,5 @@
-// Where the gradients of a wrapped model are: in the shards that its ranks own, or, whole and the
-// same on all ranks, in its parameters. The tools that read the gradients of any wrapper choose by
+// Finds the gradients of a wrapped model, which are in the shards that its ranks own, or, whole and
+// the same on all ranks, in its parameters. Functions that read the gradients of any wrapper use
 // this.
 //
 // Threads: one for the same model. Blocking: never. Lifetime: shares the tensors. Errors: none.
@@ -25,8 +25,8 @@ bool has_whole_gradients(Model& model) {
   }
 }
 
-// of_shards(std::span<const ParameterShard>), or of_whole(model) where each rank has whole
-// gradients; the latter is a generic lambda, because not every model has parameters().
+// Calls of_shards(std::span<const ParameterShard>), or, if each rank has whole gradients,
+// of_whole(model). of_whole is a generic lambda, because not every model has parameters().
 template <HasGradients Model, typename OfShards, typename OfWhole>
 auto with_gradients_of(Model& model, const OfShards& of_shards, const OfWhole& of_whole) {
   if constexpr (HasParameterShards<Model>) {
@@ -42,7 +42,7 @@ auto with_gradients_of(Model& model, const OfShards& of_shards, const OfWhole& o
   }
 }
 
-// By name, of a wrapper or a plain module.
+// Returns the parameters of a wrapper or of a plain module, with their names.
 template <typename Model>
 std::vector<NamedTensor> named_parameters_of(Model& model) {
   std::vector<NamedTensor> named;

@@ -1,8 +1,8 @@
-// Finds gradients with elements that are NaN or infinite, and decides on all ranks alike what
-// becomes of the step.
+// Finds gradients with elements that are NaN or infinite, and makes one decision for all ranks
+// about the step.
 //
 // Threads: one for the same gradients. Blocking: a collective of the ranks that hold the parameters
-// in parts; none where every rank holds whole parameters. Lifetime: keeps nothing. Errors:
+// in parts; no communication if every rank holds whole parameters. Lifetime: keeps nothing. Errors:
 // kInvalidArgument, the same on all ranks, from NonFinitePolicy::kStop; errors of the group.
 // To be called after backward() has reduced the gradients and before they are clipped: the factor
 // of a NaN norm would make every gradient NaN.
@@ -25,44 +25,44 @@ namespace cadre {
 
 struct NonFiniteGradient {
   std::string parameter;
-  // In the group that was created first: the rank that holds the part of the gradient with the
-  // element. Not given where every rank holds the whole gradient.
+  // The rank, in the group that was created first, that holds the part of the gradient with the
+  // element; nullopt if every rank holds the whole gradient.
   std::optional<int> rank;
   friend bool operator==(const NonFiniteGradient&, const NonFiniteGradient&) = default;
 };
 
-// The first parameter, in the order of the list, that has such a gradient on any rank, and the
-// lowest rank of those; the same on all ranks. The list has the same parameters in the same order
-// on all ranks.
+// Returns the first parameter, in the order of the list, that has such a gradient on any rank, and
+// the lowest rank that has one; the same on all ranks. nullopt if all gradients are finite. The
+// list has the same parameters in the same order on all ranks.
 CADRE_EXPORT std::optional<NonFiniteGradient> find_nonfinite_gradient(
     std::span<const ParameterShard> shards);
 
 enum class NonFinitePolicy {
-  kStop,      // throws
+  kStop,      // throws an error
   kSkip,      // the step is left out on all ranks
   kContinue,  // the step is done, and what comes of it is the program's decision
 };
 
 struct NonFiniteOptions {
   NonFinitePolicy policy = NonFinitePolicy::kStop;
-  int64_t step = 0;  // for messages
-  // Gets a warning where the policy does not throw. Null: the log of the group, on its rank 0,
-  // where there is a group: not for a list of parameters, nor for shards in a world of one.
+  int64_t step = 0;  // number of the step in messages
+  // Gets a warning if the policy does not throw. Null: the log of the group, on its rank 0; no log
+  // for a list of parameters, or for shards in a world of one, where there is no group.
   LogSink* log = nullptr;
 };
 
-// Whether the optimizer should step; the same on all ranks. The caller clears the gradients of a
-// step that is left out.
+// Returns whether the optimizer should step; the same on all ranks. The caller clears the gradients
+// of a skipped step.
 CADRE_EXPORT bool check_gradients_finite(std::span<const ParameterShard> shards,
                                          const NonFiniteOptions& options = {});
 
-// For parameters that each rank has whole, with the same gradients on all ranks.
+// Takes parameters that each rank has whole, with the same gradients on all ranks.
 CADRE_EXPORT std::optional<NonFiniteGradient> find_nonfinite_gradient(
     std::span<const NamedTensor> parameters);
 CADRE_EXPORT bool check_gradients_finite(std::span<const NamedTensor> parameters,
                                          const NonFiniteOptions& options = {});
 
-// For any wrapper, or a plain module.
+// Takes any wrapper, or a plain module.
 template <HasGradients Model>
 bool check_gradients_finite(Model& model, const NonFiniteOptions& options = {}) {
   return shard::with_gradients_of(

@@ -11,8 +11,9 @@
 namespace cadre {
 namespace {
 
-// Cuts a range of a box into boxes: rows of a dim that it covers completely are one box, and of the
-// first and the last row, of which it may cover a part, the same is done with the dims behind.
+// Cuts a range of a box into boxes. The rows of a dim that the range covers completely are one box.
+// The first and the last row, of which it may cover a part, are cut in the same way along the next
+// dims.
 class Cutter {
  public:
   explicit Cutter(const Box& box) : box_(box), row_numels_(box.sizes.size()) {
@@ -54,7 +55,7 @@ class Cutter {
   }
 
   const Box& box_;
-  std::vector<int64_t> row_numels_;  // by dim, elements of one row
+  std::vector<int64_t> row_numels_;  // elements of one row, by dim
 };
 
 }  // namespace
@@ -78,7 +79,7 @@ std::vector<Box> boxes_of_range(const Box& box, const FlatRange& range) {
   return std::move(cutter.boxes);
 }
 
-// In the order of the list, which is the same on all ranks.
+// Returns the groups in the order of the list, which is the same on all ranks.
 std::vector<ProcessGroup> dividing_groups(std::span<const ParameterShard> shards) {
   std::vector<ProcessGroup> groups;
   for (const ParameterShard& shard : shards) {

@@ -18,8 +18,8 @@
 namespace cadre {
 namespace {
 
-constexpr uint32_t kWritten = 0;  // signals that an owner has ended an update
-constexpr uint32_t kOwn = 1;      // from a rank to itself
+constexpr uint32_t kWritten = 0;  // an owner signals that it has ended an update
+constexpr uint32_t kOwn = 1;      // a rank signals itself
 constexpr int64_t kWordsOfPage = MappedParts::kPageBytes / static_cast<int64_t>(sizeof(uint64_t));
 
 std::vector<std::shared_ptr<ShardFence>> fences_of(std::span<const ParameterShard> shards) {
@@ -48,7 +48,7 @@ bool ShardFence::prepare(const wrap::LocatedGroup& group) {
 }
 
 void ShardFence::add(FlatParameters& unit) {
-  // The owners have written the first values.
+  // Once all ranks meet here, the owners have written the first values.
   if (unit.is_mapped()) meet(std::nullopt);
   units_.push_back(&unit);
   had_units_ = true;
@@ -78,7 +78,7 @@ void ShardFence::publish_version(uint64_t version) {
   std::atomic_ref(words[0]).store(version, std::memory_order_release);
 }
 
-// Waits until all ranks have called it, and throws on all of them if one passes a problem.
+// Waits until all ranks have made this call, and throws on all of them if one passes a problem.
 void ShardFence::meet(const std::optional<Error>& problem) {
   const at::Tensor first =
       at::tensor({problem ? static_cast<int64_t>(group_->rank()) : -1}, at::kLong);
@@ -114,7 +114,7 @@ void ShardFence::check_on_all(const char* call, const std::function<void()>& che
 
 void ShardFence::agree_on_step(const Step& step) {
   const ProcessGroup* const ranks = stepping_ranks();
-  if (ranks == nullptr || units_.empty()) return;  // begin_update() says what is wrong
+  if (ranks == nullptr || units_.empty()) return;  // begin_update() throws the error
   const auto check = [&] {
     if (failure_) throw *failure_;
     for (const FlatParameters* const unit : units_) unit->check_in_place();
@@ -180,7 +180,7 @@ void ShardFence::begin_update() {
     is_writing_ = true;
     return;
   }
-  // After two updates in a row the signals of the first one must not count for the second. If this
+  // The signals of an update must not count for the next one, so they are taken before it. If this
   // throws, all ranks throw.
   if (is_awaiting_) wait_for_owners();
   std::optional<Error> problem;
@@ -222,7 +222,7 @@ void ShardFence::abandon_update(const std::string& reason) noexcept {
                           where(), names(), reason));
   try {
     for (FlatParameters* const unit : units_) unit->guard_writes();
-    versions_->signal_peers(kWritten);  // with an odd version
+    versions_->signal_peers(kWritten);  // the version is odd
   } catch (...) {
     // The group has failed, and all its ranks are notified of that.
   }

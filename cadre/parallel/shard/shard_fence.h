@@ -48,24 +48,25 @@ class FlatParameters;
 class CADRE_EXPORT ShardFence {
  public:
   ShardFence() = default;
-  // ranks: those that step alike, of several replicas for example; default: those of the units.
+  // ranks: those that step together, for example the ranks of several replicas; default: the ranks
+  // of the units.
   explicit ShardFence(const ProcessGroup& ranks) : ranks_(ranks) {}
   ShardFence(const ShardFence&) = delete;
   ShardFence& operator=(const ShardFence&) = delete;
 
   struct Step {
-    std::string optimizer;  // what messages call it
+    std::string optimizer;  // name in messages
     int64_t number;         // counts the optimizer's steps from 1
     const std::vector<torch::optim::OptimizerParamGroup>& groups;
     std::function<int64_t(const at::Tensor& leaf)> state_mark_of;  // optim_state::mark_of_state()
   };
-  // Before the update of an optimizer: throws on all ranks, before anything is written, unless the
-  // ranks have the same groups, options and states of the shards and no gradient of one that is
-  // stepped waits for its reduction on any of them. Tensors in the groups that are no shards are
-  // not compared. Collective.
+  // Called before the update of an optimizer. Throws on all ranks, before anything is written,
+  // unless the ranks have the same groups, options and states of the shards, and no stepped shard
+  // has, on any rank, a gradient that waits for its reduction. Tensors in the groups that are no
+  // shards are not compared. Collective.
   void agree_on_step(const Step& step);
-  // What `check` throws on one rank is thrown on all; on this rank alone while no units are known.
-  // Collective. `call`: what the program called; static text.
+  // Throws on all ranks what `check` throws on one; on this rank alone while the fence has no units
+  // and was made without ranks. Collective. `call`: what the program called; static text.
   void check_on_all(const char* call, const std::function<void()>& check) const;
 
   // Covers all FlatParameters made with this fence; every rank makes the same calls. Between the
@@ -73,13 +74,13 @@ class CADRE_EXPORT ShardFence {
   // Gathered parameters become stale, without communication.
   void begin_update();
   void end_update();
-  // Instead of end_update(), when the step has thrown: shards that others map are lost.
+  // Called instead of end_update() if the step has thrown: shards that others map are lost.
   void abandon_update(const std::string& reason) noexcept;
   bool is_in_update() const { return is_writing_; }
   // Number of completed updates.
   uint64_t num_updates() const { return num_updates_; }
-  // What must hold of the gradient of a shard of these FlatParameters before something reads it:
-  // `check` throws where it does not. Null: nothing. What `check` uses outlives it.
+  // Sets a check that runs before the gradient of a shard of these FlatParameters is read; it
+  // throws if the gradient may not be read. Null: no check. What `check` uses outlives it.
   void set_gradient_check(std::function<void(const at::Tensor& shard)> check) {
     gradient_check_ = std::move(check);
   }
@@ -87,7 +88,7 @@ class CADRE_EXPORT ShardFence {
   void check_gradient(const at::Tensor& shard) const {
     if (gradient_check_) gradient_check_(shard);
   }
-  // Those that step alike; null while that is not known.
+  // Returns the ranks that step together; null while they are not known.
   const ProcessGroup* stepping_ranks() const;
 
  private:
@@ -95,9 +96,9 @@ class CADRE_EXPORT ShardFence {
 
   void add(FlatParameters& unit);
   void remove(const FlatParameters& unit);
-  // Collective, before a unit is mapped. Whether units can be.
+  // Called before a unit is mapped. Returns whether units can be mapped. Collective.
   bool prepare(const wrap::LocatedGroup& group);
-  // Until the owners have ended the last update.
+  // Waits until the owners have ended the last update.
   void wait_for_owners();
 
   void meet(const std::optional<Error>& problem);
@@ -114,16 +115,17 @@ class CADRE_EXPORT ShardFence {
   std::optional<ProcessGroup> ranks_;
   std::function<void(const at::Tensor&)> gradient_check_;
   optim_state::UncomparedOptions uncompared_options_;
-  std::optional<wrap::LocatedGroup> group_;  // none without mapped units
+  std::optional<wrap::LocatedGroup> group_;  // nullopt without mapped units
   // A page for each rank, which begins with its version.
   std::optional<MappedParts> versions_;
   uint64_t num_updates_ = 0;
   bool is_writing_ = false;
-  bool is_awaiting_ = false;  // the signals of the last update
+  bool is_awaiting_ = false;  // waits for the signals of the last update
   std::optional<Error> failure_;
 };
 
-// An update in a scope. An exception that leaves the scope abandons it. Made on all ranks.
+// An update that lasts as long as this object. An exception before finish() abandons it. Made on
+// all ranks.
 //
 //   cadre::ShardUpdate update{model};   // a wrapper, or a list of its ParameterShards
 //   ... write ParameterShard::values ...
@@ -131,7 +133,8 @@ class CADRE_EXPORT ShardFence {
 class CADRE_EXPORT ShardUpdate {
  public:
   explicit ShardUpdate(const std::shared_ptr<ShardFence>& fence);
-  // Begins several fences in this order, on all ranks; each once, null ones are skipped.
+  // Begins the updates of several fences in this order, on all ranks; each once, null ones are
+  // skipped.
   explicit ShardUpdate(std::span<const std::shared_ptr<ShardFence>> fences);
   explicit ShardUpdate(std::span<const ParameterShard> shards);
   template <HasParameterShards Model>
@@ -140,13 +143,13 @@ class CADRE_EXPORT ShardUpdate {
   ShardUpdate(const ShardUpdate&) = delete;
   ShardUpdate& operator=(const ShardUpdate&) = delete;
 
-  // At the end of the scope; without it the update is abandoned.
+  // Ends the update; without this call the destructor abandons it.
   void finish();
 
  private:
   void abandon() noexcept;
 
-  std::vector<std::shared_ptr<ShardFence>> fences_;  // in whose updates this is
+  std::vector<std::shared_ptr<ShardFence>> fences_;  // fences whose updates have begun
 };
 
 }  // namespace cadre

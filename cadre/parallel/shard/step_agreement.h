@@ -3,7 +3,7 @@
 //
 // Threads: one. Blocking: collective, until the group's deadline; one all_reduce of
 // kStepMessageBytes while nothing is refused and nothing differs. Lifetime: keeps nothing. Errors:
-// of tensor/group/agreement.h, the same on all ranks; where the ranks are not in the same step,
+// those of tensor/group/agreement.h, the same on all ranks; if the ranks are not in the same step,
 // those of wrap::LocatedGroup.
 #pragma once
 
@@ -19,19 +19,20 @@
 namespace cadre::shard {
 
 struct StepTerms {
-  const char* subject;                               // the optimizer, as in AgreementSubject
-  std::function<void()> check;                       // throws what this rank refuses
-  std::function<uint64_t()> digest;                  // digest of what must be equal
-  std::function<std::vector<AgreedField>()> fields;  // the same, where the digests differ
+  const char* subject;               // the optimizer; see AgreementSubject
+  std::function<void()> check;       // throws what this rank refuses
+  std::function<uint64_t()> digest;  // digest of what must be equal
+  // Returns what must be equal; called if the digests differ.
+  std::function<std::vector<AgreedField>()> fields;
   std::string_view remedy;
-  // Digest of what is equal in a good step; a difference is not refused. Null: no sample.
+  // Digest of values that are equal in a good step; a difference is not refused. Null: no sample.
   std::function<uint64_t()> sample = {};
 };
 
 // Size of the message that the ranks reduce in each step: the bounds of digest and sample, and
 // whether a rank refuses.
 inline constexpr int64_t kStepMessageBytes = 5 * sizeof(int64_t);
-// Whether the samples are equal on all ranks.
+// Agrees on the terms. Returns whether the samples are equal on all ranks.
 CADRE_EXPORT bool agree_on_step(const wrap::LocatedGroup& group, const StepTerms& terms);
 
 }  // namespace cadre::shard

@@ -87,7 +87,7 @@ Training train_on(const ContextCase& context_case, const Degrees& degrees, uint6
   std::vector<DividedDims> dims(models.size());
   const auto result = run_groups(num_ranks, [&](const ProcessGroup& group, std::string&) {
     const auto rank = static_cast<size_t>(group.rank());
-    // Released before the group's system is.
+    // The model is released before the group's system.
     const auto model = std::move(models[rank]);
     const DeviceMesh mesh(group, {{"cp", degrees.context}, {"tp", degrees.tensor}});
     for (const ParameterShard& record : parallelize_module(*model, mesh["tp"], model->plan())) {
@@ -104,7 +104,7 @@ Training train_on(const ContextCase& context_case, const Degrees& degrees, uint6
   });
   EXPECT_TRUE(result.ok()) << result.failures();
   if (!result.ok()) return {};
-  // The ranks that share a sequence have the same parameters.
+  // The ranks that divide a sequence have the same parameters.
   for (int rank = degrees.tensor; rank < num_ranks; ++rank) {
     EXPECT_TRUE(bits_of(trained[rank].parameters) ==
                 bits_of(trained[rank % degrees.tensor].parameters))
@@ -126,7 +126,7 @@ TEST_P(ContextParallelEquality, EqualsOneProcessAlsoWithTensorParallelism) {
     batches.push_back(plain->make_batch(trained.batch));
   }
   const Training alone = train_shared(trained, *plain, batches);
-  // As in tp_equality_test.cpp.
+  // The reason is given in tp_equality_test.cpp.
   const double later_gradients = trained.dtype == torch::kFloat ? 4 : 1;
   for (const Degrees degrees :
        {Degrees{1, 1}, Degrees{2, 1}, Degrees{3, 1}, Degrees{4, 1}, Degrees{2, 2}}) {

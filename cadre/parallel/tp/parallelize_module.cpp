@@ -21,14 +21,16 @@ namespace {
   throw Error(ErrorCode::kInvalidArgument, format("parallelize_module: {}", problem));
 }
 
-// On a mismatch only the last star takes another character. Earlier ones need not: the text between
-// two stars has matched as early as it can, and if it has a dot, it can match in one place only. So
-// the time is at most the product of the lengths.
+// Returns whether the name matches the pattern. On a mismatch only the last star takes another
+// character. Earlier stars need not: the text between two stars has matched as early as it can, and
+// if it has a dot, it can match in one place only. So the time is at most the product of the
+// lengths.
 bool matches(std::string_view pattern, std::string_view name) {
-  size_t at = 0;       // in the pattern
-  size_t in_name = 0;  // before which the pattern up to `at` matches
+  size_t at = 0;  // the next character of the pattern
+  // The next character of the name; the name before it matches the pattern before `at`.
+  size_t in_name = 0;
   std::optional<size_t> last_star;
-  size_t star_end = 0;  // in the name: of what the last star has taken
+  size_t star_end = 0;  // the end, in the name, of the text that the last star has taken
   while (in_name < name.size()) {
     if (at < pattern.size() && pattern[at] == '*') {
       last_star = at++;
@@ -73,7 +75,7 @@ class Planner {
   }
 
   const std::vector<PlannedLayer>& layers() const { return layers_; }
-  // What all ranks have alike, of each of Cadre's layers.
+  // The fields of each of Cadre's layers that must be equal on all ranks.
   const std::vector<AgreedField>& fields() const { return fields_; }
 
  private:
@@ -96,7 +98,7 @@ class Planner {
     const PlanEntry* const entry = entry_of(name);
     auto* const layer = dynamic_cast<TensorParallelLayer*>(&module);
     if (layer == nullptr) {
-      // Such as SelfAttention, whose layers the plan names.
+      // SelfAttention is such a layer: the plan names the layers inside of it.
       const auto* const other = dynamic_cast<const ContextParallelLayer*>(&module);
       if (other != nullptr) fields_.push_back({format("\"{}\"", name), other->options_text()});
     }
@@ -159,7 +161,8 @@ class Planner {
   std::vector<AgreedField> fields_;
 };
 
-// A module that is no layer of Cadre's would compute with a part as if it were the whole.
+// Throws if a module that is no layer of Cadre's has a divided parameter: it would compute with a
+// part as if it were the whole.
 void check_divided_only_in_layers(const torch::nn::Module& module,
                                   const DividedParameters& divided) {
   const auto check = [&](const std::string& name, const torch::nn::Module& each) {

@@ -13,9 +13,10 @@
 // stays the plain one.
 //
 // Between a column-parallel layer and a row-parallel one each rank has a part of the features. A
-// parameter of your own there, as that of a PReLU, gets on each rank the gradient of its part only,
-// without an error, because parallelize_module() does not know where a module lies. Pass it through
-// functional::copy_to_group(parameter, group), whose backward sums over the ranks.
+// parameter of your own there, for example that of a PReLU, gets on each rank only the gradient of
+// the rank's part, without an error, because parallelize_module() does not know where a module
+// lies. Pass it through functional::copy_to_group(parameter, group), whose backward sums over the
+// ranks.
 //
 // With a kSequence entry, activations between blocks are shards of the sequence: column-parallel
 // layers gather them, row-parallel ones and divided embeddings reduce-scatter. Every layer with
@@ -52,13 +53,13 @@ struct PlanEntry {
   // The dotted name of a module; `*` in it stands for any characters but dots.
   std::string pattern;
   ParallelStyle style;
-  // See LayerParallelism. Refused for layers that they do not apply to.
+  // See LayerParallelism. Refused for layers to which they do not apply.
   bool gather_output = false;
   bool input_is_parallel = true;
 };
 
-// ranks: a mesh of one axis; or a ProcessGroup, which is one with the axis "tp". Returns a record
-// for each parameter, in the order of named_parameters(), each tensor once: `values` and
+// ranks: a mesh of one axis; or a ProcessGroup, which counts as a mesh with the axis "tp". Returns
+// a record for each parameter, in the order of named_parameters(), each tensor once: `values` and
 // `parameter` are the module's own tensor, of the sizes of the local box.
 CADRE_EXPORT std::vector<ParameterShard> parallelize_module(torch::nn::Module& module,
                                                             const Ranks& ranks,

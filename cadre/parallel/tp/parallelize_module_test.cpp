@@ -1,4 +1,4 @@
-// What parallelize_module() makes of a module: values, records, norms; and what it refuses.
+// Tests what parallelize_module() makes of a module (values, records, norms), and what it refuses.
 #include "cadre/parallel/tp/parallelize_module.h"
 
 #include <gmock/gmock.h>
@@ -38,19 +38,21 @@ using torch::Tensor;
 
 const Case kGpt{"gpt_tied_sequence", "sgd", 4};
 
-// The ranks' parts of what one process has drawn, under the plain names, and records of them.
+// Ranks get their parts of the values that one process has drawn, under the plain names, and
+// records of them.
 TEST(ParallelizeModule, KeepsThisRanksPartsOfRankZerosWeights) {
   const auto plain = make_divided_model(kGpt, 1);
   std::vector<std::shared_ptr<testing::DividedModel>> models;
   for (uint64_t rank = 0; rank < 3; ++rank) models.push_back(make_divided_model(kGpt, 1 + rank));
   const auto result = run_groups(3, [&](const ProcessGroup& group, std::string&) {
-    // Released before the group's system is.
+    // The model is released before the group's system.
     const auto owned = std::move(models[static_cast<size_t>(group.rank())]);
     testing::DividedModel& model = *owned;
     const DeviceMesh mesh(group, {{"tp", 3}});
     const std::vector<ParameterShard> records = parallelize_module(model, mesh, model.plan());
     const int num_divided = testing::num_divided(records, model, *plain, 0);
-    // tokens; of each of two blocks qkv, output, up (weight and bias), down.weight.
+    // The divided parameters are tokens, and in each of two blocks qkv, output and up (weight and
+    // bias), and down.weight.
     require(num_divided == 11, "divided: " + std::to_string(num_divided));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -65,7 +67,7 @@ TEST(ParallelizeModule, TheNormIsThatOfOneProcess) {
   std::vector<std::shared_ptr<testing::DividedModel>> models;
   for (int rank = 0; rank < 4; ++rank) models.push_back(make_divided_model(kGpt, 1));
   const auto result = run_groups(4, [&](const ProcessGroup& group, std::string&) {
-    // Released before the group's system is.
+    // The model is released before the group's system.
     const auto owned = std::move(models[static_cast<size_t>(group.rank())]);
     testing::DividedModel& model = *owned;
     const DeviceMesh mesh(group, {{"tp", 4}});
@@ -78,7 +80,7 @@ TEST(ParallelizeModule, TheNormIsThatOfOneProcess) {
     const Tensor whole = plain->named_parameters()["norm.weight"].grad();
     require(torch::allclose(model.named_parameters()["norm.weight"].grad(), whole, 1e-9, 1e-12),
             "clipped gradients");
-    // The norm of this rank's part alone would be another one on each rank.
+    // The norm of this rank's part alone would differ between ranks.
     require(error_of(
                 [&] {
                   const std::vector<Tensor> parameters = model.parameters();
@@ -228,7 +230,7 @@ TEST(ParallelizeModule, RefusesAnAxisTooManyAndPlansThatDiffer) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The same tensor in two layers: the second does not cut it again.
+// Two layers have the same tensor: the second layer does not divide it again.
 TEST(ParallelizeModule, AWeightOfTwoLayersIsDividedOnce) {
   struct Tied : torch::nn::Module {
     Tied() {
@@ -257,7 +259,7 @@ TEST(ParallelizeModule, AWeightOfTwoLayersIsDividedOnce) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A pattern of many stars takes no longer than the product of the lengths.
+// The time for a pattern of many stars is at most the product of the lengths.
 TEST(ParallelizeModule, AStarMatchesAnyTextWithoutDots) {
   const std::string name = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab";
   struct Outer : torch::nn::Module {
@@ -293,7 +295,7 @@ TEST(ParallelizeModule, AStarMatchesAnyTextWithoutDots) {
   }
 }
 
-// All ranks throw it, and the group stays usable.
+// All ranks throw the same error, and the group stays usable.
 TEST(ParallelizeModule, AllRanksRefuseWhatOneRefuses) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const auto refused = [](const auto& call, const std::string& sentence) {
@@ -330,7 +332,7 @@ TEST(ParallelizeModule, AllRanksRefuseWhatOneRefuses) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Options that no weight shows: each rank would compute another function.
+// The weights do not show these options, so each rank would compute another function.
 TEST(ParallelizeModule, OptionsThatDifferBetweenRanksAreRefusedOnAll) {
   struct Model : torch::nn::Module {
     Model(double eps, bool is_causal, uint64_t seed) {
@@ -368,7 +370,7 @@ TEST(ParallelizeModule, OptionsThatDifferBetweenRanksAreRefusedOnAll) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The way that the header gives for parameters whose inputs are parts of the features.
+// The header recommends this for parameters whose inputs are parts of the features.
 TEST(ParallelizeModule, CopyToGroupSumsTheGradientOfAParameterBetweenDividedLayers) {
   struct Scaled : torch::nn::Module {
     Scaled() {

@@ -61,14 +61,14 @@ Training train_divided(const Case& test_case, uint64_t seed, int num_ranks,
                        const std::vector<Tensor>& batches) {
   std::vector<std::shared_ptr<DividedModel>> models;
   for (int rank = 0; rank < num_ranks; ++rank) {
-    // Only rank 0's weights count.
+    // Only rank 0's weights are used.
     models.push_back(make_divided_model(test_case, seed + static_cast<uint64_t>(rank)));
   }
   std::vector<Training> trained(models.size());
   std::vector<DividedDims> dims(models.size());
   const auto result = run_groups(num_ranks, [&](const ProcessGroup& group, std::string&) {
     const auto rank = static_cast<size_t>(group.rank());
-    // Released before the group's system is.
+    // The model is released before the group's system.
     const auto model = std::move(models[rank]);
     const DeviceMesh mesh(group, {{"tp", num_ranks}});
     for (const ParameterShard& record : parallelize_module(*model, mesh, model->plan())) {

@@ -1,4 +1,4 @@
-// What the ranks of a ZeroRedundancyOptimizer agree on, and what is refused before anything
+// The agreement of the ranks of a ZeroRedundancyOptimizer, and the refusals before anything
 // changes.
 #include <torch/optim/optimizer.h>
 
@@ -29,8 +29,8 @@ constexpr std::string_view kEqualGroups =
 constexpr std::string_view kInConstruction = "its construction";
 constexpr std::string_view kInStep = "its step {}";
 
-// Adds up to 16 elements of the parameter's gradient, from its first to its last, or that there is
-// none.
+// Adds up to 16 elements of the parameter's gradient, from the first to the last, and whether there
+// is a gradient.
 void add_gradient_sample(Fnv1a& digest, const at::Tensor& parameter) {
   constexpr int64_t kNumSamples = 16;
   at::Tensor gradient = parameter.grad();
@@ -79,7 +79,7 @@ void ZeroCore::add_group(const torch::optim::OptimizerParamGroup& group,
 
 void ZeroCore::check_named() const {
   for (const NamedTensor& parameter : named_) {
-    static_cast<void>(division_of(parameter));  // throws where it is not known
+    static_cast<void>(division_of(parameter));  // throws if it is not known
     if (parameter.tensor.is_meta()) {
       refuse(
           format("\"{}\" is on the meta device and has no values; call cadre::materialize(module) "
@@ -99,7 +99,8 @@ void ZeroCore::check_named() const {
   check_fresh(trained);
 }
 
-// What is laid into buffers moves away from what it may share memory with.
+// Throws for tensors that cannot be laid into buffers, for example because they share memory with
+// a tensor that stays where it is.
 void ZeroCore::check_fresh(std::span<const at::Tensor> parameters) const {
   if (stage_ == ZeroStage::kShardedGradients) return;
   std::vector<bool> is_moved(named_.size(), false);
@@ -107,7 +108,7 @@ void ZeroCore::check_fresh(std::span<const at::Tensor> parameters) const {
     const size_t index = index_of(parameter);
     is_moved[index] = parameter.requires_grad() && !leaves_.contains(key_of(parameter));
   }
-  if (std::ranges::find(is_moved, true) == is_moved.end()) return;  // in nearly every step
+  if (std::ranges::find(is_moved, true) == is_moved.end()) return;  // true in nearly every step
   std::vector<NamedTensor> moved;
   std::vector<NamedTensor> kept;
   for (size_t i = 0; i < named_.size(); ++i) {
@@ -148,7 +149,6 @@ optim_state::GroupTerms ZeroCore::terms_of(const Groups& groups,
           .state_mark_of = state_mark_of};
 }
 
-// defaults: null where every group has options.
 std::vector<AgreedField> ZeroCore::fields_of(const Groups& groups,
                                              const torch::optim::OptimizerOptions* defaults,
                                              const StateMarkOf& state_mark_of) const {
@@ -175,7 +175,7 @@ void ZeroCore::check_frozen() const {
   }
 }
 
-// Stage 2: no gradient of a parameter that is stepped waits on this rank.
+// Stage 2: throws if a stepped parameter has a gradient on this rank that is not reduced yet.
 void ZeroCore::check_gradients(const Groups& groups) const {
   for (const torch::optim::OptimizerParamGroup& group : groups) {
     for (const at::Tensor& parameter : group.params()) {
@@ -223,7 +223,7 @@ void ZeroCore::warn_of_uncompared(const Groups& groups,
   uncompared_options_.warn(group_.log_sink(), "zero", terms_of(groups, defaults, {}));
 }
 
-// Some elements of each whole gradient; nothing in stage 2.
+// Returns a digest of some elements of each whole gradient; in stage 2 of no elements.
 uint64_t ZeroCore::digest_of_samples(const Groups& groups) const {
   Fnv1a digest;
   if (stage_ == ZeroStage::kShardedGradients) return digest.value();
@@ -235,8 +235,8 @@ uint64_t ZeroCore::digest_of_samples(const Groups& groups) const {
   return digest.value();
 }
 
-// Gradients that were not reduced differ between the ranks. The first step compares whole
-// gradients, later steps only some elements.
+// Throws for gradients that were not reduced, which differ between the ranks. The first step
+// compares whole gradients, later steps only some elements.
 void ZeroCore::check_reduced() {
   if (!std::exchange(is_reduction_checked_, true)) return check_whole_gradients();
   if (samples_are_equal_) return;

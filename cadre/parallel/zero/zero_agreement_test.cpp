@@ -1,5 +1,5 @@
-// What the ranks of a divided optimizer compare, and how its parameters are put into buffers: with
-// gradients that are given by hand, the same on all ranks but for what a test changes.
+// What the ranks of a divided optimizer compare, and how its parameters are put into buffers.
+// Gradients are set by hand, the same on all ranks except for what a test changes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -22,7 +22,7 @@ using testing::require;
 using testing::run_groups;
 using torch::Tensor;
 
-// "a" of 1,000 and 50 elements, "b" of 250 and 5.
+// Layer "a" has 1,000 and 50 elements, "b" has 250 and 5.
 struct TwoLayers : torch::nn::Module {
   TwoLayers() {
     a = register_module("a", torch::nn::Linear(20, 50));
@@ -45,7 +45,8 @@ struct TwoLayers : torch::nn::Module {
 
 using DividedSgd = ZeroRedundancyOptimizer<torch::optim::SGD>;
 
-// What both ranks say of a step before which rank 1 has changed its gradients; nothing is stepped.
+// Returns the errors of both ranks for a step before which rank 1 has changed its gradients;
+// nothing is stepped.
 std::string refusal_of_step(int num_steps_before, const std::function<void(TwoLayers&)>& change) {
   const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
     TwoLayers net;
@@ -65,7 +66,7 @@ std::string refusal_of_step(int num_steps_before, const std::function<void(TwoLa
   return first;
 }
 
-// Steps after the first compare samples of the gradients, of which both ends are two.
+// Steps after the first compare samples of the gradients, which include both ends.
 TEST(ZeroAgreement, ComparesTheFirstAndTheLastElementInEveryStep) {
   for (const int num_steps_before : {0, 2}) {
     for (const int64_t element : {0, 999}) {
@@ -78,7 +79,8 @@ TEST(ZeroAgreement, ComparesTheFirstAndTheLastElementInEveryStep) {
   }
 }
 
-// An optimizer decays a parameter that has a gradient of zeros, and leaves one without as it is.
+// An optimizer decays a parameter that has a gradient of zeros, and does not change one without a
+// gradient.
 TEST(ZeroAgreement, TellsNoGradientFromOneOfZeros) {
   for (const int num_steps_before : {0, 2}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -121,8 +123,8 @@ TEST(ZeroAgreement, RefusesStatesOfOtherStepsOnAllRanks) {
   }
 }
 
-// In bytes 4,000 and 200, 1,000 and 20. A buffer is closed before the parameter that exceeds the
-// cap, and the count begins again behind it.
+// The parameters have 4,000 and 200, 1,000 and 20 bytes. A buffer is closed before the parameter
+// that exceeds the cap, and the count starts again with that parameter.
 TEST(ZeroAgreement, ABufferIsClosedBeforeItExceedsTheCap) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     for (const auto& [cap, expected] :
@@ -139,7 +141,7 @@ TEST(ZeroAgreement, ABufferIsClosedBeforeItExceedsTheCap) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// In stage 1 they are lent for the step: the program finds its gradients in the parameters alone.
+// In stage 1 gradients are lent for the step: the program finds them only in the parameters.
 TEST(ZeroAgreement, ShardsHaveNoGradientAfterAStepOfWholeGradients) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     TwoLayers net;

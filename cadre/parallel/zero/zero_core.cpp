@@ -82,7 +82,8 @@ ZeroCore::~ZeroCore() {
     try {
       flat->wait_unsharded();
     } catch (...) {
-      // The gather has failed, or a step ended by an exception before it: what is touched says so.
+      // The gather has failed, or a step ended by an exception before it; touching a parameter
+      // throws the reason.
     }
   }
 }
@@ -154,7 +155,8 @@ std::vector<ParameterShard> ZeroCore::parameter_shards() const {
   return shards;
 }
 
-// A view of the whole gradient, where that is contiguous.
+// Returns the part of the gradient that this rank steps: a view of the whole gradient if that is
+// contiguous.
 at::Tensor ZeroCore::gradient_of(const FlatParameters& flat, size_t parameter) const {
   if (stage_ == ZeroStage::kShardedGradients) return flat.values(parameter).grad();
   const NamedTensor& named = flat.parameters()[parameter];
@@ -200,7 +202,8 @@ void ZeroCore::gather(size_t bucket) {
   buckets_[bucket]->unshard_async();
 }
 
-// In stage 2 the gradients of shards remain in the leaves; in stage 1 they were views for the step.
+// In stage 2 the gradients of shards remain in the leaves; in stage 1 they were views for this
+// step.
 void ZeroCore::end_step() {
   for (size_t k = 0; k < gradients_.size(); ++k) {
     for (size_t i = 0; i < gradients_[k].size(); ++i) {

@@ -43,18 +43,19 @@ class CADRE_EXPORT ZeroCore {
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
   using StateMarkOf = std::function<int64_t(const at::Tensor& leaf)>;
 
-  // What an optimizer is made from.
+  // The groups and defaults from which an optimizer is made.
   struct Settings {
     const Groups& groups;
-    const torch::optim::OptimizerOptions* defaults;  // for groups without options; null: no options
+    // Used for groups without options; null if there are none.
+    const torch::optim::OptimizerOptions* defaults;
   };
-  // Both refuse, before anything is changed, what cannot be divided, and groups or options that
-  // differ between the ranks.
-  // Stage 1. `named`: distinct, the same list on all ranks; those that are in a group and require
-  // grad are laid into buffers. Rank 0's values are copied to all ranks.
+  // Both constructors refuse, before anything is changed, what cannot be divided, and groups or
+  // options that differ between the ranks.
+  // Stage 1. `named`: distinct, the same list on all ranks; parameters that are in a group and
+  // require grad are laid into buffers. Rank 0's values are copied to all ranks.
   ZeroCore(std::string optimizer, std::vector<NamedTensor> named, const ProcessGroup& group,
            ZeroOptions options, const Settings& settings);
-  // Stage 2, of a wrapper that waits for gathers in its forward.
+  // Stage 2, for a wrapper whose forward waits for the gathers.
   ZeroCore(std::string optimizer, std::vector<std::shared_ptr<FlatParameters>> flat_parameters,
            std::vector<ParameterShard> shards, const Settings& settings);
   // Waits for the gathers of the last step, without which parameters could not be read.
@@ -62,52 +63,55 @@ class CADRE_EXPORT ZeroCore {
   ZeroCore(const ZeroCore&) = delete;
   ZeroCore& operator=(const ZeroCore&) = delete;
 
-  // As in the constructor.
+  // Adds a group, with the checks of the constructor.
   void add_group(const torch::optim::OptimizerParamGroup& group,
                  const torch::optim::OptimizerOptions& defaults);
 
   ZeroStage stage() const { return stage_; }
   const wrap::LocatedGroup& group() const { return group_; }
   const std::vector<std::shared_ptr<FlatParameters>>& buckets() const { return buckets_; }
-  // What the local optimizer is given for a parameter; the parameter itself where it is frozen.
+  // Returns the tensor that the local optimizer steps for a parameter; the parameter itself if it
+  // is frozen.
   at::Tensor leaf_of(const at::Tensor& parameter) const;
-  // The tensor whose grad() the user sees: that of the parameter, or of its shard.
+  // Returns the tensor whose grad() the user sees: the parameter, or its shard.
   at::Tensor outer_of(const at::Tensor& parameter) const;
   const std::vector<ParameterShard>& shards() const { return shards_; }
   std::vector<ParameterShard> parameter_shards() const;
 
-  // One step: begin_step(), then for each bucket lend_gradients(), the local step, and gather();
-  // end_step(), also after an exception. begin_step() refuses, on all ranks, what a rank cannot
-  // step, and groups, options or states that differ between the ranks; it takes in what was added
-  // to the groups. state_mark_of: optim_state::mark_of_state() of a leaf; null where the ranks'
+  // One step is begin_step(), then for each bucket lend_gradients(), the local step, and gather();
+  // then end_step(), also after an exception. begin_step() refuses, on all ranks, what a rank
+  // cannot step, and groups, options or states that differ between the ranks; it takes in what was
+  // added to the groups. state_mark_of: optim_state::mark_of_state() of a leaf; null if the ranks'
   // states cannot differ.
   void begin_step(const Groups& groups, const StateMarkOf& state_mark_of = {});
   void lend_gradients(size_t bucket);
   void gather(size_t bucket);
   void end_step();
-  // For the gathers of the last step; nothing to do for parameters that are there.
+  // Waits for the gathers of the last step; returns at once for parameters that are there.
   void finish_gathers();
-  // As FlatParameters::show_writes(), of all.
+  // Calls FlatParameters::show_writes() of all buckets.
   void show_writes() const;
 
-  // Refuses states that are not alike on all ranks: `marks` are equal numbers on all of them.
+  // Throws if states are not alike on all ranks; `marks` must be equal numbers on all of them.
   void check_alike(std::span<const int64_t> marks, const std::string& what) const;
-  // parts: of one state, by parameter of the bucket, undefined where there is none; the result is
-  // that of the whole parameters.
+  // Gathers one tensor of the state for all parameters of a bucket. parts: this rank's, by
+  // parameter of the bucket, undefined if there is none. Returns the tensors of the whole
+  // parameters.
   std::vector<at::Tensor> gather_states(size_t bucket, std::span<const at::Tensor> parts) const;
 
-  // The bucket of a parameter, and its place there; refuses a name that no parameter has.
+  // Returns the bucket of a parameter, and its index there; throws for a name that no parameter
+  // has.
   std::pair<std::shared_ptr<FlatParameters>, size_t> find(const std::string& parameter) const;
   struct ExpectedState {
     at::IntArrayRef sizes;                          // sizes of each tensor
     std::vector<std::string> fields;                // fields of the optimizer's class
-    const torch::optim::OptimizerOptions* options;  // null where they are not known
+    const torch::optim::OptimizerOptions* options;  // null if they are not known
   };
-  // Refuses a state that is another optimizer's, of other sizes, or that lacks what the options
+  // Throws for a state of another optimizer or of other sizes, or one that lacks what the options
   // need.
   void check_state(const ParameterState& given, const ExpectedState& expected) const;
   [[noreturn]] void refuse(const std::string& problem) const;
-  // Collective. What `check` throws on one rank is thrown on all.
+  // Throws on all ranks what `check` throws on one. Collective.
   void check_on_all(const std::function<void()>& check) const;
 
  private:
@@ -146,7 +150,7 @@ class CADRE_EXPORT ZeroCore {
   std::vector<at::Tensor> frozen_;                      // adopted without a leaf
   std::vector<ParameterShard> shards_;                  // the shards in stage 2
   std::optional<DeviceMesh> mesh_;                      // the mesh in stage 1
-  // In a step: by bucket and parameter.
+  // The gradients during a step, by bucket and parameter.
   std::vector<std::vector<at::Tensor>> gradients_;
   std::optional<size_t> lent_;
   int64_t num_steps_ = 0;
@@ -155,9 +159,9 @@ class CADRE_EXPORT ZeroCore {
   bool samples_are_equal_ = true;  // sampled elements of this step's gradients, on all ranks
 };
 
-// Indices of the parameters of each flat buffer of stage 1: of one dtype, in the order of the
-// parameters, so that those of the first layers are gathered first. A buffer is closed before it
-// exceeds the cap.
+// Returns the indices of the parameters of each flat buffer of stage 1. A buffer has one dtype, and
+// parameters keep their order, so that those of the first layers are gathered first. A buffer is
+// closed before it exceeds the cap.
 std::vector<std::vector<size_t>> zero_buckets(std::span<const ParameterSize> parameters,
                                               int64_t cap_bytes);
 

@@ -4,10 +4,11 @@
 //
 // Threads: one. Blocking: the constructor, step(), wait(), add_param_group(), state_dict(),
 // load_state_dict() and load(), each until the group's deadline. All ranks call them in the same
-// order. Lifetime: shares the parameters and the group. The parameters keep their values when it is
-// gone; the destructor waits for those of the last step. One that was moved from throws
-// kInvalidArgument. Errors: cadre::Error, on all ranks what one of them refuses before a step or in
-// the constructor; whatever O throws, after which the ranks may have different parameters.
+// order. Lifetime: shares the parameters and the group. The parameters keep their values when the
+// optimizer is gone; the destructor waits for the values of the last step. An optimizer that was
+// moved from throws kInvalidArgument. Errors: cadre::Error; what one rank refuses before a step or
+// in the constructor is thrown on all ranks. Also whatever O throws, after which the ranks may have
+// different parameters.
 //
 // O: torch::optim::AdamW, Adam, SGD, RMSprop, Adagrad, those of cadre/tensor/optim, or another
 // optimizer whose result for an element depends on that element alone; it is constructed from
@@ -15,14 +16,15 @@
 // cadre/tensor/optim every element gets the bits that it would get without this class; with others
 // it may differ in the last ones.
 //
-// It is a torch::optim::Optimizer, so schedulers and zero_grad() work on it. param_groups() are
-// those that were given, with options that may be changed between steps; rules by dimension see the
-// original shapes. Stage 1 (gradients whole on all ranks): their params() are the parameters. Stage
-// 2 (DistributedDataParallel with GradientPlacement::kSharded): they are the shards, whose grad()
-// is what a rank has of the gradients. state() is empty: see local_optimizer() and state_dict().
-// torch::save() writes this rank's part alone, with the options of param_groups(), which
-// torch::load() sets. An archive fits the rank that saved it, of as many ranks: on another one, or
-// if any rank's is refused, load() throws on all ranks and changes nothing.
+// It is a torch::optim::Optimizer, so schedulers and zero_grad() work on it. param_groups() returns
+// the groups that were given; their options may be changed between steps, and rules by dimension
+// see the original shapes. In stage 1 (gradients whole on all ranks) their params() are the
+// parameters. In stage 2 (DistributedDataParallel with GradientPlacement::kSharded) they are the
+// shards, whose grad() is this rank's part of the gradients. state() is empty: see
+// local_optimizer() and state_dict(). torch::save() writes only this rank's part, with the options
+// of param_groups(), and torch::load() restores both. An archive fits the rank that saved it, in a
+// group of equally many ranks. If any rank's archive does not fit, load() throws on all ranks and
+// changes nothing.
 // Source: torch.distributed.optim.ZeroRedundancyOptimizer; ZeRO, arXiv:1910.02054.
 #pragma once
 
@@ -62,7 +64,7 @@ namespace cadre {
 template <typename T>
 concept OptimizerOptionsType = std::derived_from<T, torch::optim::OptimizerOptions>;
 
-// A wrapper after which gradients are whole and the same on all ranks of its group.
+// A wrapper whose reduced gradients are whole and the same on all ranks of its group.
 template <typename Model>
 concept HasReplicas = requires(Model& model) {
   { model.module()->named_parameters() };
@@ -75,18 +77,19 @@ inline constexpr bool kHasDividedOptimizer = false;
 template <typename O>
 class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
  public:
-  using Named = torch::OrderedDict<std::string, at::Tensor>;  // as module.named_parameters()
+  // The type of module.named_parameters().
+  using Named = torch::OrderedDict<std::string, at::Tensor>;
   using Groups = std::vector<torch::optim::OptimizerParamGroup>;
 
-  // Stage 1, of parameters whose gradients are whole and the same on all ranks when step() is
-  // called: as DistributedDataParallel leaves them. Rank 0's values are copied to all.
+  // Stage 1: the gradients are whole and the same on all ranks when step() is called, as
+  // DistributedDataParallel leaves them. Rank 0's values are copied to all.
   template <OptimizerOptionsType Options>
   // ranks: a ProcessGroup, or a mesh of one axis.
   ZeroRedundancyOptimizer(const Named& parameters, const Ranks& ranks, const Options& defaults,
                           const ZeroOptions& options = {})
       : ZeroRedundancyOptimizer(parameters, ranks, one_group(parameters.values()), defaults,
                                 options) {}
-  // groups: of tensors that are among `parameters`; those in no group are not stepped.
+  // groups: their tensors are among `parameters`; parameters in no group are not stepped.
   template <OptimizerOptionsType Options>
   ZeroRedundancyOptimizer(const Named& parameters, const Ranks& ranks, const Groups& groups,
                           const Options& defaults, const ZeroOptions& options = {})
@@ -95,7 +98,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
                       {groups, &defaults}),
             groups, defaults, options) {}
 
-  // For a wrapped model, in the stage that its options choose. Without groups it takes each
+  // Takes a wrapped model; the model's options choose the stage. Without groups it takes each
   // parameter once, also one registered under two names.
   template <typename Model, OptimizerOptionsType Options>
     requires HasFlatParameters<Model> || HasReplicas<Model>
@@ -109,7 +112,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
       : ZeroRedundancyOptimizer(make_core_of(model, options, {groups, &defaults}), groups, defaults,
                                 options) {}
 
-  // For a wrapper whose ranks own shards of the parameters already.
+  // Refuses a wrapper whose ranks own shards of the parameters already.
   template <typename Model, OptimizerOptionsType Options>
     requires(HasParameterShards<Model> && !HasFlatParameters<Model> && !HasReplicas<Model>)
   ZeroRedundancyOptimizer(Model&, const Options&, const ZeroOptions& = {})
@@ -123,7 +126,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
 
   ZeroStage stage() const { return core().stage(); }
 
-  // closure: of this rank; its loss is returned as it is.
+  // closure: computes this rank's loss, which is returned unchanged.
   at::Tensor step(LossClosure closure = nullptr) override {
     const at::NoGradGuard no_grad;
     at::Tensor loss;
@@ -145,17 +148,17 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     return loss;
   }
 
-  // Until the parameters of the last step have arrived.
+  // Waits until the parameters of the last step have arrived.
   void wait() { core().finish_gathers(); }
 
-  // group: of parameters, as for the constructor.
+  // group: a group of parameters, as in the constructor.
   void add_param_group(const torch::optim::OptimizerParamGroup& group) {
     core().add_group(group, this->defaults());
     Optimizer::add_param_group(outer_group(*core_, group));
     follow_groups();
   }
 
-  // The optimizer of this rank's parts: its groups and states are of the `values` of
+  // Returns the optimizer of this rank's parts: its groups and states are those of the `values` of
   // parameter_shards(). Its options are copies of those of param_groups(), which each step takes.
   O& local_optimizer() {
     copy_options();
@@ -165,11 +168,13 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     copy_options();
     return *local_;
   }
-  // What this rank steps, in the order of the buffers; in stage 2 as the model says it.
+  // Returns what this rank steps, in the order of the buffers; in stage 2, in the order of the
+  // model's records.
   std::vector<ParameterShard> parameter_shards() const { return core().parameter_shards(); }
 
-  // The whole state of every parameter that has one, on all ranks or on `only_on`, where others get
-  // an empty list. Learning rates and other options are not part of it. Collective.
+  // Returns the whole state of every parameter that has one, on all ranks or only on `only_on`;
+  // then the others get an empty list. Learning rates and other options are not part of it.
+  // Collective.
   std::vector<ParameterState> state_dict(std::optional<int> only_on = {}) const {
     std::vector<ParameterState> states;
     const bool is_kept = !only_on || core().group().rank() == *only_on;
@@ -181,8 +186,9 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     }
     return states;
   }
-  // The reverse, on any number of ranks, all of which have the same list: replaces the whole state;
-  // a parameter that is not in the list has none, as in a new optimizer. Checks everything first.
+  // Replaces the whole state by that of the list, which is the same on all ranks; their number may
+  // differ from that of the ranks which saved it. A parameter that is not in the list has no state,
+  // as in a new optimizer. Checks everything first.
   void load_state_dict(std::span<const ParameterState> states) {
     std::vector<std::pair<at::Tensor, std::unique_ptr<State>>> loaded;
     core().check_on_all([&] {
@@ -331,8 +337,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
                     ": it was moved from; use the object that it was moved to");
   }
 
-  // The local optimizer has copies of the options, which a scheduler or the program may have
-  // changed since the last step.
+  // Copies the options to the local optimizer, because a scheduler or the program may have changed
+  // them since the last step.
   void copy_options() const {
     static_cast<void>(core());
     Groups& locals = local_->param_groups();
@@ -341,7 +347,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     }
   }
 
-  // Whether the local group has the leaves of what the group lists now.
+  // Returns whether the local group has the leaves of the parameters that the group lists now.
   bool is_followed(const torch::optim::OptimizerParamGroup& group,
                    const torch::optim::OptimizerParamGroup& local) const {
     return std::ranges::equal(group.params(), local.params(),
@@ -351,8 +357,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
                               });
   }
 
-  // What the program has changed in param_groups(): options, added and removed groups, and which
-  // parameters a group has.
+  // Copies to the local optimizer what the program has changed in param_groups(): options, added
+  // and removed groups, and the parameters of a group.
   void follow_groups() {
     Groups& locals = local_->param_groups();
     for (size_t i = 0; i < param_groups().size(); ++i) {
@@ -363,7 +369,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
       }
       group = outer_group(*core_, group);
       if (i == locals.size()) {
-        // It takes options that are those of the class for ones that were not given.
+        // add_param_group() treats options that equal the defaults of their class as not given, so
+        // the options are set again below.
         local_->add_param_group(local_group(group));
         locals[i].set_options(group.options().clone());
       } else {
@@ -373,7 +380,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     while (locals.size() > param_groups().size()) locals.pop_back();
   }
 
-  // Null for a leaf that is in no group.
+  // Returns the options of the leaf's group; null for a leaf that is in no group.
   const torch::optim::OptimizerOptions* options_of(const at::Tensor& leaf) const {
     for (const auto& group : local_->param_groups()) {
       const auto is_leaf = [&leaf](const at::Tensor& other) { return other.is_same(leaf); };

@@ -1,5 +1,5 @@
-// What a divided optimizer offers beside its numbers: state, waiting, and the sentences for misuse.
-// Its parameter groups: zero_groups_test.cpp.
+// What a divided optimizer offers beside its numbers: state, waiting, and the messages for misuse.
+// zero_groups_test.cpp tests its parameter groups.
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 
 #include <gmock/gmock.h>
@@ -64,7 +64,7 @@ TEST(ZeroRedundancyOptimizer, CallsTheClosureOnce) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The gathers of a step run when the optimizer and the mesh of its group end.
+// The gathers of a step still run when the optimizer and the mesh of its group end.
 TEST(ZeroRedundancyOptimizer, AMeshEndsAfterAStepThatNobodyHasWaitedFor) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     {
@@ -80,7 +80,8 @@ TEST(ZeroRedundancyOptimizer, AMeshEndsAfterAStepThatNobodyHasWaitedFor) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The state is that of the plain optimizer, by original sizes, and goes on on any number of ranks.
+// The state is that of the plain optimizer, with the original sizes, and can be loaded on any
+// number of ranks.
 TEST(ZeroRedundancyOptimizer, StateGoesFromAnyNumberOfRanksToAnyOther) {
   for (const int from : {1, 2, 3, 8}) {
     std::vector<ParameterState> saved;
@@ -124,7 +125,7 @@ TEST(ZeroRedundancyOptimizer, StateGoesFromAnyNumberOfRanksToAnyOther) {
           for (size_t i = 0; i < values.size(); ++i) each->parameters()[i].copy_(values[i]);
         }
         ZeroRedundancyOptimizer<AdamW> zero(net.named_parameters(), group, options());
-        // The undivided one, as the reference: a group of its own for each rank.
+        // The reference is the undivided optimizer, in a group of one for each rank.
         const ProcessGroup alone = init_process_group();
         ZeroRedundancyOptimizer<AdamW> plain(plain_net.named_parameters(), alone, options());
         zero.load_state_dict(saved);
@@ -177,7 +178,7 @@ TEST(ZeroRedundancyOptimizer, RefusesAStateOfOthers) {
                              .scalars = step};
   zero.load_state_dict(std::vector<ParameterState>{given});
   EXPECT_EQ(zero.state_dict().size(), 1U);
-  zero.load_state_dict({});  // a list without a parameter takes its state away
+  zero.load_state_dict({});  // a list without the parameter removes its state
   EXPECT_TRUE(zero.state_dict().empty());
 }
 
@@ -194,7 +195,7 @@ TEST(ZeroRedundancyOptimizer, ParametersArriveWhenTheProgramWaits) {
     zero.wait();
     zero.wait();
     net.in->weight.sum();
-    zero.step();  // without a wait after it
+    zero.step();  // does not wait
     zero.step();
     zero.wait();
   });
@@ -256,7 +257,7 @@ TEST(ZeroRedundancyOptimizer, SaysWhatEachRankSteps) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A wrapper of whole gradients, which gives its module and its group.
+// A wrapper with whole gradients, which has a module and a group.
 struct ReplicatedModel {
   const std::shared_ptr<Net>& module() const { return net; }
   const ProcessGroup& process_group() const { return group; }
@@ -281,7 +282,7 @@ TEST(ZeroRedundancyOptimizer, StepsAWrapperOfWholeGradients) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Without DistributedDataParallel each rank has gradients of its own.
+// Without DistributedDataParallel gradients differ between ranks.
 TEST(ZeroRedundancyOptimizer, NoticesGradientsThatNobodyReduced) {
   const auto result = run_groups(3, [](const ProcessGroup& group, std::string& output) {
     Net net;
@@ -297,7 +298,7 @@ TEST(ZeroRedundancyOptimizer, NoticesGradientsThatNobodyReduced) {
   }
 }
 
-// Some elements of each gradient are compared in every step.
+// Every step compares some elements of each gradient.
 TEST(ZeroRedundancyOptimizer, NoticesALaterStepThatNobodyReduced) {
   const auto result = run_groups(3, [](const ProcessGroup& group, std::string& output) {
     Net net;

@@ -1,5 +1,5 @@
-// The options of a divided optimizer have one place, param_groups(): what the step, a snapshot and
-// the other ranks see are those. And what happens to the parameters at its end.
+// The options of a divided optimizer are in one place, param_groups(): the step, a snapshot and the
+// other ranks see these. Also what happens to the parameters when the optimizer ends.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -52,7 +52,7 @@ TEST(ZeroSettings, ALoadedOptimizerStepsWithTheLoadedOptions) {
       torch::optim::Optimizer& optimizer =
           each == &net ? static_cast<torch::optim::Optimizer&>(zero) : plain;
       train_step(*each, group, optimizer, 0);
-      optimizer.param_groups()[0].options().set_lr(0.01);  // and it is saved before a step
+      optimizer.param_groups()[0].options().set_lr(0.01);  // saved before the next step
     }
     SGD plain_loaded(plain_net.parameters(), SGDOptions(0.1));
     ZeroRedundancyOptimizer<SGD> loaded(net.named_parameters(), group, SGDOptions(0.1));
@@ -69,7 +69,7 @@ TEST(ZeroSettings, ALoadedOptimizerStepsWithTheLoadedOptions) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The base class takes an option of a new group that is the class's for one that was not given.
+// The base class treats an option of a new group that equals the default of its class as not given.
 TEST(ZeroSettings, AGroupThatIsAddedKeepsWhatIsSetLater) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     Net plain_net;
@@ -90,7 +90,7 @@ TEST(ZeroSettings, AGroupThatIsAddedKeepsWhatIsSetLater) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// What both ranks say of an optimizer that rank 1 makes otherwise.
+// Returns the errors of both ranks for an optimizer that rank 1 makes differently.
 std::string refusal_of(const std::function<void(const ProcessGroup&, Net&)>& make) {
   return testing::refusal_of_both_ranks(
       [](const ProcessGroup&) { return std::make_shared<Net>(); },
@@ -126,7 +126,8 @@ TEST(ZeroSettings, GroupsThatDifferBetweenTheRanksAreRefused) {
               HasSubstr("bucket_cap_bytes is 200 on rank 0 and 100 on rank 1"));
 }
 
-// The second group cannot be divided, so the first must not be, either; on one rank or on all.
+// The second group cannot be divided, so the first must not be divided, either; on one rank or on
+// all.
 TEST(ZeroSettings, ARefusedConstructorChangesNothing) {
   for (const int refusing : {1, 2}) {
     const std::string refusal = refusal_of([refusing](const ProcessGroup& group, Net& net) {
@@ -140,7 +141,7 @@ TEST(ZeroSettings, ARefusedConstructorChangesNothing) {
   }
 }
 
-// One buffer holds both or each has its own: the tie would end in any case.
+// Whether one buffer has both or each has its own, the buffers would separate their memory.
 TEST(ZeroSettings, ATieByMemoryIsRefused) {
   for (const int64_t cap : {int64_t{1} << 20, int64_t{100}}) {
     EXPECT_THAT(refusal_of([cap](const ProcessGroup& group, Net& net) {
@@ -225,7 +226,7 @@ TEST(ZeroSettings, AStateThatLacksATensorIsRefusedOnAllRanks) {
   }
 }
 
-// Also while a record of its parameters lives.
+// The values are there even while a record of the parameters exists.
 TEST(ZeroSettings, ParametersAreThereAfterAnOptimizerThatDidNotWait) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     Net plain_net;
@@ -253,7 +254,7 @@ TEST(ZeroSettings, OneThatWasMovedFromSaysSo) {
   const auto refuses = [](const auto& call) {
     EXPECT_THAT(failure_of(call), HasSubstr("it was moved from"));
   };
-  refuses([&] { zero.step(); });  // NOLINT: what it says is the subject
+  refuses([&] { zero.step(); });  // NOLINT: the use after the move is tested
   refuses([&] { zero.wait(); });
   refuses([&] { static_cast<void>(zero.stage()); });
   refuses([&] { static_cast<void>(zero.local_optimizer()); });

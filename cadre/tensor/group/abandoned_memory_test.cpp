@@ -1,5 +1,5 @@
-// Blocking calls of an engine that cannot be aborted fail before it has ended: their memory stays
-// until then, whatever the program does with its tensors.
+// Blocking calls can fail while an engine that cannot be aborted still runs: their memory then
+// stays until the engine has ended, whatever the program does with its tensors.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -29,7 +29,7 @@ using torch::Tensor;
 constexpr Duration kPatience = std::chrono::seconds(20);
 constexpr Duration kSoon = std::chrono::milliseconds(30);
 
-// Reads all of the input and writes all of the output; the numbers mean nothing.
+// An engine that reads all of the input and writes all of the output; the values have no meaning.
 class TouchingPeers final : public testing::FakePeers {
  public:
   Status run(const testing::FakeRank&, const OpContext&, const Collective& collective) override {

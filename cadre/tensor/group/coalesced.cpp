@@ -1,4 +1,4 @@
-// The operations of a ProcessGroup of which one call issues several.
+// The calls of a ProcessGroup that issue several operations at once.
 #include <memory>
 #include <optional>
 #include <utility>
@@ -47,7 +47,7 @@ void check_same_length(const GroupCall& call, const std::vector<at::Tensor>& out
                        inputs.size()));
 }
 
-// Pairs of an all_gather or, with a reduction, of a reduce_scatter.
+// Checks the pairs of an all_gather or, with a reduction, of a reduce_scatter.
 Coalesced checked_pairs(const GroupCall& call, const std::vector<at::Tensor>& outputs,
                         const std::vector<at::Tensor>& inputs, std::optional<Reduction> op) {
   check_same_length(call, outputs, inputs);

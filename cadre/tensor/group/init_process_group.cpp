@@ -15,7 +15,8 @@ namespace cadre {
 
 namespace {
 
-// What a launched process owns, in the order in which it is made; destroyed in reverse.
+// The objects that a launched process owns, in the order in which they are made; they are destroyed
+// in reverse.
 struct Job {
   std::unique_ptr<os::System> system;
   std::unique_ptr<Communicator> communicator;
@@ -55,7 +56,7 @@ ProcessGroup init_process_group(const InitOptions& options) {
                                                         .init_method = options.init_method},
                                                {.timeout = options.timeout, .transport = transport},
                                                job->system->deadline_in(options.connect_timeout));
-  return ProcessGroup(share_group(std::move(job)));  // the handle's copies own the job together
+  return ProcessGroup(share_group(std::move(job)));  // copies of the handle share the job
 }
 
 }  // namespace cadre

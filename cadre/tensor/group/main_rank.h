@@ -5,8 +5,8 @@
 //   const auto data = cadre::main_rank_first(world, [&] { return load_or_convert(folder); },
 //                                            {.of_each_node = true});
 //
-// The main rank is rank 0 of the group or, with of_each_node, the lowest rank of the group on each
-// host: for files on the hosts' own disks.
+// The main rank is rank 0 of the group. With of_each_node each host has one, the lowest rank of the
+// group there, for work on the hosts' own disks.
 //
 // Threads: as ProcessGroup. Blocking: collective; all ranks of the group call the same in the same
 // order. The ranks that wait do so at most for the timeout, which is longer than that of a
@@ -29,11 +29,11 @@ namespace cadre {
 
 struct MainRankOptions {
   bool of_each_node = false;
-  // For the work of the main rank, and again for that of the others.
+  // The limit for the work of the main rank, and again for that of the others.
   Duration timeout = kDefaultMainRankTimeout;
 };
 
-// Whether this rank is a main rank. No communication.
+// Returns whether this rank is a main rank. No communication.
 CADRE_EXPORT bool is_main_rank(const ProcessGroup& group, const MainRankOptions& options = {});
 
 // Runs `work` on the main rank. Returns on all ranks when it has ended.
@@ -41,7 +41,8 @@ CADRE_EXPORT void on_main_rank(const ProcessGroup& group, const std::function<vo
                                const MainRankOptions& options = {});
 
 // Runs `work` on the main rank, then on all others at the same time, which find what it has left
-// behind. Returns when all have ended, on each rank what its own `work` has returned.
+// behind. Returns when all have ended. main_rank_first() returns on each rank what its own `work`
+// has returned.
 CADRE_EXPORT void run_main_rank_first(const ProcessGroup& group, const std::function<void()>& work,
                                       const MainRankOptions& options = {});
 template <typename Work>

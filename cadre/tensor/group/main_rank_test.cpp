@@ -1,5 +1,5 @@
-// What the main rank does, before which other work, which error the ranks throw, and who writes to
-// the log.
+// Tests which work the main rank does and before which other work, which error the ranks throw, and
+// which ranks write to the log.
 #include "cadre/tensor/group/main_rank.h"
 
 #include <gmock/gmock.h>
@@ -54,7 +54,7 @@ TEST(MainRank, OfEachNodeIsTheLowestRankOfTheGroupOnTheHost) {
   EXPECT_EQ(num_runs, 2);
 }
 
-// The error of one rank, in the main rank's turn and in that of the others.
+// One rank throws: first the main rank in its turn, then another rank in the turn of the others.
 TEST(MainRank, ThrowsAnErrorOnAllRanksAndTheGroupStaysUsable) {
   const auto result = run_groups(3, [&](const ProcessGroup& group, std::string& output) {
     for (const int failing : {0, 2}) {

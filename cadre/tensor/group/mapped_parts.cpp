@@ -13,7 +13,7 @@
 namespace cadre {
 namespace {
 
-// The parts of all ranks, or an empty span if this rank cannot map them.
+// Returns the parts of all ranks, or an empty span if this rank cannot map them.
 Bytes try_map(SymmetricBuffer& buffer, int world_size) {
   if (world_size == 1) return buffer.local();
   if (!buffer.shares_memory()) return {};
@@ -23,7 +23,7 @@ Bytes try_map(SymmetricBuffer& buffer, int world_size) {
     return {const_cast<std::byte*>(all.data()), all.size()};
   } catch (const Error& error) {
     if (error.code() != ErrorCode::kUnavailable) throw;
-    return {};  // addresses or mappings are short
+    return {};  // addresses or mappings ran out
   }
 }
 
@@ -97,8 +97,8 @@ void MappedParts::wait_for_peers(uint32_t slot) const {
   }
 }
 
-// Waits for a signal that this rank has just sent to itself: returns at once, or throws if the
-// group has failed.
+// Waits for a signal that this rank sends to itself: returns at once, or throws if the group has
+// failed.
 void MappedParts::check_group(uint32_t slot) const {
   checked("MappedParts::check_group");
   buffer_->signal(group_.rank(), slot);

@@ -2,12 +2,13 @@
 // rank reads what another has written without a copy.
 //
 // Threads: one at a time. Blocking: allocate(), a collective, and wait_for_peers(), until the
-// group's deadline. Lifetime: shares the group; the tensors keep their memory, also after the group
-// and this are gone. Errors: those of the group; kInvalidArgument after this was moved from. After
-// a failure of the group the tensors stay valid, but what they hold is undefined except for this
-// rank's own part, to which its owner alone writes.
-// When a part may be read and when its owner may write is agreed by operations or by signals. Only
-// the owner writes. Source: symmetric memory of NVSHMEM and torch.distributed._symmetric_memory.
+// group's deadline. Lifetime: shares the group; the tensors keep their memory, even when the group
+// and this object are gone. Errors: those of the group; kInvalidArgument after this object was
+// moved from. After a failure of the group the tensors stay valid, but their values are undefined
+// except for this rank's own part, to which this rank alone writes.
+// Only the owner of a part writes to it. Operations or signals must separate these writes from the
+// reads of other ranks. Source: symmetric memory of NVSHMEM and
+// torch.distributed._symmetric_memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -29,41 +30,41 @@ namespace cadre {
 
 class CADRE_EXPORT MappedParts {
  public:
-  // The size of a part in bytes is a multiple of this one.
+  // The size of a part in bytes is a multiple of this number.
   static constexpr int64_t kPageBytes = 4096;
 
-  // numel: elements of each part, at least 1; numel elements of dtype are a multiple of kPageBytes,
-  // or kInvalidArgument. numel and dtype are the same on all ranks. The memory is zeroed. Returns
-  // nullopt on all ranks if the ranks share no memory or one of them cannot map it. In a world of
-  // one the memory is private.
+  // numel: elements of each part, at least 1. Throws kInvalidArgument unless numel elements of
+  // dtype fill a multiple of kPageBytes. numel and dtype are the same on all ranks. The memory is
+  // zeroed. Returns nullopt on all ranks if the ranks share no memory or one of them cannot map it.
+  // In a world of one the memory is private.
   static std::optional<MappedParts> allocate(const ProcessGroup& group, int64_t numel,
                                              at::ScalarType dtype);
 
-  // (world_size * numel), the parts in rank order. Throws the failure of the group, if it has
-  // failed.
+  // Returns all parts in rank order, (world_size * numel). Throws the failure of the group, if it
+  // has failed.
   const at::Tensor& whole() const;
-  // The same also in a failed group, to look at what a lost rank has written last.
+  // Returns the same tensor also in a failed group, to look at what a lost rank has written last.
   const at::Tensor& whole_after_failure() const;
-  // (numel), the part of this rank; it has a storage of its own.
+  // Returns the part of this rank, (numel), which has a storage of its own.
   const at::Tensor& own() const;
 
   // Signals all other ranks. slot: below SymmetricBuffer::kNumSignals. Never blocks.
   void signal_peers(uint32_t slot) const;
-  // Takes one signal of each other rank; what these wrote before it is seen. A timeout names the
-  // rank that is missing.
+  // Takes one signal of each other rank; what these wrote before they signaled is visible then. A
+  // timeout names the rank that is missing.
   void wait_for_peers(uint32_t slot) const;
-  // Throws the failure of the group, if it has failed; else returns at once. For a loop that reads
-  // or writes parts without an operation of the group, and so would not see the loss of a rank. It
-  // signals this rank itself in `slot`, which no other call uses.
+  // Throws the failure of the group, if it has failed; else returns at once. Meant for a loop that
+  // reads or writes parts without an operation of the group, and so would not notice the loss of a
+  // rank. It signals this rank itself in `slot`, which no other call may use.
   void check_group(uint32_t slot) const;
-  // Lost ranks of the group: killed, or left.
+  // Returns the ranks of the group that were killed or have left.
   std::vector<int> lost_ranks() const;
 
  private:
   MappedParts(const ProcessGroup& group, std::shared_ptr<SymmetricBuffer> buffer)
       : group_(group), buffer_(std::move(buffer)) {}
   Deadline deadline() const;
-  // Refuses `call` after this was moved from.
+  // Returns this object; throws an error that names `call` if the object was moved from.
   const MappedParts& checked(std::string_view call) const;
 
   ProcessGroup group_;

@@ -1,21 +1,21 @@
 // A group of ranks that exchange tensors: checks, the dtype map, and lifetime over a Communicator.
 //
-// Threads: as Communicator; it has no thread, socket or lock of its own.
-// Blocking: the operations without `_async`. Lifetime: a cheap value over shared state; a Work
-// keeps its tensors alive. Errors: cadre::Error. An argument that is refused on this rank
-// (kInvalidArgument: an unsupported tensor, a timeout that is not positive) leaves the group usable
-// on all ranks, because nothing has been issued: call it again with valid arguments. A failure,
-// also shapes or dtypes that differ between ranks (kInvalidArgument on all of them), ends the
-// group; error() tells the two apart. A handle that was moved from refuses every call. Tensors:
-// CPU, dense; every dtype of core/base/types.h; any shape, also 0-dim and empty. Which operations a
-// dtype supports, and what they compute: docs/guide/reference/reductions.md. Ranks are group ranks.
-// Autograd does not record these operations (backward/differentiable.h has those that it records),
-// but a tensor that one may write counts as changed in place: its version counter moves when the
-// call is made, so that a backward that needs the values of before throws; and while gradients are
-// recorded a leaf that requires grad, or a view of one, is refused, as by torch's in-place
-// operations.
-// Source: c10d::ProcessGroup, and of the comparison its TORCH_DISTRIBUTED_DEBUG=DETAIL. Guide:
-// docs/guide/reference/groups-and-messages.md and errors.md.
+// Threads: as Communicator; it has no thread, socket or lock of its own. Blocking: the operations
+// without `_async`. Lifetime: a cheap value over shared state; a Work keeps its tensors alive.
+// Errors: cadre::Error. An argument that is refused on this rank (kInvalidArgument: an unsupported
+// tensor, a timeout that is not positive) leaves the group usable on all ranks, because nothing has
+// been issued: repeat the call with valid arguments. A failure ends the group; shapes or dtypes
+// that differ between ranks are a failure, too (kInvalidArgument on all of them). error() tells the
+// two apart. A handle that was moved from refuses every call. Tensors: CPU, dense; every dtype of
+// core/base/types.h; any shape, also 0-dim and empty. docs/guide/reference/reductions.md says which
+// operations a dtype supports, and what they compute. Ranks are group ranks.
+// Autograd does not record these operations (backward/differentiable.h has operations that it
+// records). But a tensor to which a call writes counts as changed in place: its version counter
+// moves when the call is made, so that a backward that needs the earlier values throws. While
+// gradients are recorded, a leaf that requires grad, or a view of one, is refused, as by torch's
+// in-place operations.
+// Source: c10d::ProcessGroup, and its TORCH_DISTRIBUTED_DEBUG=DETAIL for the comparison of the
+// ranks' calls. Guide: docs/guide/reference/groups-and-messages.md and errors.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,7 +38,7 @@
 
 namespace cadre {
 
-// Options of the operations. timeout: positive, counted from the call; without one, the timeout of
+// Options of the operations. timeout: positive, counted from the call; by default the timeout of
 // the group (InitOptions::timeout), counted from the start of the operation. op: a ReduceOp, or
 // Reduction::premul_sum(factor).
 struct AllReduceOptions {
@@ -72,13 +72,14 @@ struct ScatterOptions {
   int root = 0;
   std::optional<Duration> timeout = {};
 };
-// Sizes along dimension 0, one for each rank. Empty: even. Either all ranks give splits or none.
+// Sizes along dimension 0, one for each rank; an empty list divides the rows evenly. A list of
+// splits is given on all ranks or on no rank.
 struct AllToAllOptions {
-  std::vector<int64_t> output_split_sizes = {};  // what comes from each rank
-  std::vector<int64_t> input_split_sizes = {};   // what goes to each rank
+  std::vector<int64_t> output_split_sizes = {};  // number of rows that come from each rank
+  std::vector<int64_t> input_split_sizes = {};   // number of rows that go to each rank
   std::optional<Duration> timeout = {};
 };
-// The tensors of the lists have the sizes.
+// The tensors of the lists give the sizes.
 struct AllToAllListOptions {
   std::optional<Duration> timeout = {};
 };
@@ -104,11 +105,11 @@ struct P2POp {
   int tag = 0;
 };
 struct BatchOptions {
-  std::optional<Duration> timeout = {};  // for each message
+  std::optional<Duration> timeout = {};  // limit of each message
 };
 
-// As SplitOptions and StoreGroupOptions of core/comm/groups/split.h. timeout: until all ranks that
-// are to call it have.
+// The fields mean the same as in SplitOptions and StoreGroupOptions of core/comm/groups/split.h.
+// timeout: the limit until all ranks that must make the call have made it.
 struct SplitGroupOptions {
   std::optional<int> color = {};
   int key = 0;
@@ -126,7 +127,8 @@ struct NewGroupOverStoreOptions {
 };
 
 struct RejoinOptions {
-  // For ranks that are not known to be lost; the group goes on without those that do not come.
+  // The limit for ranks that are not known to be lost; the group goes on without those that do not
+  // come.
   Duration timeout = kDefaultConnectTimeout;
   Duration connect_timeout = kDefaultConnectTimeout;
 };
@@ -140,36 +142,37 @@ class CADRE_EXPORT ProcessGroup {
   // An int, so that it goes where a number goes: torch::full(), std::max(), printf().
   int rank() const;
   int world_size() const;
-  // Where the ranks of this group run. A host is a running kernel in one network namespace, so that
-  // containers with networks of their own are different hosts. local_rank() counts the ranks of
-  // this group on this rank's host, node_rank() the hosts of this group in the order of their
-  // lowest ranks. They do not read LOCAL_RANK and its like, and are right without a launcher, too.
+  // These functions say where the ranks of this group run. A host is a running kernel in one
+  // network namespace, so that containers with networks of their own are different hosts.
+  // local_rank() counts the ranks of this group on this rank's host, node_rank() the hosts of this
+  // group in the order of their lowest ranks. The functions do not read LOCAL_RANK and the like, so
+  // they are right without a launcher, too.
   int local_rank() const;
   int local_world_size() const;
   int node_rank() const;
   int num_nodes() const;
-  // The name of this rank's host, as errors have it.
+  // Returns the name of this rank's host, as errors have it.
   std::string host() const;
   const std::string& name() const;
   Communicator& communicator() const;
-  // The failure of the group, which every later call throws; nullopt while the group is usable. As
-  // Communicator::error().
+  // Returns the failure of the group, which every later call throws; nullopt while the group is
+  // usable. Does the same as Communicator::error().
   std::optional<Error> error() const;
 
-  // In place. tensor: any shape. The blocking calls pack a non-contiguous tensor and copy it back;
-  // the asynchronous ones refuse it, because they could not copy it back. The memory of an
-  // asynchronous call is kept until it is done, even if the tensor is resized or gets other memory
-  // meanwhile.
+  // These operations work in place. tensor: any shape. The blocking calls pack a non-contiguous
+  // tensor and copy it back; the asynchronous ones refuse it, because they could not copy it back.
+  // The memory of an asynchronous call is kept until it is done, even if the tensor is resized or
+  // gets other memory meanwhile.
   void all_reduce(const at::Tensor& tensor, const AllReduceOptions& options = {}) const;
   Work all_reduce_async(const at::Tensor& tensor, const AllReduceOptions& options = {}) const;
   void broadcast(const at::Tensor& tensor, const BroadcastOptions& options = {}) const;
   Work broadcast_async(const at::Tensor& tensor, const BroadcastOptions& options = {}) const;
-  // The root's tensor becomes the reduction, with the bits of all_reduce; the others' keep their
-  // content.
+  // The root's tensor becomes the reduction, with the bits of all_reduce; the tensors of the other
+  // ranks keep their content.
   void reduce(const at::Tensor& tensor, const ReduceOptions& options = {}) const;
   Work reduce_async(const at::Tensor& tensor, const ReduceOptions& options = {}) const;
 
-  // A verb has one name, for tensors and for lists; c10d has names of their own for the flat forms:
+  // A verb has one name, for tensors and for lists; c10d has separate names for the flat forms:
   // all_gather_into_tensor, reduce_scatter_tensor and all_to_all_single.
   //
   // Flat forms: the parts of the ranks lie one behind the other in one tensor. Both tensors are
@@ -186,13 +189,14 @@ class CADRE_EXPORT ProcessGroup {
                       const ReduceScatterOptions& options = {}) const;
   Work reduce_scatter_async(const at::Tensor& output, const at::Tensor& input,
                             const ReduceScatterOptions& options = {}) const;
-  // On the root as all_gather. Elsewhere output is ignored; pass an undefined tensor.
+  // On the root the shapes are those of all_gather. Other ranks ignore output; pass an undefined
+  // tensor there.
   void gather(const at::Tensor& output, const at::Tensor& input,
               const GatherOptions& options = {}) const;
   Work gather_async(const at::Tensor& output, const at::Tensor& input,
                     const GatherOptions& options = {}) const;
-  // On the root input.numel() == world_size * output.numel(). Elsewhere input is ignored; pass an
-  // undefined tensor.
+  // On the root input.numel() == world_size * output.numel(). Other ranks ignore input; pass an
+  // undefined tensor there.
   void scatter(const at::Tensor& output, const at::Tensor& input,
                const ScatterOptions& options = {}) const;
   Work scatter_async(const at::Tensor& output, const at::Tensor& input,
@@ -222,31 +226,32 @@ class CADRE_EXPORT ProcessGroup {
                       const ReduceScatterOptions& options = {}) const;
   Work reduce_scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                             const ReduceScatterOptions& options = {}) const;
-  // As many elements from each rank. Elsewhere than on the root outputs is ignored; pass an empty
-  // list.
+  // Each rank sends equally many elements. Ranks other than the root ignore outputs; pass an empty
+  // list there.
   void gather(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
               const GatherOptions& options = {}) const;
   Work gather_async(const std::vector<at::Tensor>& outputs, const at::Tensor& input,
                     const GatherOptions& options = {}) const;
-  // As many elements for each rank. Elsewhere than on the root inputs is ignored; pass an empty
-  // list.
+  // Each rank receives equally many elements. Ranks other than the root ignore inputs; pass an
+  // empty list there.
   void scatter(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                const ScatterOptions& options = {}) const;
   Work scatter_async(const at::Tensor& output, const std::vector<at::Tensor>& inputs,
                      const ScatterOptions& options = {}) const;
-  // Sends inputs[r] to rank r and receives outputs[r] from it; any sizes, which are compared as
-  // those of the flat form are.
+  // Sends inputs[r] to rank r and receives outputs[r] from it. Sizes are free and are compared in
+  // the same way as in the flat form.
   void all_to_all(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
                   const AllToAllListOptions& options = {}) const;
   Work all_to_all_async(const std::vector<at::Tensor>& outputs,
                         const std::vector<at::Tensor>& inputs,
                         const AllToAllListOptions& options = {}) const;
 
-  // Several operations in one call and under one Work, in the order of the list, which is the same
-  // on all ranks; lists of different lengths fail with kInvalidArgument on all ranks before data
-  // moves. All tensors are checked before the first operation is issued. Tensors: as those of the
-  // operation in its asynchronous form; their dtypes may differ; no tensor of an entry overlaps one
-  // of another entry; the list is not empty. The Work's error is the first one.
+  // Run several operations in one call and under one Work, in the order of the list, which is the
+  // same on all ranks; lists of different lengths fail with kInvalidArgument on all ranks before
+  // data moves. All tensors are checked before the first operation is issued. The rules for tensors
+  // are those of the operation in its asynchronous form; dtypes may differ between entries; no
+  // tensor of an entry overlaps one of another entry; the list is not empty. The Work's error is
+  // that of the first entry that failed.
   void all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
                             const AllReduceOptions& options = {}) const;
   Work all_reduce_coalesced_async(const std::vector<at::Tensor>& tensors,
@@ -264,33 +269,34 @@ class CADRE_EXPORT ProcessGroup {
                                       const std::vector<at::Tensor>& inputs,
                                       const ReduceScatterOptions& options = {}) const;
 
-  // A rank that does not come is named by the error of those that wait: what c10d's
-  // monitored_barrier is for.
+  // The error of the ranks that wait names a rank that does not come, as c10d's monitored_barrier
+  // does.
   void barrier(const BarrierOptions& options = {}) const;
   Work barrier_async(const BarrierOptions& options = {}) const;
 
-  // Messages. A tensor that is sent may have any layout; what is received follows all_reduce.
+  // Messages. A sent tensor may have any layout; a received tensor follows the rules of all_reduce.
   void send(const at::Tensor& tensor, int destination, const MessageOptions& options = {}) const;
   Work send_async(const at::Tensor& tensor, int destination,
                   const MessageOptions& options = {}) const;
   void recv(const at::Tensor& tensor, int source, const MessageOptions& options = {}) const;
   Work recv_async(const at::Tensor& tensor, int source, const MessageOptions& options = {}) const;
-  // Receives from the rank that sends first with this tag, and returns that rank. c10d's
+  // Receives from the rank that sends first with this tag, and returns that rank. Source: c10d's
   // recv without a source.
   int recv_from_any(const at::Tensor& tensor, const MessageOptions& options = {}) const;
-  // All messages at once, so that no order of sends and receives in the list can deadlock. All are
-  // checked before the first is issued; received tensors are contiguous. An empty list issues
-  // nothing and succeeds at once, so that a rank without a neighbour needs no case of its own.
-  // Source: c10d's batch_isend_irecv.
+  // Starts all messages at once, so that no order of sends and receives in the list can deadlock.
+  // All are checked before the first is issued; received tensors are contiguous. An empty list
+  // issues nothing and succeeds at once, so that a rank without a neighbour needs no case of its
+  // own. Source: c10d's batch_isend_irecv.
   void batch_send_recv(const std::vector<P2POp>& ops, const BatchOptions& options = {}) const;
   Work batch_send_recv_async(const std::vector<P2POp>& ops, const BatchOptions& options = {}) const;
 
-  // (numel) of `dtype` in memory that the ranks of a host share; collective, same arguments on all
-  // ranks. Zeroed. The tensor keeps the memory alive, also after the group is closed.
+  // Returns a zeroed tensor (numel) of `dtype` in memory that the ranks of a host share.
+  // Collective, with the same arguments on all ranks. The tensor keeps the memory alive, also after
+  // the group is closed.
   at::Tensor empty_symmetric(int64_t numel, at::ScalarType dtype) const;
-  // Memory of which every rank owns `numel` elements and reads those of all: mapped_parts.h.
-  // Collective. Returns nullopt on all ranks if the ranks share no memory or one of them cannot map
-  // it.
+  // Returns memory of which every rank owns `numel` elements and reads those of all
+  // (mapped_parts.h). Collective. Returns nullopt on all ranks if the ranks share no memory or one
+  // of them cannot map it.
   std::optional<MappedParts> map_parts(int64_t numel, at::ScalarType dtype) const;
 
   // Create subgroups; every rank of this group calls them in the order of its operations. A rank
@@ -299,29 +305,30 @@ class CADRE_EXPORT ProcessGroup {
   std::optional<ProcessGroup> split(const SplitGroupOptions& options) const;
   std::optional<ProcessGroup> new_group(const std::vector<int>& ranks,
                                         const NewGroupOptions& options = {}) const;
-  // A subgroup that only its members create; the other ranks do not call it.
+  // Creates a subgroup with a call of its members only; the other ranks do not call it.
   ProcessGroup new_group_over_store(const std::vector<int>& ranks,
                                     const NewGroupOverStoreOptions& options) const;
-  // Closes this group, which fails on all ranks if it has not failed yet, and connects a new one of
-  // the ranks that are left, which all call it and keep their order. An operation that has ended on
-  // this rank may still run on another one, also a barrier: it may throw kAborted there, and that
-  // rank calls rejoin() as after any failure. As rejoin_group() in core/comm/groups/rejoin_group.h.
+  // Closes this group, which fails on all ranks if it has not failed yet, and connects a new group
+  // of the ranks that are left, which all make this call and keep their order. An operation that
+  // has ended on this rank, a barrier too, may still run on another rank: there it may throw
+  // kAborted, and that rank calls rejoin() as after any failure. Does the same as rejoin_group() in
+  // core/comm/groups/rejoin_group.h.
   ProcessGroup rejoin(const RejoinOptions& options = {}) const;
-  // The ranks of this group in the world, by rank of this group; one of them; and the reverse,
-  // nullopt for a rank of the world that is not in this group. c10d's get_process_group_ranks,
-  // get_global_rank and get_group_rank.
+  // Convert between ranks of this group and ranks of the world: all ranks of this group, in its
+  // order; one of them; and the reverse, nullopt for a rank of the world that is not in this group.
+  // Source: c10d's get_process_group_ranks, get_global_rank and get_group_rank.
   std::vector<int> global_ranks() const;
   int global_rank(int group_rank) const;
   std::optional<int> group_rank(int global_rank) const;
 
   // Fails this group on all ranks: pending and later operations throw kAborted with `reason`. Never
-  // blocks, and may be called from any thread, for example by one that watches for a failure of its
-  // own. As Communicator::abort().
+  // blocks, and may be called from any thread, for example by a thread of the program that watches
+  // for failures. Does the same as Communicator::abort().
   void abort(const std::string& reason) const;
   // Waits up to `timeout` for pending operations, then leaves the group. Operations that are
   // pending after that time are aborted: their Work::wait() throws kAborted, on all ranks; close()
   // does not. It throws kInvalidArgument for a timeout that is not positive, and if the last
-  // collectives of the ranks differed. As Communicator::close().
+  // collectives of the ranks differed. Does the same as Communicator::close().
   void close(Duration timeout = kDefaultCloseTimeout) const;
 
  private:
@@ -330,31 +337,31 @@ class CADRE_EXPORT ProcessGroup {
   std::shared_ptr<Communicator> communicator_;
 };
 
-// Both timeouts are positive. What is left out comes from the environment.
+// Both timeouts are positive. The environment supplies what is left out.
 struct InitOptions {
-  // This process and how many there are: both, or neither.
+  // The rank of this process and the number of processes: give both, or neither.
   std::optional<int> rank = {};
   std::optional<int> world_size = {};
-  // Where the processes meet: "tcp://HOST:PORT" of rank 0, "file:///PATH" on one host, or "env://",
-  // which is the default: MASTER_ADDR and MASTER_PORT.
+  // The place where the processes meet: "tcp://HOST:PORT" of rank 0, "file:///PATH" on one host, or
+  // "env://", which is the default: MASTER_ADDR and MASTER_PORT.
   std::string init_method = {};
   // "host": shared memory, or an error if a rank is on another host; "net": TCP, also on one host.
-  // Empty or "gloo", PyTorch's name for collectives on CPUs: the first where all ranks share a
-  // host, else the second. Others are refused. The same on all ranks.
+  // Empty or "gloo" (PyTorch's name for collectives on CPUs): "host" if all ranks share a host,
+  // else "net". Other names are refused. The same on all ranks.
   std::string backend = {};
-  // For each operation without a timeout of its own, from its start: collectives, messages and
-  // waits for signals, in the world and in the groups that are split from it.
+  // The limit of each operation without a timeout of its own, from its start: of collectives,
+  // messages and waits for signals, in the world and in the groups that are split from it.
   Duration timeout = kDefaultOperationTimeout;
-  // For init_process_group(): until all ranks have come and are connected. split(), new_group() and
-  // rejoin() have arguments of their own.
+  // The limit of init_process_group(), until all ranks have come and are connected. split(),
+  // new_group() and rejoin() have timeouts of their own.
   Duration connect_timeout = kDefaultConnectTimeout;
 };
 
 // Joins the job that the options and the environment describe: RANK, WORLD_SIZE, MASTER_ADDR,
 // MASTER_PORT and CADRE_JOB_TOKEN, as `cadre run` or torchrun sets them. Without a rank and a world
-// size, a world of one. CADRE_LOG and CADRE_FLIGHT_RECORDS apply in both cases. All variables:
-// core/rendezvous/job_environment.h. Throws kInvalidArgument for an option or a variable with an
-// invalid value, kTimeout with the ranks that are missing, and the errors of
+// size it makes a world of one. CADRE_LOG and CADRE_FLIGHT_RECORDS apply in both cases.
+// core/rendezvous/job_environment.h lists all variables. Throws kInvalidArgument for an option or a
+// variable with an invalid value, kTimeout with the ranks that are missing, and the errors of
 // Communicator::connect().
 CADRE_EXPORT ProcessGroup init_process_group(const InitOptions& options = {});
 

@@ -1,4 +1,4 @@
-// What autograd notices of the operations: version counters and refused leaves.
+// Effects of the operations on autograd: version counters and refused leaves.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -18,7 +18,7 @@ using testing::require;
 using testing::run_groups;
 using torch::Tensor;
 
-// Each writes `tensor` of (2, 4), on two ranks.
+// A call that writes `tensor`, (2, 4), on two ranks.
 struct Write {
   const char* name;
   std::function<void(const ProcessGroup&, const Tensor& tensor)> run;
@@ -72,7 +72,8 @@ std::vector<Write> all_writes() {
   };
 }
 
-// reduce() needs one root on all ranks, so only its refusal is tested with the others.
+// reduce() needs one root on all ranks, so it is left out here; only its refusal is tested with the
+// others.
 TEST(ProcessGroupAutograd, ABackwardThatNeedsTheValuesOfBeforeThrows) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     for (const Write& write : all_writes()) {
@@ -134,7 +135,8 @@ TEST(ProcessGroupAutograd, ALeafThatRequiresGradIsRefusedOutsideNoGradGuard) {
                 std::string(write.name) + ": " + failure);
       }
       if (std::string_view(write.name) == "recv_from_any") {
-        group.recv(torch::empty({2, 4}), 1 - group.rank());  // both of the refused receives'
+        // Serves the receives of both refused calls
+        group.recv(torch::empty({2, 4}), 1 - group.rank());
         group.recv(torch::empty({2, 4}), 1 - group.rank());
       }
       if (std::string_view(write.name) == "reduce") continue;
@@ -142,7 +144,7 @@ TEST(ProcessGroupAutograd, ALeafThatRequiresGradIsRefusedOutsideNoGradGuard) {
       write.run(group, leaf);
       require(leaf.is_leaf() && leaf.requires_grad(), "a leaf as before");
     }
-    // What is part of a graph is no leaf; as an input a leaf is only read.
+    // A tensor that is part of a graph is no leaf; a leaf that is an input is only read.
     const Tensor leaf = torch::ones({4}).requires_grad_();
     group.all_reduce(leaf * 2);
     group.all_gather(torch::empty({8}), leaf);

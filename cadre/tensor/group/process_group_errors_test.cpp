@@ -33,7 +33,7 @@ void expect_on_ranks(int world_size, const Call& body) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The error that the call throws; fails the rank if it throws none.
+// Returns the error that the call throws; fails the rank if it throws none.
 Error error_of_call(const std::function<void()>& call) {
   try {
     call();
@@ -66,7 +66,7 @@ Tensor row() {
   return torch::ones({2});
 }
 
-// Every way to call an operation whose name is another one's inside.
+// Returns all calls of operations that are implemented by another operation with another name.
 std::vector<NamedCall> calls_by_name() {
   using Tensors = std::vector<Tensor>;
   return {
@@ -168,7 +168,7 @@ TEST(ProcessGroupErrors, ATimeoutOfAWaitLeavesTheOperationAndTheGroupUsable) {
   });
 }
 
-// Refused on rank 0 alone, which then makes the call that rank 1 waits in.
+// Rank 0 alone refuses the argument, and then makes the call for which rank 1 waits.
 TEST(ProcessGroupErrors, ARefusedArgumentLeavesTheGroupUsableOnAllRanks) {
   expect_on_ranks(2, [](const ProcessGroup& group) {
     if (group.rank() == 0) {
@@ -217,7 +217,7 @@ std::string fields_of_all_gather(const ProcessGroup& group, Duration timeout) {
   return testing::failed_fields_of([&] { group.all_gather(parts, row(), {.timeout = timeout}); });
 }
 
-// A rank that refuses a call and does not repeat it is named to those that wait for it.
+// A rank refuses a call and does not repeat it: the errors of the ranks that wait name it.
 TEST(ProcessGroupErrors, ARankThatRefusesAndCallsNothingIsTheCulpritOfTheOthersTimeouts) {
   expect_on_ranks(3, [](const ProcessGroup& group) {
     if (group.rank() == 1) {
@@ -261,7 +261,7 @@ TEST(ProcessGroupErrors, AFailureIsKeptAndThrownByEveryLaterCall) {
   });
 }
 
-// Each call that a handle has.
+// Returns every call that a handle has.
 std::vector<NamedCall> all_calls() {
   std::vector<NamedCall> calls = calls_by_name();
   const auto add = [&](std::string name, Call call) {
@@ -292,7 +292,7 @@ TEST(ProcessGroupErrors, AHandleThatWasMovedFromRefusesEveryCall) {
     ProcessGroup handle = group;
     const ProcessGroup owner = std::move(handle);
     for (const NamedCall& named : all_calls()) {
-      // NOLINTNEXTLINE(bugprone-use-after-move): what the test is about
+      // NOLINTNEXTLINE(bugprone-use-after-move): the test uses a handle that was moved from
       const Error error = error_of_call([&] { named.call(handle); });
       require(error.code() == ErrorCode::kInvalidArgument, error.message());
       require(error.message().find("was moved from") != std::string::npos,
@@ -369,7 +369,7 @@ TEST(ProcessGroupErrors, CoalescedListsRefuseTensorsThatOverlapAndNoTensors) {
           g.all_reduce_coalesced({part(4, 9), row(), part(0, 5)});
         },
         problem);
-    // Input 2 overlaps output 0 behind input 0, which is this rank's slice of that.
+    // Input 2 overlaps output 0 behind input 0, which is this rank's slice of output 0.
     const int64_t at = 2 * group.rank();
     require_refused(
         group, "all_gather_coalesced",
@@ -381,7 +381,8 @@ TEST(ProcessGroupErrors, CoalescedListsRefuseTensorsThatOverlapAndNoTensors) {
     require_refused(
         group, "all_reduce_coalesced", [](const auto& g) { g.all_reduce_coalesced({}); },
         "the list of tensors is empty");
-    // Neighbours in one tensor, and an input that is this rank's slice of its own output.
+    // Lets tensors be neighbours in one tensor, and an input be this rank's slice of its own
+    // output.
     group.all_reduce_coalesced({part(0, 4), part(4, 8), part(8, 12)});
     group.all_gather_coalesced({part(0, 4), part(4, 8)}, {part(at, at + 2), part(4 + at, 6 + at)});
   });
@@ -399,8 +400,8 @@ TEST(ProcessGroupErrors, ANegativeColorIsInNoGroup) {
   });
 }
 
-// Through the works of a plain operation, of a list form and of several messages. Rank 1 takes part
-// when the callback is there.
+// Waits for the works of a plain operation, of a list form and of several messages. Rank 1 takes
+// part only after the callback was set.
 TEST(ProcessGroupErrors, AWaitThrowsTheExceptionOfACallback) {
   struct UsersOwn {};
   const std::vector<std::function<Work(const ProcessGroup&)>> forms = {

@@ -52,7 +52,7 @@ TEST(ProcessGroup, SaysWhatMovesItsBytes) {
               }).ok());
 }
 
-// A rank used as a number: as a value, in comparisons, in printf's arguments.
+// A rank works as a number: as a value, in comparisons, and as an argument of printf.
 TEST(ProcessGroup, ItsRankIsANumber) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     require(torch::full({2}, group.rank())[0].item<int>() == group.rank(), "full");
@@ -87,7 +87,7 @@ class WatchedAllocator : public c10::Allocator {
   }
 };
 
-// (100) float32 of ones, of libtorch's own allocator for the time of the call.
+// Returns 100 float32 ones, in memory of a WatchedAllocator.
 Tensor watched_ones() {
   static WatchedAllocator allocator;
   c10::Storage storage(c10::Storage::use_byte_size_t{}, 400, &allocator, /*resizable=*/true);
@@ -125,7 +125,7 @@ TEST(ProcessGroup, MemoryOfAnOperationInFlightIsNotFreed) {
   }
 }
 
-// A temporary copy is fine as an input; as an output its result would be lost.
+// A temporary copy is a good remedy for an input; for an output its result would be lost.
 TEST(ProcessGroup, ItsRemediesKeepTheResult) {
   const auto result = run_groups(1, [](const ProcessGroup& group) {
     const auto expect = [](const std::function<void()>& call, const std::string& remedy) {
@@ -154,7 +154,7 @@ TEST(ProcessGroup, ItsRemediesKeepTheResult) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Three ranks on the first host and one on the second one, in virtual time.
+// Three ranks are on the first host and one is on the second, in virtual time.
 TEST(ProcessGroup, KnowsOnWhichHostsItsRanksRun) {
   sim::Simulator simulator(1, {.ranks_per_host = {3, 1}});
   const auto store = std::make_shared<HashStore>(simulator.system(0));
@@ -205,7 +205,7 @@ TEST(ProcessGroup, IsMadeOfWhatTheProgramSaysWithoutALauncher) {
               ::testing::HasSubstr("InitOptions::backend is \"nccl\"; pass \"host\" or \"net\""));
 }
 
-// Rank 1 does not call it.
+// Rank 1 does not make the call.
 TEST(ProcessGroup, IsMadeByItsMembersAlone) {
   const auto result = run_groups(3, [](const ProcessGroup& world) {
     const NewGroupOverStoreOptions options{

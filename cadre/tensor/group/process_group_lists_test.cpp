@@ -1,5 +1,5 @@
-// The list forms, the coalesced forms and the batches against plain formulas on thread ranks, and
-// their refusals.
+// The list forms, the coalesced forms and the batches against plain formulas, and their refusals.
+// Ranks are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -40,7 +40,8 @@ INSTANTIATE_TEST_SUITE_P(ProcessGroup, ListsOnRanks,
                                            std::tuple(4, TransportChoice::kAuto),
                                            std::tuple(3, TransportChoice::kTcp)));
 
-// What rank `from` brings for rank `to`, in memory with gaps: (rows, 2), of which some are empty.
+// Returns the rows that rank `from` sends to rank `to`, in memory with gaps: (rows, 2); some parts
+// are empty.
 Tensor brought(int from, int to, int64_t rows, at::ScalarType type = torch::kFloat) {
   return (torch::arange(rows * 2, torch::kLong).view({2, rows}) % 5 + from + 2 * to).to(type).t();
 }
@@ -49,7 +50,7 @@ int64_t uneven_rows(int rank) {
   return rank % 3 == 1 ? 0 : 2 + rank;
 }
 
-// Zeros of another layout than the input's, so that the result is copied into place.
+// Returns zeros whose layout differs from the input's, so that the result is copied into place.
 Tensor empty_like_rows(int64_t rows, at::ScalarType type = torch::kFloat) {
   return torch::zeros({rows, 4}, type).slice(1, 0, 4, 2);
 }
@@ -80,7 +81,7 @@ TEST_P(ListsOnRanks, AllGatherOfUnevenAndEvenLists) {
   });
 }
 
-// Also where their sizes happen to be equal.
+// Parts may differ in shape even if their sizes are equal.
 TEST(ProcessGroupListsTest, PartsMayDifferInShape) {
   const auto result = testing::run_groups(2, [](const ProcessGroup& group) {
     const auto shape_of = [](int rank) {
@@ -134,7 +135,8 @@ TEST_P(ListsOnRanks, ReduceScatterOfUnevenAndEvenListsOfEveryDType) {
           }
           const Tensor output = empty_like_rows(rows(group.rank()), type);
           group.reduce_scatter(output, inputs, {.op = op});
-          // At most 13^4: exact in every dtype but those of 8 and 16 bits, which saturate or round.
+          // Values are at most 13^4: exact in every dtype except those of 8 and 16 bits, which
+          // saturate or round.
           const Tensor exact = reduced(op, torch::stack(stacked).to(torch::kDouble));
           const bool is_narrow = at::elementSize(type) < 4 && type != torch::kBool;
           if (!is_narrow || op == ReduceOp::kMax || op == ReduceOp::kMin) {
@@ -252,7 +254,7 @@ TEST_P(ListsOnRanks, CoalescedCallsAreTheCallsOneByOne) {
   });
 }
 
-// Large messages, which wait for their receives: one by one these blocking calls would deadlock.
+// Large messages wait for their receives, so one by one these blocking calls would deadlock.
 TEST_P(ListsOnRanks, ABatchOfSendsBeforeReceives) {
   expect_on_all([](const ProcessGroup& group) {
     const int n = group.world_size();
@@ -346,7 +348,7 @@ TEST(ProcessGroup, ListsThatCannotTakePartAreRefusedBeforeAnythingIsSent) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Each would hold what came last.
+// Without the refusal, each output would hold the value that was written last.
 TEST(ProcessGroup, ListsOfOutputsThatShareMemoryAreRefused) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const auto expect = [&](const std::function<void()>& call) {

@@ -1,4 +1,4 @@
-// Each operation against its formula on thread ranks, and each refusal by its sentence.
+// Each operation against its formula, and each refusal by its sentence. Ranks are threads.
 #include "cadre/tensor/group/process_group.h"
 
 #include <gmock/gmock.h>
@@ -43,7 +43,7 @@ TEST_P(OnRanks, AllReduceOfEveryDTypeAndShape) {
            {std::vector<int64_t>{}, {0}, {1}, {3, 5}, {40000}}) {
         const Tensor tensor = torch::full(shape, group.rank() + 1, type);
         group.all_reduce(tensor);
-        // A bool holds whether any is true, and full() stores 1 for it.
+        // A bool sum is true if any value is true, and full() stores 1 for it.
         require(torch::equal(tensor, torch::full(shape, n * (n + 1) / 2, type)), "sum");
         const Tensor largest = torch::full(shape, group.rank() + 1, type);
         group.all_reduce_async(largest, {.op = ReduceOp::kMax}).wait();
@@ -56,7 +56,7 @@ TEST_P(OnRanks, AllReduceOfEveryDTypeAndShape) {
   });
 }
 
-// PyTorch's own operators over the stacked inputs of all ranks are the truth.
+// The reference is PyTorch's own operators over the stacked inputs of all ranks.
 TEST_P(OnRanks, AllReduceOfEveryOperationEqualsTorch) {
   expect_on_all([](const ProcessGroup& group) {
     const int n = group.world_size();
@@ -119,7 +119,7 @@ TEST_P(OnRanks, BoolsNaNsAndHalvesKeepTheTablesPromises) {
       group.all_reduce(tensor, {.op = op});
       require(tensor.isnan().all().item<bool>(), "a NaN comes out");
     }
-    // 2048 + 1 is no float16, but n - 1 ones are added to it in float32 first.
+    // float16 has no 2049, so the sum is right only if all ones are added to 2048 in float32 first.
     const Tensor half = torch::full({3}, group.rank() == 0 ? 2048 : 1, torch::kHalf);
     group.all_reduce(half);
     require(torch::equal(half, torch::full({3}, 2048 + n - 1, torch::kFloat).to(torch::kHalf)),
@@ -247,7 +247,7 @@ TEST_P(OnRanks, AllToAllExchangesRows) {
   expect_on_all([](const ProcessGroup& group) {
     const int n = group.world_size();
     const int me = group.rank();
-    // Row 2j and 2j + 1 of rank i's input are for rank j.
+    // Rows 2j and 2j + 1 of rank i's input go to rank j.
     const auto row = [](int from, int to) { return torch::full({1, 3}, 100 * from + to); };
     std::vector<Tensor> to;
     std::vector<Tensor> from;
@@ -257,7 +257,7 @@ TEST_P(OnRanks, AllToAllExchangesRows) {
     for (int other = 0; other < n; ++other) {
       to.insert(to.end(), 2, row(me, other));
       from.insert(from.end(), 2, row(other, me));
-      // Rank i sends i + j rows to rank j: rank 0 sends itself none.
+      // Rank i sends i + j rows to rank j: rank 0 sends itself no rows.
       uneven.input_split_sizes.push_back(me + other);
       uneven.output_split_sizes.push_back(other + me);
       uneven_to.insert(uneven_to.end(), static_cast<size_t>(me + other), row(me, other));
@@ -297,7 +297,7 @@ TEST(ProcessGroup, SplitsThatDisagreeAreExplainedOnAllRanks) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The shapes have the same number of elements: the same memory, but not the same tensor.
+// The shapes have the same number of elements, so they fit the same memory but are different.
 TEST(ProcessGroup, ShapesThatDisagreeAreExplainedOnAllRanks) {
   struct Call {
     const char* name;

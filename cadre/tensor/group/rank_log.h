@@ -1,4 +1,4 @@
-// A log of the program that knows its rank: one line where every rank would write the same.
+// A log of the program whose lines have the rank, and to which one rank writes for all.
 //
 //   cadre::RankLog log(world, {.component = "train"});
 //   log.info("loss 0.31");   // from rank 0: "info 2026-11-21T10:00:00.123Z rank=0 train loss 0.31"
@@ -42,7 +42,7 @@ class CADRE_EXPORT RankLog {
   void error(std::string_view message) const { write(LogLevel::kError, message); }
   // message: each line of it becomes a line of the log.
   void write(LogLevel level, std::string_view message) const;
-  // Whether this rank writes.
+  // Returns whether this rank writes.
   bool is_writing() const { return is_writing_; }
 
  private:

@@ -11,10 +11,11 @@ SymmetricTensor SymmetricTensor::allocate(const ProcessGroup& group, int64_t num
                                           at::ScalarType type) {
   const std::optional<DType> dtype = to_dtype(type);
   if (!dtype || numel < 1 || numel > kMaxElements) {
-    refuse_tensor(group.communicator(), "SymmetricTensor::allocate",
-                  format("{} elements of {} cannot be shared; pass a count from 1 to {} and one of "
-                         "{}",
-                         numel, dtype_name(type), kMaxElements, dtype_names()));
+    refuse_tensor(
+        group.communicator(), "SymmetricTensor::allocate",
+        format("{} elements of dtype {} cannot be shared; pass a count from 1 to {} and one "
+               "of the dtypes {}",
+               numel, dtype_name(type), kMaxElements, dtype_names()));
   }
   const size_t num_bytes = static_cast<size_t>(numel) * size_of(*dtype);
   auto buffer =

@@ -70,7 +70,7 @@ at::Tensor packed(const std::vector<at::Tensor>& tensors) {
   return at::cat(flat);
 }
 
-// What the collective writes in place of the outputs.
+// Returns the memory that the collective writes in place of the outputs.
 at::Tensor room_for(const std::vector<at::Tensor>& outputs) {
   int64_t numel = 0;
   for (const at::Tensor& output : outputs) {
@@ -101,7 +101,8 @@ void write_to(PackedCall& call, const at::Tensor& output) {
   call.collective.out = bytes_of(call.out);
 }
 
-// Parts of one size may still differ in shape; then the ranks compare the size alone.
+// Returns whether the parts have one shape. If not, they may still have one size, and the ranks
+// compare the size alone.
 bool have_one_shape(const std::vector<at::Tensor>& tensors) {
   return std::ranges::all_of(
       tensors, [&](const at::Tensor& t) { return t.sizes() == tensors.front().sizes(); });

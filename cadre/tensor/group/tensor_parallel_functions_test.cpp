@@ -1,5 +1,5 @@
-// Megatron's conjugate functions on thread ranks against one process, and the errors of the
-// differentiable collectives.
+// Megatron's conjugate functions, compared with one process, and the errors of the differentiable
+// collectives. Ranks are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -29,7 +29,7 @@ using testing::run_groups;
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
-// Smooth numbers of the size of weights.
+// Returns smooth values with the magnitude of weights.
 Tensor filled(at::IntArrayRef shape, double seed) {
   const int64_t count = c10::multiply_integers(shape);
   return (torch::arange(count, torch::kDouble) * 0.7 + seed).sin().view(shape) * 0.5;
@@ -48,7 +48,7 @@ struct Mlp {
     for (Tensor& tensor : all) tensor.requires_grad_(true);
     return all;
   }
-  // The share of one rank: rows of the first weight, columns of the second.
+  // Returns the part of one rank: rows of the first weight, columns of the second.
   static Mlp part(int rank, int world_size) {
     const int64_t size = 12 / world_size;
     Mlp mlp;
@@ -71,13 +71,13 @@ Tensor loss_in_one(const Mlp& mlp) {
   return mean_square(torch::linear(hidden(mlp.x, mlp), mlp.w2) + mlp.b2);
 }
 
-// Column-parallel, then row-parallel.
+// Computes the loss with a column-parallel layer, then a row-parallel one.
 Tensor loss_on_ranks(const Mlp& mlp, const ProcessGroup& group) {
   const Tensor h = hidden(functional::copy_to_group(mlp.x, group), mlp);
   return mean_square(functional::reduce_from_group(torch::linear(h, mlp.w2), group) + mlp.b2);
 }
 
-// Gradients of the whole MLP, cut as the weights are.
+// Returns this rank's parts of the gradients of the whole MLP, divided like the weights.
 Tensors parts_of(const Tensors& gradients, int rank, int world_size) {
   const int64_t size = 12 / world_size;
   Tensors parts = gradients;
@@ -139,8 +139,8 @@ TEST_P(TensorParallel, AGradientPenaltyEqualsOneProcess) {
   });
 }
 
-// Each dimension, counted from either end: the hidden units are divided by scatter_to_group, and
-// put together by gather_from_group.
+// Tests each dimension, counted from either end: scatter_to_group divides the hidden units, and
+// gather_from_group puts them together.
 TEST_P(TensorParallel, ScatteredAndGatheredAlongADimension) {
   for (const int64_t dim : {0, 1, 2, -1, -3}) {
     const Tensor x = filled({12, 24, 12}, 1).requires_grad_(true);
@@ -188,7 +188,8 @@ TEST_P(TensorParallel, CopyToGroupCommunicatesOnlyForAGradient) {
   });
 }
 
-// A change in place of the view or its base would remove the backward from the graph.
+// A change in place of the result of copy_to_group(), or of its input, would remove the backward
+// from the graph. So autograd refuses it.
 TEST(Functional, CopyToGroupIsNotChangedInPlace) {
   constexpr auto kSentence = "You can fix this by cloning the output of the custom Function";
   const auto result = run_groups(1, [](const ProcessGroup& group) {
@@ -252,7 +253,7 @@ struct RefusedCall {
   const char* sentence;
 };
 
-// In a group of 2.
+// Returns calls that are refused in a group of 2.
 std::vector<RefusedCall> refused_calls() {
   const Tensor ones = torch::ones({4, 2}, torch::kDouble);
   return {
@@ -371,7 +372,8 @@ TEST(Functional, ARankThatLeavesOutABackwardIsNamed) {
   EXPECT_THAT(failures[1], AllOf(HasSubstr("barrier #2"), HasSubstr("reduce_scatter")));
 }
 
-// The same without another operation: the timeout names the operation and the rank.
+// Rank 1 leaves out the backward and calls no other operation: the timeout names the operation and
+// the rank.
 TEST(Functional, ARankThatLeavesOutABackwardIsNamedAtTheDeadline) {
   const auto system = os::make_native_system();
   const auto store = std::make_shared<HashStore>(*system);

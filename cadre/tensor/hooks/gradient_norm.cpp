@@ -21,10 +21,10 @@ namespace cadre {
 
 namespace {
 
-// PyTorch's guard against a division by a norm of zero.
+// PyTorch adds this number to avoid a division by a norm of zero.
 constexpr double kNormEpsilon = 1e-6;
 
-// Refuses, before any gradient is scaled, one that mul_() would refuse.
+// Refuses a gradient that mul_() would refuse, before any gradient is scaled.
 void check_can_be_scaled(const at::Tensor& gradient, size_t index, size_t num_parameters) {
   std::string problem;
   if (gradient.is_inference() && !c10::InferenceMode::is_enabled()) {

@@ -3,10 +3,10 @@
 // Threads: one for the same gradients. Blocking: never; no communication. Lifetime: keeps nothing.
 // Errors: kInvalidArgument for options and gradients that it cannot take, and, if asked for, for a
 // norm that is not finite. Source: torch.nn.utils.clip_grad_norm_.
-// For gradients that are the same on all ranks, as DistributedDataParallel leaves them: then the
-// norm and what is thrown are the same on all ranks, too. For gradients of which each rank has a
-// part: parallel/shard/sharded_norm.h; shards of a wrapper and parameters of a pipeline's stages
-// are refused here.
+// Gradients must be the same on all ranks, as DistributedDataParallel leaves them; then the norm
+// and the errors are the same on all ranks, too. Shards of a wrapper and parameters of a pipeline's
+// stages are refused: each rank has a part of their gradients, and parallel/shard/sharded_norm.h
+// computes their norm.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,19 +26,21 @@ struct ClipGradNormOptions {
 };
 
 // Scales the gradients in place by max_norm / (norm + 1e-6) if their joint p-norm is larger than
-// `max_norm`; infinity leaves them as they are. Returns the norm before. parameters: any shapes,
-// floating-point or complex dtypes, also mixed; dense gradients. One without a gradient does not
-// count, and one that is in the list twice (a tied weight) counts once; without any gradient the
-// norm is 0. A norm that is not finite scales as in PyTorch: by NaN, or, if infinite, by 0.
+// `max_norm`; with an infinite `max_norm` they stay as they are. Returns the norm before.
+// parameters: any shapes, floating-point or complex dtypes, also mixed; dense gradients. A
+// parameter without a gradient does not count, and one that is in the list twice (a tied weight)
+// counts once; without any gradient the norm is 0. A norm that is not finite scales as in PyTorch:
+// by NaN, or, if infinite, by 0.
 //
-// The norm is computed in float64 whatever the dtypes (power_sum.h), with the value that
-// parallel/shard/sharded_norm.h gives the same gradients in shards; PyTorch computes it in float32,
-// and rounds that of a float16 or bfloat16 gradient to its dtype. A norm of at most `max_norm`
-// changes no bit (PyTorch also scales one that is less than 1e-6 below it).
+// The norm is computed in float64 whatever the dtypes (power_sum.h). It has the value that
+// parallel/shard/sharded_norm.h gives for the same gradients in shards. PyTorch computes it in
+// float32, and rounds the norm of a float16 or bfloat16 gradient to its dtype. A norm of at most
+// `max_norm` changes no bit (PyTorch also scales if the norm is less than 1e-6 below `max_norm`).
 CADRE_EXPORT double clip_grad_norm_(std::span<const at::Tensor> parameters, double max_norm,
                                     const ClipGradNormOptions& options = {});
 
-// What every clip_grad_norm_() does: refuses numbers that make no norm or limit, and scales.
+// Every clip_grad_norm_() calls both: check_clip_options() refuses values that are no norm type or
+// limit, and limit_gradients() scales.
 void check_clip_options(double max_norm, const ClipGradNormOptions& options);
 void limit_gradients(const std::vector<at::Tensor>& gradients, double norm, double max_norm);
 

@@ -1,5 +1,5 @@
 // The fake groups do what tests of wrappers rely on: they pass collectives on unchanged, and any
-// single one can be dropped, changed, delayed or failed.
+// single collective can be dropped, changed, delayed or failed.
 #include "cadre/testing/torch/group_fakes.h"
 
 #include <gmock/gmock.h>
@@ -31,7 +31,7 @@ std::shared_ptr<PeersFormula> formula_of_four() {
   return std::make_shared<PeersFormula>(4);
 }
 
-// Five collectives, which reduce a tensor of ones twice; returns what rank 0 has of it in the end.
+// Runs five collectives, which reduce a tensor of ones twice; returns rank 0's result.
 Tensor run_collectives(const ProcessGroup& group) {
   const Tensor tensor = torch::ones({3}, torch::kDouble);
   group.all_reduce(tensor);
@@ -46,7 +46,7 @@ void expect_all(const Tensor& tensor, double value) {
   EXPECT_TRUE(torch::equal(tensor, torch::full_like(tensor, value))) << tensor;
 }
 
-// Ranks have 1, 2, 3 and 4 times what rank 0 has.
+// The ranks have 1, 2, 3 and 4 times the value of rank 0.
 TEST(FakeGroup, AFormulaIsTheOtherRanks) {
   const FakeGroup fake(formula_of_four());
   EXPECT_EQ(fake.group().world_size(), 4);
@@ -73,7 +73,7 @@ TEST(FakeGroup, AFormulaReducesInTheWait) {
   expect_all(tensor, 10);
 }
 
-// Rank 0 has 0, 1, 2, ... and the others twice, three and four times that.
+// Rank 0 has 0, 1, 2, ... and the other ranks have two, three and four times these values.
 TEST(FakeGroup, AFormulaGathersAndScattersInTheWait) {
   const FakeGroup fake(formula_of_four());
   const ProcessGroup group = fake.group();
@@ -185,8 +185,8 @@ TEST(FakeGroup, ARealGroupKeepsTheMemoryThatItsRanksShare) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// What the real group, the located one and the fake one do is the same: each rank has rank + 1 and
-// 10 (rank + 1), both where the parts lie apart and where this rank's is a part of the whole.
+// The real group, the located group and the fake group do the same: each rank has rank + 1 and 10
+// (rank + 1), both if the parts lie apart and if this rank's part lies in the whole.
 TEST(FakeGroup, GathersAndScattersOfARealGroup) {
   for (const int world_size : {1, 2, 3}) {
     const auto result = testing::run_groups(world_size, [&](const ProcessGroup& group) {
@@ -218,7 +218,8 @@ TEST(FakeGroup, GathersAndScattersOfARealGroup) {
   }
 }
 
-// A mismatch says in whose step the ranks were, also in the wait of an asynchronous call.
+// The error of a mismatch says in which step the ranks were, also in the wait of an asynchronous
+// call.
 TEST(FakeGroup, AMismatchOfAnAsynchronousCallIsLocated) {
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
     const wrap::LocatedGroup located(group, {.wrapper = "Wrapper", .module = "Net"});

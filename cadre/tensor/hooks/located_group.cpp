@@ -12,8 +12,9 @@
 namespace cadre::wrap {
 namespace {
 
-// The same values without autograd: a wrapper exchanges the values of parameters, which require
-// grad, and fills again the memory of gathered parameters whose values a graph has saved.
+// Returns a tensor over the same values that autograd does not watch: a wrapper exchanges the
+// values of parameters, which require grad, and fills again the memory of gathered parameters whose
+// values a graph has saved.
 at::Tensor written(const at::Tensor& tensor) {
   return tensor.variable_data();
 }
@@ -33,7 +34,7 @@ struct LocatedGroup::Location {
 
  private:
   std::mutex mutex_;
-  std::vector<Work> running_;  // and some that have ended since
+  std::vector<Work> running_;  // may contain works that have ended
 };
 
 LocatedGroup::Location::~Location() {
@@ -42,7 +43,8 @@ LocatedGroup::Location::~Location() {
     const Deadline deadline = running_.back().deadline_in(kDefaultCloseTimeout);
     for (const Work& work : running_) work.wait(deadline);
   } catch (...) {
-    // The group has failed, or another rank does not come; then it fails when it is destroyed.
+    // The group has failed, or another rank does not come; in the second case the group fails when
+    // it is destroyed.
   }
 }
 
@@ -72,7 +74,7 @@ auto LocatedGroup::run(Operation operation) const {
   try {
     return operation();
   } catch (const Error& error) {
-    // The error has a reporter if the ranks called different operations, and none if this rank
+    // The error has a reporter only if the ranks called different operations, not if this rank
     // refused its own arguments.
     if (!location_->owner || error.code() != ErrorCode::kInvalidArgument ||
         !error.details().reporter) {

@@ -1,15 +1,15 @@
 // The group of one wrapper: the collectives of a ProcessGroup on values, without autograd, whose
 // errors say where in the wrapper's step this rank was.
 //
-// Threads: as ProcessGroup; enter() between operations. Blocking: all but the _async calls and the
-// accessors, until the group's deadline; the destructor of the last copy, up to
-// kDefaultCloseTimeout, for the _async operations that still run: a group that is destroyed with
-// pending operations fails on all ranks, and with it every group of the job, and an exception may
-// have left some behind. Lifetime: a handle; copies share the group and the place, and keep the
-// group alive, also after the wrapper is gone. Errors: those of the group. When the
-// ranks called different operations, and there is an owner, the message begins with the wrapper,
-// its module, this rank, and the part of the step that the operation belongs to: the program has
-// called none of these operations by name.
+// Threads: as ProcessGroup; enter() is called between operations. Blocking: all functions except
+// the _async calls and the accessors, until the group's deadline. The destructor of the last copy
+// waits up to kDefaultCloseTimeout for _async operations that an exception may have left behind: a
+// group that is destroyed with pending operations fails on all ranks, and with it every group of
+// the job. Lifetime: a handle; copies share the group and the place, and keep the group alive, even
+// when the wrapper is gone. Errors: those of the group. If the ranks called different operations,
+// and there is an owner, the message begins with the wrapper, its module, this rank, and the part
+// of the step to which the operation belongs, because the program has called none of these
+// operations by name.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,45 +35,47 @@ class CADRE_EXPORT LocatedGroup {
     std::string wrapper;  // "DistributedDataParallel"
     std::string module;   // "Net"
   };
-  // A part of the wrapper's step, in its own words: "the backward() after its forward {}", where
-  // `number` takes the place of {}. The text is not copied: a literal.
+  // A part of the wrapper's step, in the wrapper's words: "the backward() after its forward {}",
+  // where `number` replaces {}. The text is not copied, so it must be a literal.
   struct Place {
     std::string_view text = "its construction";
     int64_t number = 0;
   };
 
-  // Without an owner errors are those of the group.
+  // Without an owner, errors are those of the group.
   LocatedGroup(const ProcessGroup& group);  // NOLINT(google-explicit-constructor): adds nothing yet
   LocatedGroup(const ProcessGroup& group, Owner owner);
 
-  // What the operations from here on belong to, of all copies. REQUIRES: an owner.
+  // Sets the part of the step to which the operations of all copies belong from now on. REQUIRES:
+  // an owner.
   void enter(const Place& place) const;
 
   const ProcessGroup& process_group() const { return group_; }
   int rank() const { return group_.rank(); }
   int world_size() const { return group_.world_size(); }
-  // Where the wrapper says what its user should know. It lives as long as the group.
+  // Returns the log to which the wrapper writes its notes. It lives as long as the group.
   LogSink& log_sink() const;
 
-  // (numel), zeroed, in memory that is cheap to reduce. Collective: same arguments on all ranks.
+  // Returns a zeroed tensor (numel) in memory that is cheap to reduce. Collective, with the same
+  // arguments on all ranks.
   at::Tensor empty_flat(int64_t numel, at::ScalarType dtype) const;
-  // Memory of which every rank owns `numel` elements and reads those of all. Collective. Nothing,
-  // on all ranks alike, where the ranks share no memory.
+  // Returns memory of which every rank owns `numel` elements and reads those of all. Collective.
+  // Returns nullopt on all ranks if the ranks share no memory.
   std::optional<MappedParts> map_parts(int64_t numel, at::ScalarType dtype) const;
-  // In place on a contiguous tensor. The returned function waits for the result and throws its
-  // error; the operation runs whether or not it is called.
+  // Reduces a contiguous tensor in place. The returned function waits for the result and throws its
+  // error; the operation runs whether or not the function is called.
   std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) const;
-  // In place; on the calling thread, where that saves waking another one.
+  // Reduces in place. Runs on the calling thread if that saves waking another one.
   void all_reduce(const at::Tensor& tensor, ReduceOp op) const;
   void broadcast(const at::Tensor& tensor, int root) const;
   // output: (world_size * n) for input (n), both contiguous. The input may be this rank's part of
   // the output, elements [rank * n, (rank + 1) * n), and may not share memory with it otherwise.
   void all_gather(const at::Tensor& output, const at::Tensor& input) const;
-  // The same, waited for as all_reduce_async.
+  // Does the same; the returned function is like that of all_reduce_async().
   std::function<void()> all_gather_async(const at::Tensor& output, const at::Tensor& input) const;
   // output: (n) for input (world_size * n), both contiguous. The output may be this rank's part of
-  // the input, and may not share memory with it otherwise; the input is not changed elsewhere.
-  // Waited for as all_reduce_async.
+  // the input, and may not share memory with it otherwise; the rest of the input does not change.
+  // The returned function is like that of all_reduce_async().
   std::function<void()> reduce_scatter_async(const at::Tensor& output, const at::Tensor& input,
                                              ReduceOp op) const;
 
@@ -84,7 +86,7 @@ class CADRE_EXPORT LocatedGroup {
   std::function<void()> wait_for(Work work) const;
 
   ProcessGroup group_;
-  // Behind the group, so that the last copy waits before it releases the group.
+  // Declared after the group, so that the last copy waits before it releases the group.
   std::shared_ptr<Location> location_;
 };
 

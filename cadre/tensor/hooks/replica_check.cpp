@@ -23,7 +23,7 @@ constexpr int64_t kBroadcastChunkBytes = int64_t{64} << 20;
 // Tensors of at least this size are broadcast in place, without a copy.
 constexpr size_t kLargeTensorBytes = size_t{1} << 20;
 
-// What must agree of each tensor.
+// Returns the fields of each tensor that must agree.
 std::vector<AgreedField> fields_of(const ReplicaTensors& tensors) {
   std::vector<AgreedField> fields;
   const auto add = [&fields](std::string_view kind, const NamedTensor& named) {
@@ -69,7 +69,7 @@ bool has_bytes(const at::Tensor& tensor, const void* bytes) {
   return std::memcmp(contiguous.const_data_ptr(), bytes, contiguous.nbytes()) == 0;
 }
 
-// `bytes`: the elements in their logical order.
+// Writes `bytes`, the elements in their logical order, to the tensor.
 void write_bytes(const at::Tensor& tensor, const std::byte* bytes) {
   if (tensor.is_contiguous()) {
     std::memcpy(tensor.mutable_data_ptr(), bytes, tensor.nbytes());
@@ -77,10 +77,11 @@ void write_bytes(const at::Tensor& tensor, const std::byte* bytes) {
   }
   const at::Tensor values = at::empty(tensor.sizes(), tensor.options());
   std::memcpy(values.mutable_data_ptr(), bytes, values.nbytes());
-  tensor.variable_data().copy_(values);  // which has a version counter of its own
+  tensor.variable_data().copy_(values);  // has a version counter of its own
 }
 
-// Writes what came from the root, and lets autograd know where the rule says so.
+// Writes the values that came from the root, and marks a tensor as changed for autograd if the rule
+// says so.
 class ReceivedValues {
  public:
   ReceivedValues(std::span<const NamedTensor> tensors,
@@ -100,7 +101,7 @@ class ReceivedValues {
   const std::function<bool(size_t)>& moves_version_;
 };
 
-// `places`: of the tensors, which go into messages of limited size together.
+// Broadcasts small tensors together, in messages of limited size. `places`: their indices.
 void broadcast_packed(std::span<const NamedTensor> tensors, std::span<const size_t> places,
                       Rank root, const LocatedGroup& group, const ReceivedValues& received) {
   const auto bytes_of = [&](size_t i) {
@@ -136,7 +137,7 @@ void broadcast_packed(std::span<const NamedTensor> tensors, std::span<const size
   }
 }
 
-// `apart`: into other memory first, so that equal values are no change.
+// `apart`: whether to receive into other memory first, so that equal values are no change.
 struct LargeTensor {
   size_t place;
   bool apart;

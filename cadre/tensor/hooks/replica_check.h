@@ -25,26 +25,26 @@ struct ReplicaTensors {
   std::span<const NamedTensor> buffers;
 };
 
-// Names, shapes, strides, dtypes and requires_grad of parameters, and of buffers, are the same on
-// all ranks, and so is the shard of a tensor that is marked as one. `wrapper`: the name with which
-// the error begins; static text.
+// Throws unless names, shapes, strides, dtypes and requires_grad of parameters, and of buffers, are
+// the same on all ranks, and so is the shard of a tensor that is marked as one. `wrapper`: the name
+// with which the error begins; static text.
 void check_replicas_match(const char* wrapper, const ReplicaTensors& tensors,
                           const LocatedGroup& group);
 
-// Rank `root`'s values everywhere, in few messages. Any dtype. A tensor that gets other values
-// counts as changed in place: the backward of a graph that has saved it throws.
+// Gives all ranks the values of rank `root`, in few messages. Any dtype. A tensor that gets other
+// values counts as changed in place: the backward of a graph that has saved it throws.
 void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group);
 
-// The same for tensors of which `moves_version(i)` says whether a change of tensors[i] counts as a
-// change in place. It is called after the tensors before i have their values, so these may tell.
-// Tensors that have the values already are not written.
+// Does the same for tensors of which `moves_version(i)` says whether a change of tensors[i] counts
+// as a change in place. The function is called after the tensors before i have their values, so it
+// may read these. Tensors that have the values already are not written.
 void broadcast_tensors(std::span<const NamedTensor> tensors, Rank root, const LocatedGroup& group,
                        const std::function<bool(size_t)>& moves_version);
 
 // The first of the tensors whose values are not the same on all ranks, and the first rank whose
-// values are not those of rank 0. The same on all ranks. Compares digests of 8 bytes.
+// values differ from those of rank 0. Equal on all ranks; found by comparing digests of 8 bytes.
 struct UnlikeTensor {
-  size_t place;  // in `tensors`
+  size_t place;  // index in `tensors`
   int rank;
 };
 std::optional<UnlikeTensor> first_unlike(std::span<const at::Tensor> tensors,

@@ -10,7 +10,7 @@ namespace cadre {
 
 namespace {
 
-// The elements of the first message. Most passes carry few forwards; a second message follows when
+// The indices of the first message. Most passes carry few forwards; a second message follows if
 // some rank has more.
 enum Place : size_t {
   kOwn,
@@ -24,7 +24,7 @@ enum Place : size_t {
 constexpr size_t kNumForwards = 10;
 static_assert((kFirstForward + kNumForwards) * sizeof(int64_t) == kSampleMessageBytes);
 
-// With at most so many samples on each rank, the sum of the squares fits into 64 bits.
+// The most samples on each rank for which the sum of the squares fits into 64 bits.
 constexpr int64_t kMaxSquared = int64_t{1} << 20;
 
 std::vector<int64_t> summed(const wrap::LocatedGroup& group, std::span<const int64_t> own,
@@ -35,14 +35,14 @@ std::vector<int64_t> summed(const wrap::LocatedGroup& group, std::span<const int
   return {sums.const_data_ptr<int64_t>(), sums.const_data_ptr<int64_t>() + size};
 }
 
-// Numbers are equal when the mean of their squares is the square of their mean.
+// The numbers of the ranks are equal if the mean of their squares is the square of their mean.
 bool are_equal_on_all(std::span<const int64_t> sums, int64_t world_size) {
   const int64_t mean = sums[kOwn] / world_size;
   return sums[kIsTooLargeToSquare] == 0 && sums[kOwn] % world_size == 0 &&
          sums[kSquareOfOwn] == mean * mean * world_size;
 }
 
-// a / b == c / d without a product that could overflow; 0 of 0 is any share.
+// Returns whether a / b == c / d, without a product that could overflow; 0 of 0 equals any share.
 bool are_equal_shares(int64_t a, int64_t b, int64_t c, int64_t d) {
   if (b == 0 || d == 0) return true;
   const int64_t left = std::gcd(a, b);

@@ -1,6 +1,6 @@
-// Tells a tensor that is this rank's shard of a parameter, or a parameter of this rank's stages of
-// a pipeline, from a parameter that all ranks have: the gradients of the first two are not the same
-// on all ranks, so a norm of theirs is not that of the model.
+// Marks a tensor that is this rank's shard of a parameter, or a parameter of this rank's stages of
+// a pipeline, to tell it from a parameter that all ranks have. The gradients of marked tensors are
+// not the same on all ranks, so their norm is not that of the model.
 //
 // Threads: as the tensor. Blocking: never. Lifetime: the mark goes with the tensor and with what
 // detach() makes of it; set_data() removes it. Errors: kInvalidArgument from refuse_shards() and
@@ -24,39 +24,41 @@ struct ParameterDivision;  // parallel/shard/parameter_shard.h
 namespace cadre::wrap {
 
 struct ShardMark {
-  std::string parameter;  // its name in the plain module
-  std::string owner;      // what the shard belongs to: "in bucket 0 of DistributedDataParallel"
+  std::string parameter;  // name in the plain module
+  std::string owner;      // owner of the shard: "in bucket 0 of DistributedDataParallel"
   int rank = 0;
-  int num_ranks = 1;  // that have the shards of the parameter
+  int num_ranks = 1;  // ranks that have the shards of the parameter
   uint64_t part = 0;  // part_of(); equal for shards of the same elements
-  // The shard computes samples of several ranks, so their loss is one mean over the samples of all.
+  // Whether the shard computes samples of several ranks, so that their loss is one mean over all
+  // samples.
   bool has_joint_loss = false;
-  // For wrappers of a module whose parameters are divided already. Null where no mesh is known.
+  // The division, for wrappers of a module whose parameters are divided already; null if no mesh is
+  // known.
   std::shared_ptr<const ParameterDivision> division = {};
-  // The fence of the updates that write the shard, to tell it from others; null: none.
+  // The fence of the updates that write the shard, to tell it from others; null without a fence.
   const void* fence = nullptr;
 };
 
-// Tells the part of a parameter that begins at an element of it from other parts. The parameter may
-// be a shard itself.
+// Returns a number that distinguishes the part of a parameter that begins at first_element from
+// other parts. The parameter may be a shard itself.
 CADRE_EXPORT uint64_t part_of(const at::Tensor& parameter, int64_t first_element);
 
 CADRE_EXPORT void mark_as_shard(const at::Tensor& tensor, ShardMark mark);
-// Null for any other tensor, also an undefined one.
+// Returns the mark; null for any other tensor, also for an undefined one.
 CADRE_EXPORT const ShardMark* shard_mark_of(const at::Tensor& tensor);
 
-// A parameter of the stages that this rank of a pipeline of `num_ranks` holds. A tensor may have
-// both marks.
+// Marks a parameter of the stages that this rank of a pipeline of `num_ranks` holds. A tensor may
+// have both marks.
 struct StageMark {
-  std::string parameter;  // its name in the module of the stage
+  std::string parameter;  // name in the module of the stage
   int stage = 0;
   int rank = 0;
   int num_ranks = 1;
 };
 CADRE_EXPORT void mark_as_of_stage(const at::Tensor& tensor, StageMark mark);
 
-// Throws for the first of these that is a shard or of a stage. `call`: what the program called;
-// `remedy`: what it is to call instead.
+// Throws for the first parameter that is a shard or a parameter of a stage. `call`: what the
+// program called; `remedy`: what it is to call instead.
 CADRE_EXPORT void refuse_shards(std::span<const at::Tensor> parameters, std::string_view call,
                                 std::string_view remedy);
 

@@ -35,7 +35,7 @@ DataRanks data_ranks(const DeviceMesh& mesh, const DataRanksOptions& options) {
                         mesh.whole().to_string()));
   }
   for (const auto* names : {&options.split_axes, &options.shared_axes}) {
-    for (const std::string& name : *names) mesh.size(name);  // throws if there is none
+    for (const std::string& name : *names) mesh.size(name);  // throws for an unknown name
   }
   std::vector<std::string> split;
   for (const MeshAxis& axis : mesh.axes()) {

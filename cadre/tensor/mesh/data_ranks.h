@@ -1,5 +1,5 @@
-// Which ranks of a mesh have different rows of a batch, and which the same: what a data loader is
-// given.
+// Says which ranks of a mesh have different rows of a batch and which have the same; a data loader
+// needs this.
 //
 //   const cadre::DataRanks data = cadre::data_ranks(mesh);       // {pp: 2, dp: 2, tp: 2}
 //   cadre::DataLoader loader(dataset, {.batch_size = 64, .ranks = data.group});
@@ -26,20 +26,21 @@
 namespace cadre {
 
 struct DataRanksOptions {
-  // Axes with other names: ranks along the first have different rows, along the second the same.
+  // Axes with other names than those above: ranks along split_axes have different rows, ranks along
+  // shared_axes the same.
   std::vector<std::string> split_axes = {};
   std::vector<std::string> shared_axes = {};
 };
 
 struct CADRE_EXPORT DataRanks {
-  int rank = 0;  // which part of a batch this rank has
-  int size = 1;  // how many parts there are
+  int rank = 0;  // the part of a batch that this rank has
+  int size = 1;  // number of parts
   // Ranks with different parts, in the order of the parts; nullopt: all ranks have the same rows.
   std::optional<ProcessGroup> group = {};
 
-  // The mean over the parts of a value of this rank's part, such as its mean loss; parts of equal
-  // size are assumed. A new tensor without history, the same on all ranks. Collective along
-  // `group`.
+  // Returns the mean over the parts of a value of this rank's part, such as its mean loss; parts of
+  // equal size are assumed. The result is a new tensor without history, the same on all ranks.
+  // Collective along `group`.
   at::Tensor mean(const at::Tensor& value) const;
 };
 

@@ -1,4 +1,4 @@
-// Which ranks of a mesh have the same rows of a batch, on threads as ranks.
+// Tests which ranks of a mesh have the same rows of a batch. Ranks are threads.
 #include <ATen/ops/full.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

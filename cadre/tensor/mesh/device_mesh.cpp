@@ -16,7 +16,7 @@
 namespace cadre {
 namespace {
 
-// Quoted if it has characters with a meaning in the text of a list of axes.
+// Returns the name, quoted if it has characters with a meaning in the text of a list of axes.
 std::string text_of(const std::string& name) {
   const auto is_plain = [](char c) {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
@@ -31,7 +31,7 @@ std::string text_of(const std::string& name) {
   return text + "\"";
 }
 
-// Different lists of axes have different texts.
+// Returns a text that differs for different lists of axes.
 std::string text_of(const std::vector<MeshAxis>& axes) {
   std::string text;
   for (const MeshAxis& axis : axes) {
@@ -64,7 +64,7 @@ void check_axes(const ProcessGroup& world, const std::vector<MeshAxis>& axes) {
           world, axes,
           format("the size of axis \"{}\" is {}, expected at least 1", axis.name, axis.size));
     }
-    // Clamped above any world size, so that it does not overflow.
+    // The product stays above any world size and does not overflow.
     product = std::min<int64_t>(product * axis.size, int64_t{1} << 31);
   }
   if (product != world.world_size()) {
@@ -75,8 +75,8 @@ void check_axes(const ProcessGroup& world, const std::vector<MeshAxis>& axes) {
   }
 }
 
-// A number that is unique to the mesh and equal on all ranks: that of the collective in which the
-// ranks compare their axes.
+// Returns a number that is unique to the mesh and equal on all ranks: the number of the collective
+// in which the ranks compare their axes.
 uint64_t number_of_mesh(const ProcessGroup& world, const std::vector<MeshAxis>& axes) {
   Communicator& communicator = world.communicator();
   const uint64_t number = communicator.num_collectives() + 1;
@@ -98,10 +98,10 @@ uint64_t number_of_mesh(const ProcessGroup& world, const std::vector<MeshAxis>& 
 
 std::shared_ptr<MeshGroups> groups_for(const ProcessGroup& world,
                                        const std::vector<MeshAxis>& axes) {
-  // The axes are compared first: then all ranks check the same axes and refuse them alike.
+  // All ranks compare the axes first, so that they check the same axes and throw the same error.
   const uint64_t number = number_of_mesh(world, axes);
   check_axes(world, axes);
-  // Two groups may have one id, but not one name.
+  // Two groups may have one id, but names of groups differ.
   const std::string& name = world.communicator().membership().group;
   return std::make_shared<MeshGroups>(world, format("{}/{}", name, number));
 }

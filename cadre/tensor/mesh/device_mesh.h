@@ -3,14 +3,14 @@
 // Threads: as ProcessGroup. The constructor is a collective of the world. Blocking: the
 // constructor; the first group() of each axis, until all members of that group have called it;
 // close(). Lifetime: a cheap value over shared state; slices and flattened meshes share the groups
-// of the mesh that they come from. The groups live as long as the last of them, and keep the world.
-// Errors: cadre::Error, kInvalidArgument for axes whose sizes do not multiply to the world's size,
-// for unknown axes and, on all ranks, for axes that differ between ranks. The world and the groups
-// of a mesh fail together, on all ranks of the world. After that: rejoin() the world and create a
-// new mesh.
+// of the mesh from which they were made. The groups live as long as the last of these meshes, and
+// keep the world. Errors: cadre::Error, kInvalidArgument for axes whose sizes do not multiply to
+// the world's size, for unknown axes and, on all ranks, for axes that differ between ranks. The
+// world and the groups of a mesh fail together, on all ranks of the world. After that rejoin() the
+// world and create a new mesh.
 // Ranks are in row-major order: neighbouring ranks differ in the last axis. A world of one needs no
-// store and no connection. Source: torch.distributed.device_mesh; docs/decisions/0012.
-// Guide: docs/guide/parallel/mesh.md.
+// store and no connection. Source: torch.distributed.device_mesh; docs/decisions/0012. Guide:
+// docs/guide/parallel/mesh.md.
 #pragma once
 
 #include <memory>
@@ -35,67 +35,70 @@ struct MeshAxis {
 
 class CADRE_EXPORT DeviceMesh {
  public:
-  // The slowest axis first. Sizes are at least 1 and multiply to the world's size; names are unique
-  // and not empty.
+  // axes: the slowest first. Sizes are at least 1 and multiply to the world's size; names are
+  // unique and not empty.
   DeviceMesh(const ProcessGroup& world, std::vector<MeshAxis> axes);
   // A move is a copy, so that an object that was moved from is usable.
   DeviceMesh(const DeviceMesh&) = default;
   DeviceMesh& operator=(const DeviceMesh&) = default;
 
   const std::vector<MeshAxis>& axes() const;
-  // The sizes alone, by axis.
+  // Returns the sizes of the axes.
   const std::vector<int>& shape() const;
   // The number of ranks.
   int size() const;
   int size(std::string_view axis) const;
-  // The coordinates of this rank, by axis; and the one in an axis, which is its rank in
-  // group(axis).
+  // Return the coordinates of this rank, by axis, or its coordinate along one axis, which is its
+  // rank in group(axis).
   const std::vector<int>& coordinates() const;
   int coordinate(std::string_view axis) const;
 
-  // The group of the ranks that differ from this one in this axis only, or in these axes only
-  // (row-major, in the order of the mesh). Created once, at the first use; the reference is valid
-  // as long as the mesh, its copies, slices and flattened meshes. Along an axis of size 1 it is a
-  // group of one.
+  // Returns the group of the ranks that differ from this rank only in this axis, or only in these
+  // axes (row-major, in the order of the mesh). It is created once, at the first use; the reference
+  // is valid as long as the mesh, its copies, slices and flattened meshes. Along an axis of size 1
+  // it is a group of one.
   const ProcessGroup& group(std::string_view axis) const;
   const ProcessGroup& joint_group(const std::vector<std::string>& axes) const;
-  // The group of all ranks of this mesh, which for a slice are those that differ in its axes only.
+  // Returns the group of all ranks of this mesh; for a slice, of those that differ in its axes
+  // only.
   const ProcessGroup& joint_group() const;
-  // The ranks of group(axis) in the group that was connected first, by coordinate; no
-  // communication.
+  // Returns the ranks of group(axis), by coordinate, with their numbers in the group that was
+  // connected first. No communication.
   std::vector<int> ranks(std::string_view axis) const;
 
-  // The mesh of these axes through this rank; the order is kept. No communication.
+  // Returns the mesh that has only these axes and contains this rank; the order of the axes is
+  // kept. No communication.
   DeviceMesh slice(const std::vector<std::string>& axes) const;
   DeviceMesh operator[](std::string_view axis) const { return slice({std::string(axis)}); }
-  // These axes, at least one and not necessarily neighbours, become one axis of this name at the
-  // place of the first of them; its coordinates count them in row-major order. The other axes stay.
-  // No communication.
+  // Replaces these axes, at least one and not necessarily neighbours, by one axis of this name at
+  // the place of the first of them; its coordinates count them in row-major order. The other axes
+  // stay. No communication.
   DeviceMesh flatten(const std::vector<std::string>& axes, std::string name) const;
 
-  // The mesh of the axes of both, in the order of the mesh from which both come by slices or
-  // flattened meshes; an axis that both have is there once. Throws if they come from different
-  // meshes, if an axis of one is a part of a flattened axis of the other, or if two axes of
-  // different ranks have one name. No communication.
+  // Returns the mesh that has the axes of both, in the order of the mesh from which both were made
+  // by slice() or flatten(); an axis that both have is in it once. Throws if they were made from
+  // different meshes, if an axis of one is a part of a flattened axis of the other, or if two axes
+  // of different ranks have one name. No communication.
   DeviceMesh joined_with(const DeviceMesh& other) const;
-  // The axes of whole() that an axis consists of, the slowest first: one, or those that were
-  // flattened.
+  // Returns the axes of whole() of which an axis consists, the slowest first: one axis, or those
+  // that were flattened.
   std::vector<std::string> whole_axes_of(std::string_view axis) const;
-  // The reverse: an axis of this name that consists of these axes of whole(), as a mesh of one
-  // axis. It equals the one that flatten() makes, also on ranks that have not called that. No
-  // communication.
+  // The reverse: returns a mesh of one axis, which has this name and consists of these axes of
+  // whole(). It equals the axis that flatten() makes, also on ranks that have not called flatten().
+  // No communication.
   DeviceMesh axis_over(const std::vector<std::string>& whole_axes, std::string name) const;
-  // The axis along which the ranks of this group lie, as a mesh of one axis: one of the mesh from
-  // which this one comes. nullopt if the group has other ranks than any axis. No communication.
+  // Returns a mesh of one axis, the axis of whole() along which the ranks of `group` lie; nullopt
+  // if no axis has exactly these ranks. No communication.
   std::optional<DeviceMesh> axis_of(const ProcessGroup& group) const;
-  // The mesh of all ranks of the world from which this one comes.
+  // Returns the mesh that the constructor made over all ranks of the world. This mesh is that one,
+  // or was made from it (slice(), flatten(), ...).
   DeviceMesh whole() const;
 
-  // Closes all groups created by this mesh and by meshes that share its groups, as
-  // ProcessGroup::close(). timeout: for all of them together.
+  // Closes all groups created by this mesh and by meshes that share its groups, like
+  // ProcessGroup::close(). timeout: the limit for all of them together.
   void close(Duration timeout = kDefaultCloseTimeout) const;
 
-  // "{dp: 2, tp: 4}", for messages.
+  // Returns "{dp: 2, tp: 4}", for messages.
   std::string to_string() const;
 
  private:
@@ -104,7 +107,7 @@ class CADRE_EXPORT DeviceMesh {
   struct Step {
     int size;
     int stride;
-    size_t axis;  // its index in the world mesh
+    size_t axis;  // index in the world mesh
 
     bool operator==(const Step&) const = default;
   };
@@ -113,10 +116,11 @@ class CADRE_EXPORT DeviceMesh {
   DeviceMesh(std::shared_ptr<MeshGroups> groups, std::vector<MeshAxis> axes,
              std::vector<std::vector<Step>> steps, std::shared_ptr<const View> whole = nullptr);
   size_t index_of(std::string_view axis) const;
-  // In ascending order. Throws if an axis is named twice, or for an empty list.
+  // Returns the indices in ascending order. Throws if an axis is named twice, or for an empty list.
   std::vector<size_t> indices_of(std::span<const std::string> axes) const;
   const ProcessGroup& group_along(std::span<const size_t> axes) const;
-  // Ranks of the world that differ from this one in these axes, in row-major order.
+  // Returns the ranks of the world that differ from this rank only in these axes, in row-major
+  // order.
   std::vector<int> ranks_along(std::span<const size_t> axes) const;
   [[noreturn]] void refuse(const std::string& problem) const;
 

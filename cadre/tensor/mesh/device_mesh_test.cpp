@@ -1,5 +1,5 @@
-// Coordinates of ranks in a mesh, against formulas; when and how often groups are created; errors.
-// On threads as ranks.
+// Coordinates of ranks in a mesh, compared with formulas; when and how often groups are created;
+// errors. Ranks are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -45,7 +45,7 @@ const Grid kGrids[] = {{{{"x", 3}}, 3},
                        {{{"x", 2}, {"y", 1}, {"z", 2}}, 4},
                        {{{"x", 2}, {"y", 2}, {"z", 2}}, 8}};
 
-// A rank's coordinates by axis: divides its number by the sizes, the last axis first.
+// Returns a rank's coordinates by axis: divides its number by the sizes, the last axis first.
 std::vector<int> expected_coordinates(const Grid& grid, int rank) {
   std::vector<int> coordinates(grid.axes.size());
   for (size_t axis = grid.axes.size(); axis-- > 0;) {
@@ -55,7 +55,7 @@ std::vector<int> expected_coordinates(const Grid& grid, int rank) {
   return coordinates;
 }
 
-// Ranks whose coordinates differ from this rank's in these axes at most.
+// Returns the ranks whose coordinates differ from this rank's in these axes only.
 std::vector<int> expected_ranks(const Grid& grid, int self, const std::vector<size_t>& axes) {
   std::vector<int> ranks;
   const std::vector<int> own = expected_coordinates(grid, self);
@@ -102,7 +102,8 @@ TEST(DeviceMesh, ClosesItsGroupsWithinTheTimeout) {
     EXPECT_THAT(failure_of([&] { mesh.close(std::chrono::milliseconds(-1)); }),
                 HasSubstr("DeviceMesh::close"));
     group.barrier();
-    if (world.rank() == 1) return has_closed.wait(false);  // it stays, and comes to no barrier
+    // Rank 1 stays in the world, and comes to no barrier.
+    if (world.rank() == 1) return has_closed.wait(false);
     const Work pending = group.barrier_async();
     const std::string failure = failure_of([&] { mesh.close(std::chrono::milliseconds(20)); });
     has_closed = true;
@@ -119,7 +120,7 @@ TEST(DeviceMesh, AGroupIsMadeAtItsFirstUseAndOnce) {
     const DeviceMesh mesh(world, {{"x", 2}, {"y", 2}, {"z", 2}});
     const uint64_t num_collectives = world.communicator().num_collectives();
     require(num_collectives == 1, "a mesh costs one collective");
-    // Only ranks with x = 0 call it: no other rank is needed.
+    // Only ranks with x = 0 make this call: no other rank is needed.
     if (mesh.coordinate("x") == 0) {
       const Communicator* first = address_of(mesh.group("y"));
       require(first == address_of(mesh.group("y")), "again");
@@ -141,7 +142,7 @@ TEST(DeviceMesh, AGroupIsMadeAtItsFirstUseAndOnce) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 3 is in no group with rank 0, and waits for rank 1, which is.
+// Rank 3 is in no group with rank 0. It waits for rank 1, which is in a group with rank 0.
 TEST(DeviceMesh, ItsGroupsFailTogether) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}, {"y", 2}});
@@ -176,7 +177,7 @@ TEST(DeviceMesh, MeshesOfOneWorldHaveGroupsOfTheirOwn) {
     const DeviceMesh first(world, {{"x", 2}, {"y", 2}});
     const DeviceMesh same(world, {{"x", 2}, {"y", 2}});
     const DeviceMesh other(world, {{"all", 4}});
-    // In different orders where the groups have no rank in common.
+    // Meshes of equal axes, and a mesh over the same ranks, do not share groups.
     require(address_of(first.group("y")) != address_of(same.group("y")), "groups of two meshes");
     require(sum_over(same.group("x"), world.rank()) == (world.rank() % 2 == 0 ? 2 : 4), "x");
     require(sum_over(other.group("all"), world.rank()) == 6, "all");
@@ -245,8 +246,7 @@ TEST(DeviceMesh, SlicesJoinInTheOrderOfTheirMesh) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// On ranks that have not flattened it, and for an axis whose parts are in another order than in the
-// mesh.
+// Makes the axis on ranks that have not flattened it, with parts in another order than in the mesh.
 TEST(DeviceMesh, AnAxisIsMadeAgainFromTheAxesItConsistsOf) {
   const auto result = run_groups(8, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}, {"y", 2}, {"z", 2}});
@@ -288,7 +288,7 @@ TEST(DeviceMesh, AWorldOfOneNeedsNoStore) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Over a group that is itself a part of the job.
+// The mesh is made over a group that is itself a part of the job.
 TEST(DeviceMesh, RanksAreThoseOfTheWorldThatWasConnectedFirst) {
   const auto result = run_groups(4, [](const ProcessGroup& world) {
     const auto odd = world.split({.color = world.rank() % 2});
@@ -389,11 +389,11 @@ TEST(DeviceMesh, AxesThatAreWrongOnOneRankAreRefusedOnAll) {
     };
     expect({{"x", 2}}, {{"x", 3}}, "the mesh is {x: 2} on rank 0 and {x: 3} on rank 1");
     expect({}, {{"x", 2}}, "the mesh is {} on rank 0 and {x: 2} on rank 1");
-    // Longer than any message of fixed size, and unlike at the end.
+    // The names are longer than any message of fixed size, and differ only at the end.
     const std::string name(1000, 'x');
     expect({{name + "a", 2}}, {{name + "b", 2}},
            "the mesh is {" + name + "a: 2} on rank 0 and {" + name + "b: 2} on rank 1");
-    // Names that look like axes.
+    // The names look like axes.
     expect({{"a: 1, b", 2}}, {{"a", 1}, {"b", 2}},
            "the mesh is {\"a: 1, b\": 2} on rank 0 and {a: 1, b: 2} on rank 1");
     expect({{"a\": 1, \"b", 2}}, {{"a:", 1}, {"b:", 2}},

@@ -24,14 +24,14 @@ class MeshGroups {
   MeshGroups(ProcessGroup world, std::string id);
 
   const ProcessGroup& world() const { return world_; }
-  // The group of these ranks of the world, of which this rank is one, in this order. `name` is for
-  // messages; the name of the first call is kept. The reference stays valid.
+  // Returns the group of these ranks of the world, in this order; this rank is one of them. `name`
+  // is used in messages; the name of the first call is kept. The reference stays valid.
   const ProcessGroup& group(const std::vector<int>& ranks, const std::string& name);
   // Closes all groups that were created.
   void close(Deadline deadline);
 
  private:
-  // Empty while the group is being created.
+  // Both members are nullopt while the group is being created.
   struct Slot {
     std::optional<ProcessGroup> group;
     std::optional<Error> failure;

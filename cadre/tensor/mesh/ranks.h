@@ -1,6 +1,6 @@
 // The ranks over which a wrapper, a layer or a data loader works: those of a group, or those along
-// axes of a mesh. Whatever asks "which ranks?" takes this value, and a ProcessGroup or a DeviceMesh
-// is converted to it:
+// axes of a mesh. Functions and classes that need ranks take this value, and a ProcessGroup or a
+// DeviceMesh is converted to it:
 //
 //   cadre::DistributedDataParallel model{net, world};            // all ranks
 //   cadre::DistributedDataParallel model{net, mesh["dp"]};       // those along one axis
@@ -25,14 +25,15 @@ class CADRE_EXPORT Ranks {
   Ranks(const DeviceMesh& mesh) : mesh_(mesh) {}       // NOLINT: implicit by design
 
   int size() const;
-  // Of all these ranks, row-major along several axes.
+  // Returns the group of all these ranks, row-major along several axes.
   const ProcessGroup& group() const;
-  // The group along the only axis; refuses several axes. call: what the program called; example:
-  // the name of an axis in the error.
+  // Returns the group along the only axis; throws if there are several axes. call: what the program
+  // called; example: the name of an axis in the error.
   const ProcessGroup& group_of_one_axis(std::string_view call, std::string_view example) const;
-  // What these were made from; nullopt for a group.
+  // Returns the mesh from which these ranks were made; nullopt if they were made from a group.
   const std::optional<DeviceMesh>& mesh() const { return mesh_; }
-  // The mesh; of a group a new one with one axis of this name, which is a collective of the group.
+  // Returns the mesh. If the ranks were made from a group, returns a new mesh with one axis of this
+  // name, which is a collective of the group.
   DeviceMesh mesh_with_axis(std::string_view name) const;
 
  private:

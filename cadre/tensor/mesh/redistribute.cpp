@@ -25,7 +25,7 @@ std::vector<int64_t> offsets_within(const Box& part, const Box& whole) {
   return offsets;
 }
 
-// The view of `part` in `tensor`, which holds the elements of the box `whole`.
+// Returns the view of `part` in `tensor`, which holds the elements of the box `whole`.
 at::Tensor part_of(const at::Tensor& tensor, const Box& whole, const Box& part) {
   const std::vector<int64_t> offsets = offsets_within(part, whole);
   at::Tensor view = tensor;
@@ -35,7 +35,7 @@ at::Tensor part_of(const at::Tensor& tensor, const Box& whole, const Box& part) 
   return view;
 }
 
-// Appends zeros along dimension 0 up to the length.
+// Returns the tensor with zeros appended along dimension 0 up to the length.
 at::Tensor padded(const at::Tensor& tensor, int64_t length) {
   if (tensor.size(0) == length) return tensor.contiguous();
   std::vector<int64_t> sizes = tensor.sizes().vec();
@@ -53,7 +53,7 @@ class Passage {
         target_(mesh_.shape(), move.to, sizes_.size()),
         tensor_(local) {}
 
-  // Slices first, because less remains to be reduced then; reductions before exchanges, because a
+  // Slices first, because then less remains to be reduced; reduces before it exchanges, because a
   // reduce_scatter leaves a shard.
   at::Tensor run() {
     cut_replicated();
@@ -66,7 +66,7 @@ class Passage {
  private:
   struct Member {
     std::vector<int> coordinates;
-    Box before;  // the box that it holds now
+    Box before;  // the box that the member holds now
     Box after;   // the box that it will hold
   };
 
@@ -192,7 +192,7 @@ void Passage::exchange() {
   }
 }
 
-// By rank of the group of these axes.
+// Returns the members of the group of these axes, by rank.
 std::vector<Passage::Member> Passage::members_of(const std::vector<size_t>& axes) const {
   int count = 1;
   for (const size_t axis : axes) count *= now_.axis_size(axis);
@@ -231,8 +231,8 @@ void Passage::all_gather(const std::vector<size_t>& axes, const std::vector<Memb
   }
 }
 
-// Each rank receives each element from exactly one of the ranks that hold it: the one with the same
-// coordinates in the axes along which the tensor is replicated.
+// Exchanges pieces. Each rank receives each element from exactly one of the ranks that hold it: the
+// rank with the same coordinates in the axes along which the tensor is replicated.
 void Passage::all_to_all(const std::vector<size_t>& axes, const std::vector<Member>& members) {
   const ProcessGroup& group = group_of(axes);
   const auto self = static_cast<size_t>(group.rank());
@@ -280,7 +280,7 @@ void Passage::all_to_all(const std::vector<size_t>& axes, const std::vector<Memb
   tensor_ = result;
 }
 
-// Every rank holds the value. Replaces it by operands whose reduction is the value.
+// Replaces the value, which every rank holds, by operands whose reduction is the value.
 void Passage::leave_operands() {
   for (size_t axis = 0; axis < mesh_.shape().size(); ++axis) {
     const std::optional<ReduceOp>& op = target_.partial(axis);

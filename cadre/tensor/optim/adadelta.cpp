@@ -1,5 +1,6 @@
-// Adadelta, which libtorch has in Python alone: its options and state as torch::optim's classes
-// have them, and its formula, one parameter after the other, because there is no fused kernel.
+// Adadelta, which libtorch has in Python alone. Its options and state have the form of
+// torch::optim's classes; its formula runs for one parameter after the other, because there is no
+// fused kernel.
 #include <torch/optim/serialize.h>
 
 #include <span>

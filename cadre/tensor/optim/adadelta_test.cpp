@@ -21,7 +21,7 @@ struct Sums {
   at::Tensor square, accumulated;
 };
 
-// The formula of torch.optim.Adadelta, in double, with the options above.
+// Steps by the formula of torch.optim.Adadelta, in double, with the options above.
 void step_by_formula(at::Tensor& parameter, Sums& sums, const at::Tensor& gradient) {
   const at::Tensor g = gradient.to(at::kDouble) + 0.05 * parameter;
   sums.square = 0.8 * sums.square + 0.2 * g * g;

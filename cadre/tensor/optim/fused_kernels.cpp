@@ -21,10 +21,11 @@
 namespace cadre {
 namespace {
 
-// The longest vector of a CPU; the kernels divide tensors among threads at multiples of it.
+// The length of the longest vector of a CPU; the kernels divide tensors among threads at multiples
+// of it.
 constexpr int64_t kVectorBytes = 64;
 
-// "dense Float (2, 3) on cpu".
+// Returns "dense Float (2, 3) on cpu" and the like.
 std::string describe(const at::Tensor& tensor) {
   return cadre::format("{} {} {} on {}", tensor.layout() == at::kStrided ? "dense" : "sparse",
                        c10::toString(tensor.scalar_type()), list_of(tensor.sizes()),
@@ -36,13 +37,13 @@ bool fits(const at::Tensor& parameter, const at::Tensor& tensor) {
          tensor.device() == parameter.device() && tensor.sizes() == parameter.sizes();
 }
 
-// (numel), over memory that outlives it.
+// Returns a tensor (numel) over memory that must outlive it.
 at::Tensor flat(std::byte* data, int64_t numel, at::ScalarType dtype) {
   return at::from_blob(data, {numel}, at::TensorOptions().dtype(dtype));
 }
 
 // A batch in which every tensor ends with a whole vector: its remaining elements are copied to a
-// row of scratch memory, padded with zeros, which is an entry of its own.
+// row of scratch memory, padded with zeros, and that row is one more entry.
 class PaddedBatch {
  public:
   explicit PaddedBatch(const FusedBatch& batch) {

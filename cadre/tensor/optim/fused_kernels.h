@@ -21,14 +21,14 @@
 
 namespace cadre {
 
-// For messages: "cadre::AdamW: parameter 3 (fc.weight)". The name may be empty.
+// Names a parameter in messages: "cadre::AdamW: parameter 3 (fc.weight)". The name may be empty.
 struct ParameterPlace {
   std::string_view optimizer;
   size_t index = 0;
   std::string_view name;
 };
 
-// "parameter 3 (fc.weight)".
+// Returns "parameter 3 (fc.weight)" and the like.
 std::string to_text(const ParameterPlace& place);
 [[noreturn]] void refuse_parameter(const ParameterPlace& place, const std::string& sentence);
 
@@ -43,27 +43,28 @@ CADRE_EXPORT void check_parameter(const at::Tensor& parameter, const ParameterPl
 // Throws unless `gradient` has the parameter's layout, dtype, device and sizes.
 CADRE_EXPORT void check_gradient(const at::Tensor& parameter, const at::Tensor& gradient,
                                  const ParameterPlace& place);
-// The same for a state tensor, which must be defined.
+// Makes the same checks for a state tensor, which must be defined.
 CADRE_EXPORT void check_state(const at::Tensor& parameter, const at::Tensor& state,
                               std::string_view state_name, const ParameterPlace& place);
-// A checked gradient or state in the memory order of `parameter`: the tensor itself, or a copy if
-// its order differs or if it is a negated view or a zero tensor without memory.
+// Returns a checked gradient or state in the memory order of `parameter`: the tensor itself, or a
+// copy if its order differs or if it is a negated view or a zero tensor without memory.
 CADRE_EXPORT at::Tensor in_order_of(const at::Tensor& parameter, const at::Tensor& tensor);
 
 // The arguments of one kernel call. Entry i of every list belongs to the same parameter.
 struct FusedBatch {
-  std::vector<at::Tensor> parameters;           // updated in place
-  std::vector<at::Tensor> gradients;            // read
-  std::vector<std::vector<at::Tensor>> states;  // a list for each state of the rule; in place
-  std::vector<at::Tensor> steps;  // zero-dimensional, counting this step; none for SGD
+  std::vector<at::Tensor> parameters;  // updated in place
+  std::vector<at::Tensor> gradients;   // read
+  // A list for each state of the rule; updated in place.
+  std::vector<std::vector<at::Tensor>> states;
+  std::vector<at::Tensor> steps;  // zero-dimensional, this step included; empty for SGD
 };
 
 // The kernels compute whole vectors with fused multiply-add and the last few elements of a tensor
 // without it, so the bits of an element depend on where its tensor ends.
 enum class TailRounding {
-  kByKernel,  // as at::_fused_adamw_ and its siblings
-  // All elements as in whole vectors: the bits of an element do not depend on the slice or tensor
-  // that it is updated in. Each tensor whose size is no multiple of 64 bytes costs some
+  kByKernel,  // like at::_fused_adamw_ and its siblings
+  // All elements are computed as in whole vectors, so the bits of an element do not depend on the
+  // slice or tensor that contains it. Each tensor whose size is no multiple of 64 bytes costs some
   // microseconds.
   kAsWholeVectors,
 };
@@ -81,7 +82,7 @@ struct FusedAdamOptions {
   bool amsgrad = false;
   bool decoupled_decay = true;  // AdamW's decay, which does not enter the moments
 };
-// States: exp_avg, exp_avg_sq and, with amsgrad, max_exp_avg_sq.
+// The states are exp_avg, exp_avg_sq and, with amsgrad, max_exp_avg_sq.
 CADRE_EXPORT void run_fused_adam(const FusedBatch& batch, const FusedAdamOptions& options,
                                  TailRounding rounding);
 
@@ -93,7 +94,7 @@ struct FusedSgdOptions {
   bool nesterov = false;
   bool is_first_step = false;  // the momentum buffers are written and not read
 };
-// States: momentum_buffer, unless the momentum is 0.
+// The only state is momentum_buffer; there is none if the momentum is 0.
 CADRE_EXPORT void run_fused_sgd(const FusedBatch& batch, const FusedSgdOptions& options,
                                 TailRounding rounding);
 
@@ -103,7 +104,7 @@ struct FusedAdagradOptions {
   double weight_decay = 0;
   double epsilon = 0;
 };
-// States: sum.
+// The only state is sum.
 CADRE_EXPORT void run_fused_adagrad(const FusedBatch& batch, const FusedAdagradOptions& options,
                                     TailRounding rounding);
 

@@ -26,7 +26,7 @@
 namespace cadre::optim_state {
 namespace {
 
-// With all digits: options that differ have different texts.
+// Returns the value with all digits, so that options that differ have different texts.
 std::string exact(double value) {
   char text[32];
   const auto end = std::to_chars(std::begin(text), std::end(text), value);
@@ -91,8 +91,8 @@ void add_fields_of(torch::serialize::InputArchive& archive, const std::string& p
   }
 }
 
-// What `serialize` writes, which an OutputArchive does not tell before it is saved; nullopt where
-// the class has no serialize().
+// Returns the fields that `serialize` writes, which an OutputArchive does not reveal before it is
+// saved; nullopt if the class has no serialize().
 template <typename Serialize>
 std::optional<std::vector<Field>> fields_written_by(const Serialize& serialize) {
   try {
@@ -120,7 +120,7 @@ std::optional<std::vector<Field>> serialized_fields(const torch::optim::Optimize
 
 struct OptionsText {
   std::string text;
-  bool is_whole;  // all fields, as far as that can be known
+  bool is_whole;  // has all fields, as far as is known
 };
 
 OptionsText with_fields(std::string text, const std::vector<Field>& fields, bool is_whole) {
@@ -134,12 +134,12 @@ OptionsText text_of_other(const torch::optim::OptimizerOptions& options) {
   try {
     return {format("{}, lr {}", type, exact(options.get_lr())), false};
   } catch (const c10::Error&) {
-    return {type, false};  // it has no learning rate
+    return {type, false};  // the class has no learning rate
   }
 }
 
-// options: of the class Known, whose fields `text` has, or derived from it. Serialized, a derived
-// class with a serialize() of its own has more fields than Known.
+// Returns the text of options whose class is Known, whose fields are in `text`, or is derived from
+// it. If a derived class has its own serialize(), it writes more fields than those of Known.
 template <typename Known>
 OptionsText text_of_known(const Known& options, std::string text) {
   if (typeid(options) == typeid(Known)) return {std::move(text), true};
@@ -193,19 +193,19 @@ OptionsText describe(const torch::optim::OptimizerOptions& options) {
 
 std::string text_of_state_mark(int64_t mark) {
   if (mark == 0) return "none";
-  int num_tensors = -1;  // the first bit is no tensor's
+  int num_tensors = -1;  // the first bit belongs to no tensor
   for (int64_t bits = mark % kStepsOfMark; bits != 0; bits /= 2) num_tensors += bits % 2;
   return format("that of step {}, with {} tensors", mark / kStepsOfMark, num_tensors);
 }
 
-// What the ranks have in common of a group.
+// The part of a group that is equal on all ranks.
 struct CommonGroup {
   struct Parameter {
     std::string name;
     const at::Tensor* tensor;
   };
   std::vector<Parameter> parameters;
-  const torch::optim::OptimizerOptions* options;  // null where nothing says them
+  const torch::optim::OptimizerOptions* options;  // null if there are none
 };
 
 std::vector<CommonGroup> common_groups(const GroupTerms& terms) {
@@ -297,7 +297,7 @@ void UncomparedOptions::warn(LogSink& log, std::string_view component, const Gro
     const auto* options = group.has_options() ? &group.options() : terms.defaults;
     return options == nullptr || known_.contains(typeid(*options));
   };
-  // In each step but the first this is all.
+  // In every step after the first all options are known.
   if (std::ranges::all_of(terms.groups, is_known)) return;
   const auto examine = [&](const torch::optim::OptimizerOptions* options) {
     if (options == nullptr || !known_.emplace(typeid(*options)).second) return;

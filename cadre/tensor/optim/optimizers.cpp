@@ -14,7 +14,7 @@ namespace {
 
 using optim_state::NamedState;
 
-// Shared by AdamW and Adam. A rule lists the state that its options need, and calls its kernel.
+// The rule of AdamW and Adam. A rule lists the state that its options need, and calls its kernel.
 template <typename RuleOptions, typename RuleState, bool kDecoupledDecay>
 struct AdamRule {
   using Options = RuleOptions;
@@ -155,8 +155,8 @@ void SGD::load(torch::serialize::InputArchive& archive) {
   optim_state::load_whole<SgdRule>(*this, names_, [&] { torch::optim::SGD::load(archive); });
 }
 
-// Not the constructor of torch::optim::Adagrad for parameters, which makes the states of all of
-// them, in memory.
+// Does not use the constructor of torch::optim::Adagrad for parameters, because it makes the states
+// of all of them, in memory.
 Adagrad::Adagrad(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                  torch::optim::AdagradOptions defaults)
     : torch::optim::Adagrad(std::vector<torch::optim::OptimizerParamGroup>(), std::move(defaults)) {

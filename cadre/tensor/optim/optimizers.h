@@ -12,14 +12,14 @@
 // bfloat16 and float16. State has the parameter's dtype, as in torch::optim, and is made at the
 // first gradient of a parameter, also that of Adagrad. A parameter that is listed several times,
 // and parameters that share memory, step in sequence. load() keeps the state of a parameter that is
-// listed several times, which torch::optim loses. An archive of shards of parameters says whose
-// they are, and load() refuses that of another rank. Errors: kInvalidArgument, before anything is
-// changed, for inputs for which a kernel would be incorrect: see fused_kernels.h; also for a group
-// with the options of another optimizer. The message has the parameter's index, counted through all
-// groups from 0, and its name if the optimizer was created from named parameters. A parameter
-// without a gradient is skipped. Version counters are bumped, so that autograd detects a backward
-// through a forward before the step; torch::optim::SGD does not do that. Source: torch.optim with
-// fused=True.
+// listed several times, which torch::optim loses. An archive of shards of parameters says to which
+// rank they belong, and load() refuses the shards of another rank. Errors: kInvalidArgument, before
+// anything is changed, for inputs for which a kernel would be incorrect (fused_kernels.h), and for
+// a group with the options of another optimizer. The message has the parameter's index, counted
+// through all groups from 0, and its name if the optimizer was created from named parameters. A
+// parameter without a gradient is skipped. Version counters are bumped, so that autograd detects a
+// backward through a forward before the step; torch::optim::SGD does not do that. Source:
+// torch.optim with fused=True.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -46,8 +46,8 @@ using ParameterNames = std::unordered_map<const void*, std::string>;
 class CADRE_EXPORT AdamW : public torch::optim::AdamW {
  public:
   using torch::optim::AdamW::AdamW;
-  // One group, as torch::optim::AdamW(named_parameters.values(), options); messages contain the
-  // names.
+  // Has one group, like torch::optim::AdamW(named_parameters.values(), options); messages contain
+  // the names.
   explicit AdamW(const NamedParameters& named_parameters, torch::optim::AdamWOptions options = {});
 
   at::Tensor step(LossClosure closure = nullptr) override;
@@ -87,7 +87,7 @@ class CADRE_EXPORT SGD : public torch::optim::SGD {
   ParameterNames names_;
 };
 
-// The initial accumulator value is that of the parameter's group.
+// The initial accumulator value of a parameter is that of its group.
 class CADRE_EXPORT Adagrad : public torch::optim::Adagrad {
  public:
   explicit Adagrad(const std::vector<torch::optim::OptimizerParamGroup>& groups,
@@ -108,7 +108,7 @@ class CADRE_EXPORT Adagrad : public torch::optim::Adagrad {
 // The defaults are those of torch.optim.Adadelta.
 struct CADRE_EXPORT AdadeltaOptions
     : public torch::optim::OptimizerCloneableOptions<AdadeltaOptions> {
-  AdadeltaOptions(double lr = 1.0);  // converts, as torch::optim's options do
+  AdadeltaOptions(double lr = 1.0);  // implicit, as in torch::optim
   TORCH_ARG(double, lr) = 1.0;
   TORCH_ARG(double, rho) = 0.9;
   TORCH_ARG(double, eps) = 1e-6;
@@ -132,7 +132,7 @@ struct CADRE_EXPORT AdadeltaParamState
   void serialize(torch::serialize::OutputArchive& archive) const override;
 };
 
-// Groups with options have them as they are: they do not inherit from the defaults. Errors: a
+// A group with options keeps them as they are: it does not inherit from the defaults. Errors: a
 // torch error for options out of range, as in torch::optim. Source: Zeiler, "ADADELTA: an adaptive
 // learning rate method", 2012, with the learning rate that PyTorch has added.
 class CADRE_EXPORT Adadelta : public torch::optim::Optimizer {

@@ -5,7 +5,7 @@
 // Threads: one. Lifetime: keeps nothing. Errors: those of fused_kernels.h and state_loading.h.
 // A rule has the types Options and State, kName for messages, kDtypes that its kernel computes,
 // states() with the state tensors that options need, run() for a batch of parameters, and
-// initial_value() where a state does not begin with 0.
+// initial_value() if a state does not begin with 0.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -42,18 +42,18 @@ struct NamedState {
   at::Tensor* tensor;
 };
 
-// The number of steps of the parameter, including this one.
+// Counts one more step of the parameter; returns the number of its steps.
 template <typename State>
 int64_t count_step(State& state) {
   state.step(state.step() + 1);
   return state.step();
 }
 
-// Divides parameters into rounds: no two of one round share memory, and those that share memory are
-// in successive rounds, in the order in which they were added.
+// Divides parameters into rounds: no two parameters of a round share memory, and parameters that
+// share memory are in successive rounds, in the order in which they were added.
 class Rounds {
  public:
-  // Returns the number of its round.
+  // Returns the round of the parameter.
   size_t add(const at::Tensor& parameter) {
     const auto* const begin = static_cast<const std::byte*>(parameter.const_data_ptr());
     const auto* const end = begin + parameter.nbytes();
@@ -65,11 +65,11 @@ class Rounds {
   }
 
  private:
-  // The memory of the parameters of a round: from begin to end.
+  // The memory of the parameters of a round, from begin to end.
   using Ends = std::map<const std::byte*, const std::byte*, std::less<>>;
 
   static bool is_free(const Ends& ends, const std::byte* begin, const std::byte* end) {
-    const auto next = ends.lower_bound(end);  // the first that begins behind it
+    const auto next = ends.lower_bound(end);  // first entry that begins behind it
     return begin == end || next == ends.begin() || std::prev(next)->second <= begin;
   }
 
@@ -87,7 +87,7 @@ class RuleStep {
       : optimizer_(optimizer), names_(names) {}
 
   void run() {
-    size_t index = 0;  // through all groups
+    size_t index = 0;  // counts through all groups
     for (size_t i = 0; i < optimizer_.param_groups().size(); ++i) {
       const OptimizerParamGroup& group = optimizer_.param_groups()[i];
       const Options& options = checked_options(group, i);
@@ -147,7 +147,7 @@ class RuleStep {
 
   State* find_state(const at::Tensor& parameter) {
     const auto found = optimizer_.state().find(parameter.unsafeGetTensorImpl());
-    // As in the base class, whose load() makes states of this type only.
+    // Like the base class, whose load() makes states of this type only.
     return found == optimizer_.state().end() ? nullptr : static_cast<State*>(found->second.get());
   }
 
@@ -186,8 +186,8 @@ class RuleStep {
     }
   }
 
-  // A rule without state keeps none, as in torch::optim. The state of a parameter that lies in a
-  // file lies there, too.
+  // A rule without state keeps none, as in torch::optim. If a parameter lies in a file, so does its
+  // state.
   void make_state(const at::Tensor& parameter, const Options& options) {
     auto state = std::make_unique<State>();
     const auto named_states = Rule::states(*state, options);
@@ -232,9 +232,9 @@ class RuleStep {
   torch::optim::Optimizer& optimizer_;
   const ParameterNames& names_;
   std::map<int64_t, at::Tensor> step_tensors_;
-  // For parameters without state: the options of the group that makes it.
+  // The options of the group that makes the state, for parameters without state.
   std::unordered_map<const void*, const Options*> makers_;
-  // The states that this step has made, with those options, and not used yet.
+  // The states that this step has made and not used yet, with those options.
   std::unordered_map<void*, const Options*> made_;
 };
 
@@ -286,7 +286,8 @@ class ListedOnce {
   std::vector<Replaced> replaced_;
 };
 
-// Beside their parameters, where these lie in a file. torch::load makes them in memory.
+// Moves states into the file of their parameter, if it lies in one. torch::load makes them in
+// memory.
 template <typename Rule>
 void move_states(torch::optim::Optimizer& optimizer) {
   for (const OptimizerParamGroup& group : optimizer.param_groups()) {

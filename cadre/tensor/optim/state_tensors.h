@@ -19,7 +19,7 @@
 
 namespace cadre::optim_state {
 
-// The state class of an optimizer that is one of libtorch's or Cadre's or derived from one.
+// The state class of an optimizer that is a class of libtorch or Cadre, or derived from one.
 template <typename O>
 using StateOf = std::conditional_t<
     std::is_base_of_v<torch::optim::AdamW, O>, torch::optim::AdamWParamState,
@@ -34,7 +34,7 @@ using StateOf = std::conditional_t<
                                                   std::conditional_t<std::is_base_of_v<Adadelta, O>,
                                                                      AdadeltaParamState, void>>>>>>;
 
-// Its options, of which the state class depends.
+// The options class of such an optimizer.
 template <typename O>
 using OptionsOf = std::conditional_t<
     std::is_base_of_v<torch::optim::AdamW, O>, torch::optim::AdamWOptions,
@@ -48,9 +48,9 @@ using OptionsOf = std::conditional_t<
                     std::is_base_of_v<torch::optim::Adagrad, O>, torch::optim::AdagradOptions,
                     std::conditional_t<std::is_base_of_v<Adadelta, O>, AdadeltaOptions, void>>>>>>;
 
-inline constexpr int64_t kStepsOfMark = 1024;  // what a step adds to a mark
+inline constexpr int64_t kStepsOfMark = 1024;  // each step adds this to a mark
 
-// visit(name, tensor) for each tensor that the class has, also an undefined one.
+// Calls visit(name, tensor) for each tensor that the class has, also for an undefined one.
 template <typename State, typename Visit>
 void visit_state_tensors(State& state, Visit visit) {
   if constexpr (requires { state.exp_avg(); }) visit("exp_avg", state.exp_avg());
@@ -67,8 +67,8 @@ void visit_state_tensors(State& state, Visit visit) {
   if constexpr (requires { state.sum(); }) visit("sum", state.sum());
 }
 
-// Which tensors an optimizer's state of a leaf has, and of which step it is, as one number, to
-// compare it between ranks; 0 without a state.
+// Returns one number that says which tensors an optimizer's state of a leaf has and from which step
+// it is, to compare it between ranks; 0 without a state.
 template <typename O>
 int64_t mark_of_state(const O& optimizer, const at::Tensor& leaf) {
   const auto found = optimizer.state().find(leaf.unsafeGetTensorImpl());

@@ -20,17 +20,18 @@ int64_t part_numel(const at::Tensor& part) {
   return part.size(0) * part.size(1) * part.size(3);
 }
 
-// The heads of each rank, one rank behind the other: (ranks, numbers).
+// Returns the heads of each rank, one rank behind the other: (ranks, elements).
 at::Tensor by_rank(const at::Tensor& heads, int num_ranks) {
   return heads.unflatten(1, {num_ranks, heads.size(1) / num_ranks}).movedim(1, 0).flatten(1);
 }
 
-// Tensors (B, H, tokens of this rank, D) to (B, H / ranks, tokens of all, D), by one exchange.
+// Turns tensors (B, H, tokens of this rank, D) into (B, H / ranks, tokens of all ranks, D), by one
+// exchange.
 Tensors tokens_for_heads(const Tensors& tensors, const ContextParallel& context) {
   const ProcessGroup& group = context.group();
   const int num_ranks = group.world_size();
   Tensors by_ranks;
-  int64_t numel_of_a_token = 0;  // that each rank gets
+  int64_t numel_of_a_token = 0;  // elements that each rank gets
   for (const at::Tensor& tensor : tensors) {
     by_ranks.push_back(by_rank(tensor, num_ranks));
     numel_of_a_token += part_numel(tensor) / num_ranks;
@@ -60,7 +61,7 @@ Tensors tokens_for_heads(const Tensors& tensors, const ContextParallel& context)
   return results;
 }
 
-// The reverse, of one tensor.
+// The reverse of tokens_for_heads(), for one tensor.
 at::Tensor heads_for_tokens(const at::Tensor& tensor, const ContextParallel& context) {
   const int num_ranks = context.group().world_size();
   const at::Tensor ordered = context.in_rank_order(tensor, 2);

@@ -1,6 +1,6 @@
-// What stages hand to each other has the values that it had when the stage returned it, whatever
-// the stage and the next one do with their memory: buffers that change in place, inputs that are
-// returned or changed in place, views of parameters, one tensor twice. Compared with one process.
+// A stage hands over the values that its result had when it returned, whatever this stage and the
+// next one do with the memory: buffers that change in place, inputs that are returned or changed in
+// place, views of parameters, one tensor twice. The reference is one process.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -50,7 +50,7 @@ Tensor weight_of(double offset, int64_t width = 3) {
   return filled({width, width}, offset).requires_grad_();
 }
 
-// The first stage's function and its second one's, of the weights of both.
+// The functions of the first and the second stage, which get the weights of their stage.
 using StageFunction = std::function<Tensors(const Tensors&, const Tensor&)>;
 Model model_of(const StageFunction& first, const StageFunction& second, int64_t width = 3) {
   const Tensor a = weight_of(1, width);
@@ -61,7 +61,7 @@ Model model_of(const StageFunction& first, const StageFunction& second, int64_t 
           .of_second = {{"b", b}}};
 }
 
-// A running mean of the inputs, in a buffer of `width` numbers.
+// Returns a stage with a running mean of its inputs, in a buffer of `width` numbers.
 StageFunction with_memory(int64_t width, const std::function<Tensor(const Tensor&)>& returned) {
   const Tensor memory = torch::zeros({1, width}, torch::kDouble);
   return [=](const Tensors& x, const Tensor& w) -> Tensors {
@@ -81,7 +81,7 @@ std::vector<Values> changing_values() {
   const auto itself = [](const Tensor& memory) { return memory; };
   return {
       {"a buffer", [=] { return model_of(with_memory(3, itself), sum_of_both); }},
-      // More than a connection holds, so that the send waits for the receiver.
+      // The buffer is larger than what a connection can hold, so the send waits for the receiver.
       {"a large buffer", [=] { return model_of(with_memory(300, itself), sum_of_both, 300); }, 300},
       {"a view of a buffer",
        [] {
@@ -105,7 +105,7 @@ std::vector<Values> changing_values() {
   };
 }
 
-// What else than a buffer may be shared, and changes in place of the next stage.
+// Returns other values that may be shared, and changes in place by the next stage.
 std::vector<Values> shared_values() {
   return {
       {"a view of a parameter",
@@ -189,7 +189,7 @@ void add_gradients(const std::vector<NamedTensor>& parameters, Outcome& outcome)
   for (const auto& [name, tensor] : parameters) outcome.gradients[name] = tensor.grad();
 }
 
-// One process, microbatch by microbatch, each with its own values of what changes.
+// Runs in one process, microbatch by microbatch, each with its own values of what changes.
 Outcome alone(const Values& values) {
   const Model model = values.make();
   Outcome outcome;
@@ -216,7 +216,8 @@ void expect_equal(const Outcome& actual, const Outcome& expected, const std::str
   }
 }
 
-// All forwards come before the backwards, so that what a stage has returned waits longest.
+// All forwards come before the backwards, so that what a stage has returned waits as long as
+// possible.
 TEST(PipelineValues, AreThoseOfTheReturnOnOneRank) {
   for (const Values& values : all_values()) {
     const Outcome expected = alone(values);
@@ -263,7 +264,7 @@ TEST(PipelineValues, AreThoseOfTheReturnOnTwoRanks) {
   }
 }
 
-// The memory of a sharded stage is freed before the next one computes.
+// The memory of a sharded stage is freed before the next stage computes.
 TEST(PipelineValues, AViewOfAShardedParameterIsThatOfTheForward) {
   const Values values{"a view of a sharded parameter", shared_values()[0].make};
   const Outcome expected = alone(values);
@@ -289,7 +290,7 @@ TEST(PipelineValues, AViewOfAShardedParameterIsThatOfTheForward) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// (T, B, D) as of torch::nn::TransformerEncoder: rows are along dimension 1.
+// Outputs are (T, B, D), as from torch::nn::TransformerEncoder: rows are along dimension 1.
 TEST(PipelineValues, OutputsAreJoinedAlongTheirRows) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const PipelineStage stage(
@@ -306,13 +307,13 @@ TEST(PipelineValues, OutputsAreJoinedAlongTheirRows) {
     }
     EXPECT_EQ(failure_of([&] { pipeline.forward(x, {}, {}, {}); }), "");
     const std::string refusal = failure_of([&] { pipeline.forward(x); });
-    if (group.rank() == 0) return;  // has sent its outputs, and is told by its next call
+    if (group.rank() == 0) return;  // has sent its outputs, and gets the error in its next call
     EXPECT_THAT(refusal, HasSubstr("output 0 of microbatch 0 has the sizes (5, 2, 3), whose "
                                    "dimension 0 does not count the 2 rows of the microbatch"));
   });
 }
 
-// A counter that the last stage returns, and a running loss.
+// The last stage returns a counter, and a running loss.
 TEST(PipelineValues, OutputsAndLossesAreThoseOfTheirMicrobatch) {
   const auto result = run_groups(1, [](const ProcessGroup& group) {
     const Tensor counts = torch::zeros({kRows});

@@ -1,4 +1,4 @@
-// Which wrapper of a model an error or a log line comes from, and on which rank.
+// Names the wrapper of a model from which an error or a log line comes, and the rank.
 //
 // Threads: plain values. Blocking: never. Errors: none.
 #pragma once
@@ -10,10 +10,10 @@
 
 namespace cadre::reduction {
 
-// Where the values of a wrapper's parameters are between two forwards.
+// The form of the values of a wrapper's parameters between two forwards.
 enum class ParameterValues : uint8_t {
-  kWhole,      // on every rank, all of them
-  kSharded,    // trained parameters in shards, from which they are gathered
+  kWhole,      // all values on every rank
+  kSharded,    // shards of trained parameters, from which they are gathered
   kUnwatched,  // the wrapper watches its parameters itself
 };
 
@@ -24,9 +24,9 @@ struct Wrapper {
   int rank;
   uint32_t number = 0;  // equal on all ranks, different for each wrapper of a group
 
-  // "DistributedDataParallel, rank 2": how its errors begin.
+  // Returns "DistributedDataParallel, rank 2", with which its errors begin.
   std::string place() const;
-  // "DistributedDataParallel of Net, rank 2": for errors about several wrappers.
+  // Returns "DistributedDataParallel of Net, rank 2", for errors about several wrappers.
   std::string place_with_module() const;
 };
 

@@ -31,11 +31,11 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// (gradient of the output, what was saved) -> gradient of the input. Made of differentiable
-// operations, so that backward(create_graph) has a backward, too.
+// Maps (gradient of the output, saved tensor) to the gradient of the input. Consists of
+// differentiable operations, so that backward(create_graph) has a backward, too.
 using Backward = std::function<at::Tensor(const at::Tensor& gradient, const at::Tensor& saved)>;
 
-// Whose losses the gradient is of: the sum of the losses of this group's ranks, or, without a
+// The losses that are differentiated: the sum of the losses of this group's ranks, or, without a
 // group, one loss that all ranks compute alike.
 struct Losses {
   std::optional<ProcessGroup> summed_over;
@@ -77,7 +77,8 @@ class CollectiveNode final : public torch::autograd::Node {
   std::string name() const override { return "cadre::functional::" + operation_; }
 
  private:
-  // After release_variables() it throws libtorch's error about a second backward.
+  // Returns the saved tensor; after release_variables(), throws libtorch's error about a second
+  // backward.
   at::Tensor saved() {
     const std::lock_guard lock(mutex_);
     return saved_.unpack();
@@ -93,7 +94,7 @@ bool records_gradients(const at::Tensor& input) {
   return at::GradMode::is_enabled() && at::isFloatingType(input.scalar_type());
 }
 
-// Whether autograd records an operation on this rank's input.
+// Returns whether autograd records an operation on this rank's input.
 bool is_differentiated(const at::Tensor& input) {
   return records_gradients(input) && input.requires_grad();
 }
@@ -107,13 +108,13 @@ void attach(at::Tensor& output, const at::Tensor& input, std::string operation, 
   torch::autograd::create_gradient_edge(output, std::move(node));
 }
 
-// The input, which may be the gradient that another function hands over, in a form that can be
-// sent.
+// Returns the input, which may be the gradient that another function hands over, in a form that can
+// be sent.
 at::Tensor checked_input(const ProcessGroup& group, std::string_view operation,
                          const at::Tensor& input) {
   const at::Tensor checked = input.defined() ? with_values_in_memory(input) : input;
   check_tensor(group.communicator(), operation, kInput, checked);
-  // Otherwise its tangent would be dropped silently.
+  // Without the refusal below, a tangent would be dropped silently.
   if (!carries_tangent(checked)) return checked;
   refuse_tensor(group.communicator(), operation,
                 format("the input {} carries a tangent of forward-mode differentiation, which the "
@@ -121,7 +122,7 @@ at::Tensor checked_input(const ProcessGroup& group, std::string_view operation,
                        shape_of(checked)));
 }
 
-// Thrown on all ranks, whether or not this rank's input requires grad.
+// Throws on all ranks, whether or not this rank's input requires grad.
 [[noreturn]] void refuse_backward(const ProcessGroup& group, std::string_view operation,
                                   ReduceOp op, std::string_view remedy) {
   refuse_tensor(group.communicator(), operation,
@@ -136,7 +137,7 @@ at::Tensor copy_of_values(const at::Tensor& input) {
   return input.detach().clone(at::MemoryFormat::Contiguous);
 }
 
-// (rows, ...) for an input of (n, ...).
+// Returns a tensor (rows, ...) for an input of (n, ...).
 at::Tensor empty_rows(const at::Tensor& input, int64_t rows) {
   std::vector<int64_t> sizes = input.sizes().vec();
   if (sizes.empty()) sizes.push_back(0);
@@ -154,7 +155,7 @@ void check_dimension(const ProcessGroup& group, std::string_view operation, cons
                 format("the input {} has no dimension {}; pass {}", shape_of(input), dim, remedy));
 }
 
-// The size along `dim` of each rank's part.
+// Returns the size along `dim` of each rank's part.
 int64_t part_size(const ProcessGroup& group, std::string_view operation, const at::Tensor& input,
                   int64_t dim) {
   check_dimension(group, operation, input, dim);
@@ -164,7 +165,8 @@ int64_t part_size(const ProcessGroup& group, std::string_view operation, const a
                        dim, shape_of(input), group.world_size()));
 }
 
-// Rows sent to, or received from, each rank; empty splits are even ones.
+// Returns the number of rows that are sent to, or received from, each rank; empty splits divide
+// them evenly.
 std::vector<int64_t> splits_of(const at::Tensor& tensor, const ProcessGroup& group,
                                const std::vector<int64_t>& splits) {
   if (!splits.empty()) return splits;
@@ -172,7 +174,7 @@ std::vector<int64_t> splits_of(const at::Tensor& tensor, const ProcessGroup& gro
                               tensor.size(0) / group.world_size());
 }
 
-// The adjoint of broadcast: on the root the sum of all inputs, zeros elsewhere.
+// The adjoint of broadcast: returns the sum of all inputs on the root, and zeros on other ranks.
 at::Tensor reduce_to_root(const at::Tensor& input, const ProcessGroup& group, Rank root) {
   at::Tensor output = copy_of_values(input);
   group.reduce(output, {.root = root});
@@ -186,14 +188,15 @@ at::Tensor reduce_to_root(const at::Tensor& input, const ProcessGroup& group, Ra
   return output;
 }
 
-// holds: a mask of the elements in which this rank's input is the extremum. One all_reduce sums the
-// gradients and the number of ranks that share an extremum.
+// Returns the gradient of an extremum. holds: a mask of the elements in which this rank's input is
+// the extremum. One all_reduce sums the gradients and the number of ranks that share an extremum.
 at::Tensor extremum_backward(const at::Tensor& gradient, const at::Tensor& holds,
                              const ProcessGroup& group) {
   const at::Tensor part = holds.to(gradient.scalar_type());
   const at::Tensor sums = all_reduce(at::stack({gradient, part}), group);
   const at::Tensor num_holders = sums.select(0, 1);
-  // Not a product with `part`, which would be NaN where the sum is infinite. A NaN has no holder.
+  // A product with `part` would be NaN if the sum is infinite. An element that is NaN has no
+  // holder.
   const at::Tensor elsewhere =
       at::zeros_like(part).masked_fill(num_holders.eq(0), std::numeric_limits<double>::quiet_NaN());
   return at::where(holds, sums.select(0, 0) / num_holders, elsewhere);
@@ -283,7 +286,7 @@ at::Tensor all_to_all(const at::Tensor& tensor, const ProcessGroup& group,
   constexpr std::string_view kName = "all_to_all";
   const at::Tensor input = checked_input(group, kName, tensor);
   int64_t num_rows = input.dim() == 0 ? 0 : input.size(0);
-  // Negative ones are refused by the group.
+  // The group refuses negative splits.
   if (!options.output_split_sizes.empty()) num_rows = 0;
   for (const int64_t split : options.output_split_sizes) num_rows += std::max<int64_t>(split, 0);
   at::Tensor output = empty_rows(input, num_rows);
@@ -326,7 +329,7 @@ at::Tensor copy_to_group(const at::Tensor& tensor, const ProcessGroup& group) {
     output = input.view_as(input);
   }
   // If either tensor were changed in place, autograd would drop the backward of this view. With
-  // this mark it refuses the change.
+  // this mark autograd refuses the change.
   if (auto* view = torch::autograd::impl::get_view_autograd_meta(output)) {
     view->set_creation_meta(torch::autograd::CreationMeta::IN_CUSTOM_FUNCTION);
   }

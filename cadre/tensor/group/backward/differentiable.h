@@ -27,14 +27,15 @@
 
 namespace cadre::functional {
 
-// The gradient of the SUM over ranks of each rank's loss. While GradMode is on, the result of a
-// floating-point input requires grad on every rank, whether or not this rank's input does, so that
-// every rank takes part in backward. On all ranks the result must contribute to the tensor on which
-// backward() is called. A timeout is that of the forward; the backward has the group's.
+// The gradient is that of the SUM over the ranks of each rank's loss. While GradMode is on, the
+// result of a floating-point input requires grad on every rank, whether or not this rank's input
+// does, so that every rank takes part in backward. On all ranks the result must contribute to the
+// tensor on which backward() is called. A timeout in the options is that of the forward; the
+// backward has the group's timeout.
 
 // SUM, AVG, PREMUL_SUM, MAX and MIN have a backward; PRODUCT is refused while gradients are
-// recorded. The gradient of MAX and MIN goes to the ranks that hold the extremum, in equal parts
-// where several do, as that of at::amax; it is NaN where the result is NaN.
+// recorded. The gradient of MAX and MIN goes to the ranks that hold the extremum, in equal parts if
+// several do, like that of at::amax; it is NaN if the result is NaN.
 CADRE_EXPORT at::Tensor all_reduce(const at::Tensor& input, const ProcessGroup& group,
                                    const AllReduceOptions& options = {});
 // input: (n, ...), of one shape on all ranks, or (); result: (world_size * n, ...), or
@@ -45,8 +46,8 @@ CADRE_EXPORT at::Tensor all_gather(const at::Tensor& input, const ProcessGroup& 
 // others are refused while gradients are recorded.
 CADRE_EXPORT at::Tensor reduce_scatter(const at::Tensor& input, const ProcessGroup& group,
                                        const ReduceScatterOptions& options = {});
-// input: (n, ...); result: (m, ...), where the splits add up to n and m. Splits that are given for
-// one side only: the other one is even, and m is n if it is the result's.
+// input: (n, ...); result: (m, ...), where the splits add up to n and m. If splits are given for
+// one side only, the other side is divided evenly; without output splits m is n.
 CADRE_EXPORT at::Tensor all_to_all(const at::Tensor& input, const ProcessGroup& group,
                                    const AllToAllOptions& options = {});
 // The result is the root's input. On other ranks only the input's shape and dtype are used; its
@@ -54,33 +55,33 @@ CADRE_EXPORT at::Tensor all_to_all(const at::Tensor& input, const ProcessGroup& 
 CADRE_EXPORT at::Tensor broadcast(const at::Tensor& input, const ProcessGroup& group,
                                   const BroadcastOptions& options = {});
 
-// The gradient of ONE loss that all ranks compute: tensor parallelism, where a group divides the
-// work of one process. A replicated tensor is equal on all ranks, as is its requires_grad, which
-// decides whether the backward communicates.
+// The gradient is that of ONE loss that all ranks compute. This is tensor parallelism, where a
+// group divides the work of one process. A replicated tensor is equal on all ranks, as is its
+// requires_grad, which decides whether the backward communicates.
 
 struct ReduceFromGroupOptions {
   std::optional<Duration> timeout = {};
 };
-// dim: counted from the end if negative. timeout: of gather_from_group.
 struct DimensionOptions {
   int64_t dim = -1;
   std::optional<Duration> timeout = {};
 };
 
-// Megatron's f, before a layer with divided weights: the identity; backward: all_reduce with SUM.
-// input: replicated, any shape. While gradients are recorded the result is a view of the input, and
-// changing either in place is refused by autograd; otherwise it is the input itself.
+// Megatron's f, used before a layer with divided weights. Forward: the identity; backward:
+// all_reduce with SUM. input: replicated, any shape. While gradients are recorded the result is a
+// view of the input, and autograd refuses a change of either in place; otherwise it is the input
+// itself.
 CADRE_EXPORT at::Tensor copy_to_group(const at::Tensor& input, const ProcessGroup& group);
-// Megatron's g, after such a layer: all_reduce with SUM; backward: the identity. The result is
-// replicated.
+// Megatron's g, used after such a layer. Forward: all_reduce with SUM; backward: the identity. The
+// result is replicated.
 CADRE_EXPORT at::Tensor reduce_from_group(const at::Tensor& input, const ProcessGroup& group,
                                           const ReduceFromGroupOptions& options = {});
-// This rank's of world_size equal parts along `dim`; backward: gather_from_group. input:
+// Returns this rank's of world_size equal parts along `dim`; backward: gather_from_group. input:
 // replicated. No communication in forward.
 CADRE_EXPORT at::Tensor scatter_to_group(const at::Tensor& input, const ProcessGroup& group,
                                          const DimensionOptions& options = {});
-// The ranks' inputs, of one shape, concatenated along `dim`; backward: scatter_to_group. The result
-// is replicated.
+// Returns the ranks' inputs, of one shape, concatenated along `dim`; backward: scatter_to_group.
+// The result is replicated.
 CADRE_EXPORT at::Tensor gather_from_group(const at::Tensor& input, const ProcessGroup& group,
                                           const DimensionOptions& options = {});
 

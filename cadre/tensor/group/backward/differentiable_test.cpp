@@ -1,5 +1,5 @@
-// The differentiable collectives on thread ranks against one process: the truth is the same
-// computation on the inputs of all ranks, by plain operators of PyTorch in double, and its
+// The differentiable collectives on thread ranks, compared with one process: the reference is the
+// same computation on the inputs of all ranks, by plain operators of PyTorch in double, and its
 // autograd.
 #include "cadre/tensor/group/backward/differentiable.h"
 
@@ -26,14 +26,15 @@ using testing::run_groups;
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
 
-// Multiples of 1/4, which every dtype represents exactly; of few values, so that ranks have ties.
+// Returns multiples of 1/4, which every dtype represents exactly. There are few different values,
+// so that ranks have ties.
 Tensor values(int rank, at::IntArrayRef shape, int64_t seed = 0) {
   const int64_t count = c10::multiply_integers(shape);
   const Tensor counted = torch::arange(count, torch::kDouble) * 5 + rank * 7 + seed * 3;
   return (counted.fmod(11).div(2).floor() / 4 - 0.5).view(shape);
 }
 
-// One collective: on ranks, and as a function of the inputs of all ranks.
+// One collective, as a call on ranks and as a function of the inputs of all ranks.
 struct DifferentiableCall {
   std::string name;
   std::function<std::vector<int64_t>(int rank, int world_size)> shape;
@@ -58,7 +59,7 @@ Tensor premultiplied(const Tensors& inputs) {
   return sum;
 }
 
-// What rank `from` sends to rank `to`, in rows: some pairs exchange nothing.
+// Returns the number of rows that rank `from` sends to rank `to`; some pairs exchange no rows.
 int64_t rows_between(int from, int to) {
   return (from * 2 + to) % 4;
 }
@@ -158,8 +159,8 @@ std::vector<DifferentiableCall> exchanges() {
          return std::vector<int64_t>{std::accumulate(sent.begin(), sent.end(), int64_t{0}), 3};
        },
        uneven_all_to_all, [](const Tensors& all) { return exchanged(all, rows_between); }},
-      // Rank r sends r rows to each rank: its input is even, and only the splits of the result are
-      // given.
+      // Rank r sends r rows to each rank, so its input is divided evenly, and only the splits of
+      // the result are given.
       {"all_to_all with output splits",
        [](int rank, int world_size) {
          return std::vector<int64_t>{rank * world_size, 3};
@@ -185,7 +186,7 @@ std::vector<DifferentiableCall> all_collectives() {
   return all;
 }
 
-// The loss of a rank: a different function of the result on each rank.
+// Returns the loss of a rank: a different function of the result on each rank.
 Tensor loss_of(const Tensor& result, int rank) {
   const Tensor weights = values(rank, result.sizes(), 4).to(result.scalar_type());
   return (weights * result + (rank + 1) * result * result).sum();
@@ -223,14 +224,14 @@ void require_close(const Tensor& actual, const Tensor& expected, double toleranc
   require(is_close, text.str());
 }
 
-// A gradient that is undefined in the reference, because nothing depends on it, is zero here.
+// Returns the gradient; zeros if it is undefined in the reference, because nothing depends on it.
 Tensor or_zeros(const Tensor& gradient, const Tensor& input) {
   return gradient.defined() ? gradient : torch::zeros_like(input);
 }
 
 class Differentiable : public ::testing::TestWithParam<int> {
  protected:
-  // body(collective, truth, group) on all ranks, for each collective.
+  // Calls body(collective, truth, group) on all ranks, for each collective.
   void expect_of_each(const std::function<void(const DifferentiableCall&, const Truth&,
                                                const ProcessGroup&)>& body) {
     const testing::RanksResult result = run_groups(GetParam(), [&](const ProcessGroup& group) {
@@ -274,7 +275,8 @@ TEST_P(Differentiable, ResultsAndGradientsEqualOneProcess) {
       });
 }
 
-// A penalty on the gradients: the sum over ranks of squares of the gradients of all ranks.
+// The loss contains a penalty on the gradients: the sum over ranks of squares of the gradients of
+// all ranks.
 TEST_P(Differentiable, GradientsOfGradientsEqualOneProcess) {
   expect_of_each(
       [](const DifferentiableCall& collective, const Truth& truth, const ProcessGroup& group) {
@@ -295,7 +297,8 @@ TEST_P(Differentiable, GradientsOfGradientsEqualOneProcess) {
       });
 }
 
-// In turn, the input of one rank does not require grad; its backward takes part nevertheless.
+// The input of one rank after the other does not require grad; that rank takes part in backward
+// nevertheless.
 TEST_P(Differentiable, ARankWithoutAGradientTakesPartInBackward) {
   expect_of_each([](const DifferentiableCall& collective, const Truth& truth,
                     const ProcessGroup& group) {
@@ -314,7 +317,7 @@ TEST_P(Differentiable, ARankWithoutAGradientTakesPartInBackward) {
   });
 }
 
-// Not contiguous: a transposed input, and the expanded gradient of a sum.
+// The input is transposed, and the gradient is the expanded one of a sum: neither is contiguous.
 TEST_P(Differentiable, InputsAndGradientsNeedNotBeContiguous) {
   expect_of_each(
       [](const DifferentiableCall& collective, const Truth& truth, const ProcessGroup& group) {
@@ -345,7 +348,7 @@ TEST_P(Differentiable, AGraphThatIsKeptGoesBackTwice) {
       });
 }
 
-// The result is changed in place: neither the input nor tensors saved for backward change.
+// A change of the result in place changes neither the input nor tensors saved for backward.
 TEST_P(Differentiable, AResultMayBeChangedInPlace) {
   expect_of_each(
       [](const DifferentiableCall& collective, const Truth& truth, const ProcessGroup& group) {
@@ -361,7 +364,7 @@ TEST_P(Differentiable, AResultMayBeChangedInPlace) {
       });
 }
 
-// An undefined gradient counts as zero.
+// A function whose backward returns an undefined gradient, which counts as zero.
 struct DropGradient : torch::autograd::Function<DropGradient> {
   static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x) { return x.clone(); }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
@@ -414,8 +417,8 @@ TEST_P(Differentiable, WithoutGradModeAndOfIntegersThereIsNoGraph) {
 }
 
 // Several collectives, sequential and independent: backward runs them in the reverse order on every
-// rank, whatever the order in which a rank adds up its losses, and also where a rank's inputs
-// require no gradient.
+// rank, whatever the order in which a rank adds up its losses, and even if a rank's inputs require
+// no gradient.
 TEST_P(Differentiable, SeveralCollectivesKeepOneOrder) {
   expect_on_all([](const ProcessGroup& group) {
     const int n = group.world_size();
@@ -439,7 +442,7 @@ TEST_P(Differentiable, SeveralCollectivesKeepOneOrder) {
       const Tensor total = functional::all_reduce(x, group);
       const Tensor gathered = functional::all_gather(x, group);
       const Tensor rows = functional::reduce_scatter(total * x, group);
-      // Required by the order of backward, not by this rank's inputs.
+      // Its backward runs on every rank, although no input requires grad.
       const Tensor constant = functional::all_reduce(torch::ones({2}, torch::kDouble), group);
       const Tensor first = chain(x, total, rows);
       const Tensor second = gathered.pow(3).sum() + 0 * constant.sum();

@@ -1,10 +1,11 @@
-// The messages of a wrapper on the group that it shares with the program: ProcessGroup's send and
-// recv with tags that neither the program nor another wrapper can name.
+// The messages of a wrapper on the group that it shares with the program. They use ProcessGroup's
+// send and recv with tags that neither the program nor another wrapper can name.
 //
-// Threads, blocking, tensors: as ProcessGroup's calls of these names. Lifetime: a cheap value that
-// keeps the group. Errors: theirs; an error names the wrapper with the tag. The constructor is a
-// collective of the group; every rank constructs it at the same place of its operations, and if the
-// ranks construct it for different users, all throw the same kInvalidArgument.
+// Threads, blocking, tensors: as ProcessGroup::send and recv. Lifetime: a cheap value that keeps
+// the group. Errors: those of send and recv, with the wrapper's name and the tag. The constructor
+// is a collective of the group; every rank constructs the object at the same place of its
+// operations, and if the ranks construct it for different users, all throw the same
+// kInvalidArgument.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// Sends and receives of tensors: those of the program and those of wrappers.
+// Sends and receives tensors for the program and for wrappers.
 #include <memory>
 #include <optional>
 #include <utility>
@@ -34,7 +34,7 @@ Work send_tensor_async(const GroupCall& call, const MessageSpace& space, const a
   return issue_messages(call.group, space, {&message, 1}, keeping(call, packed)).front();
 }
 
-// Without a source it receives from any rank. Returns the sender.
+// Receives from `source`, or from any rank if it is nullopt. Returns the sender.
 Rank recv_tensor(const GroupCall& call, const MessageSpace& space, const at::Tensor& tensor,
                  std::optional<Rank> source, int tag) {
   const DType dtype = check_tensor(call.group, call.name, kInPlace, tensor);

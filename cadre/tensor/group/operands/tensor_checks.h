@@ -20,14 +20,14 @@
 
 namespace cadre {
 
-// More than any machine has; the bytes of so many elements are counted without overflow.
+// More elements than any machine can hold; their bytes are counted without overflow.
 inline constexpr int64_t kMaxElements = int64_t{1} << 52;
 
 inline constexpr std::string_view kInPlace = "the tensor";
 inline constexpr std::string_view kInput = "the input";
 inline constexpr std::string_view kOutput = "the output";
 
-// "(2, 3)".
+// Returns "(2, 3)" and the like.
 std::string shape_of(const at::Tensor& tensor);
 
 [[noreturn]] void refuse_tensor(const Communicator& communicator, std::string_view operation,
@@ -45,14 +45,14 @@ void check_elements_apart(const Communicator& communicator, std::string_view ope
 void check_reduce_op(const Communicator& communicator, std::string_view operation, DType dtype,
                      ReduceOp op);
 
-// The tensor itself, or a copy if it is lazy, so that its memory does not hold its values: autograd
-// produces negated views (the derivatives of complex operators) and zero tensors without memory.
-// Differentiable.
+// Returns the tensor itself, or a copy if it is lazy, so that its memory does not hold its values:
+// autograd produces negated views (the derivatives of complex operators) and zero tensors without
+// memory. Differentiable.
 at::Tensor with_values_in_memory(const at::Tensor& tensor);
-// Whether it has a tangent of forward-mode differentiation.
+// Returns whether the tensor has a tangent of forward-mode differentiation.
 bool carries_tangent(const at::Tensor& tensor);
 
-// Checks the pair of an all_gather or reduce_scatter: the large one, which is the output or the
+// Checks the pair of an all_gather or reduce_scatter: the large tensor, which is the output or the
 // input, has world_size times the elements of the other.
 DType check_pair(const Communicator& communicator, std::string_view operation,
                  const at::Tensor& output, const at::Tensor& input, bool output_is_large);
@@ -60,27 +60,28 @@ DType check_pair(const Communicator& communicator, std::string_view operation,
 DType check_rooted(const Communicator& communicator, std::string_view operation, Rank root,
                    const at::Tensor& output, const at::Tensor& input, bool output_is_large);
 
-// Refuses tensors that share memory with one of another entry of the lists; those of one entry may.
-// Only the first element of a tensor with gaps is checked.
+// Refuses tensors that share memory with a tensor of another entry of the lists; tensors of one
+// entry may share memory. Only the first element of a tensor with gaps is checked.
 void check_entries_apart(const Communicator& communicator, std::string_view operation,
                          std::initializer_list<const std::vector<at::Tensor>*> lists);
 
-// One tensor for each rank; returns their dtype. `listed` is kInput or kOutput.
+// Checks a list with one tensor for each rank; returns their dtype. `listed` is kInput or kOutput.
 DType check_list(const Communicator& communicator, std::string_view operation,
                  std::string_view listed, const std::vector<at::Tensor>& tensors);
-// The other tensor of a list operation: of the dtype of the list, and, if there is a list on this
-// rank, of as many elements as this rank's entry. Returns its dtype.
+// Checks the other tensor of a list operation: it has the dtype of the list and, if there is a list
+// on this rank, as many elements as this rank's entry. Returns its dtype.
 DType check_beside_list(const Communicator& communicator, std::string_view operation,
                         std::string_view role, const at::Tensor& tensor,
                         const std::vector<at::Tensor>& tensors);
 
-// How many rows of all_to_all's tensors go to each rank and come from it. Empty: even parts.
+// The number of rows of all_to_all's tensors that go to each rank and come from it; empty lists
+// divide the rows evenly.
 struct RowSplits {
   std::span<const int64_t> output;
   std::span<const int64_t> input;
 };
 
-// What all_to_all exchanges: even parts when `counts` are empty.
+// The dtype and sizes that all_to_all exchanges; empty `counts` stand for even parts.
 struct Exchange {
   DType dtype;
   std::vector<uint64_t> input_counts;
