@@ -128,7 +128,7 @@ bool is_past_barrier(const PeerStatus& peer) {
 
 // Returns the moment just before the signal.
 TimePoint disturb_when_inside(RankContext& context, Communicator& group, const Case& test) {
-  // It is after the barrier, and after the exchange that makes the second group.
+  // The operation comes after the barrier, and after the exchange that makes the second group.
   const int number = test.place == Place::kTwoGroups ? 3 : 2;
   const std::string inside = is_message(test.kind)
                                  ? "last seen in recv #1,"

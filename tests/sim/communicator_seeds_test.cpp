@@ -259,7 +259,7 @@ class Seeds : public ::testing::TestWithParam<Scenario> {
       const RankReport& report = outcome.ranks[static_cast<size_t>(rank)];
       const bool has_returned =
           outcome.sim.ranks[static_cast<size_t>(rank)].kind == sim::RankEnd::Kind::kReturned;
-      // It was the victim, or its results were right.
+      // The rank was the victim, or its results were right.
       if (!has_returned || !report.failure) continue;
       EXPECT_TRUE(is_just(plan, outcome, rank)) << "rank " << rank << " blames another";
       EXPECT_TRUE(is_in_time(plan, outcome, report)) << "rank " << rank << " was late";

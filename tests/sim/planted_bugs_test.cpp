@@ -70,7 +70,7 @@ TEST(PlantedBugs, AWrongTagIsFound) {
 // streams.
 TEST(PlantedBugs, AMissingAbortCheckIsFound) {
   constexpr int kVictim = 2;
-  constexpr Duration kKillTime = milliseconds(200);  // in the operations
+  constexpr Duration kKillTime = milliseconds(200);  // a time during the operations
   const auto is_late = [&](const JobOutcome& outcome) {
     return std::ranges::any_of(outcome.ranks, [&](const RankReport& report) {
       // While it connects, a rank has only its deadline.

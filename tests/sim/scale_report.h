@@ -18,7 +18,7 @@ enum class Cost {
   kStoreBytesIn,
   kStoreBytesOut,
   kControlConnections,  // counts ends: a connection between two processes counts for both
-  kControlMessages,     // without heartbeats
+  kControlMessages,     // does not include heartbeats
   kControlBytes,        // includes heartbeats
   kHeartbeats,
   kDataConnections,  // counts ends

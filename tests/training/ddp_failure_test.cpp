@@ -32,7 +32,7 @@ using torch::Tensor;
 
 // The phases of a step, in their order.
 enum class Moment {
-  kInForward,  // in the broadcast of the buffers
+  kInForward,  // during the broadcast of the buffers
   kBeforeAnyBucket,
   kAfterTheFirstBucket,
   kAtTheLastBucket,  // the others may be in the reduction of this bucket

@@ -62,7 +62,7 @@ class Agreement {
 
   Result<Membership> run() {
     const os::HostInfo host = system_.host();
-    // Until this process leaves the will of the new round, this will tells the others of its death.
+    // This will tells the others if this process dies before it leaves the will of the new round.
     const auto will =
         store_.leave_will(kDead, write_lost_rank({previous_.rank, host.pid, host.name}), deadline_);
     if (!will.ok()) return will.error();

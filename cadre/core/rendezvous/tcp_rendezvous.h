@@ -31,7 +31,7 @@ struct TcpRendezvousOptions {
   // a wait is logged, once, after this time.
   Duration greeting_timeout = std::chrono::seconds(5);
   Duration warn_after = kStoreWarnTime;
-  // For waits, and for a store that is hosted here; null: nothing is logged.
+  // Gets lines about waits, and those of a store that is hosted here; null: nothing is logged.
   LogSink* log = nullptr;
 };
 

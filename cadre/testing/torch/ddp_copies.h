@@ -132,7 +132,7 @@ inline bool equal_bits(const Tensor& a, const Tensor& b) {
 // What the program read at each of its comparisons: the gradients of the whole model, or those of
 // the shards.
 struct Seen {
-  // By comparison and parameter; undefined without a gradient.
+  // The gradients by comparison and parameter; undefined if a parameter has no gradient.
   std::vector<std::vector<Tensor>> gradients;
   std::vector<std::string> names;
   std::vector<FlatRange> ranges;

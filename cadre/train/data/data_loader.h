@@ -156,7 +156,7 @@ class CADRE_EXPORT DataLoader {
 
   std::shared_ptr<const Dataset> dataset_;
   int64_t num_samples_ = 0;    // size of the dataset when the loader was made
-  DataLoaderOptions options_;  // without the ranks
+  DataLoaderOptions options_;  // its ranks are not set
   Share share_;
   LoaderPosition position_;
   bool is_positioned_ = false;

@@ -128,7 +128,8 @@ class Trainer {
   int64_t saved_step_ = -1;                // step of the last snapshot that was read or written
   std::optional<Error> snapshot_failure_;  // error of the last snapshot that could not be written
   std::optional<double> best_held_out_loss_;
-  std::optional<double> saved_best_loss_;  // in the last snapshot that was read or written
+  std::optional<double>
+      saved_best_loss_;     // best loss in the last snapshot that was read or written
   int64_t best_step_ = -1;  // the step whose snapshot will be marked as the best; -1: none
   std::optional<double> loss_before_best_;
   TimePoint run_started_;
