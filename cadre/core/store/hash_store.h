@@ -35,7 +35,7 @@ class CADRE_EXPORT HashStore final : public Store {
   };
 
   Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override;
-  // The four functions return with `lock` held.
+  // await_keys(), pop() and arrive() return with `lock` held.
   Status await_keys(const wire::StoreRequest& request, Deadline deadline,
                     std::unique_lock<std::mutex>& lock);
   Result<wire::StoreResponse> pop(const wire::StoreRequest& request, Deadline deadline,

@@ -100,8 +100,8 @@ class Trainer {
   std::string sample_of_model();
   void print_line(const std::string& line);
   bool is_first_rank() const { return context_.world.rank() == 0; }
-  // Returns whether the model is made without values. Not if its layers are divided or its routers
-  // connected: that takes a whole model.
+  // Returns whether the model is made without values. It is not if its layers are divided or its
+  // routers connected: that takes a whole model.
   bool is_deferred() const {
     return has_units(data_strategy(config_.parallel)) && !config_.parallel.divides_model() &&
            config_.model.experts == 0;

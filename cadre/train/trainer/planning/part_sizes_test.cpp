@@ -46,9 +46,9 @@ std::ostream& operator<<(std::ostream& out, const PlannedLayout& layout) {
 
 // Returns how many bytes a rank receives in the operations from number `first` on, if the
 // algorithms are optimal. The flight record has no sizes of all_to_all_v, so they come from
-// exchanged_bytes. In context parallelism a block has four all_to_all_v; two exchange three tensors
-// of exchanged_bytes each, and two exchange one. With experts that are chosen equally often, the
-// mean is the same if exchanged_bytes is the size of half of the choices.
+// exchanged_bytes. In context parallelism a block has four all_to_all_v: two exchange three tensors
+// of exchanged_bytes each, and two exchange one, so each counts as two. The same formula fits
+// experts that are chosen equally often, if exchanged_bytes is the size of half of the choices.
 int64_t received_bytes(const ProcessGroup& group, size_t first, int64_t exchanged_bytes) {
   const FlightRecord record = group.communicator().flight_record();
   const int64_t size = group.world_size();
