@@ -1,7 +1,8 @@
-// What the C++ blocks of docs/guide and the examples of the topic headers use and do not declare:
-// for guide_blocks_test.py, which puts each block into a function in the namespace of its page. The
-// blocks are compiled and not linked, so nothing here has a body. Only the two headers that the
-// guide tells users to include are here: what they do not declare, a block must include itself.
+// Declarations that the C++ blocks of docs/guide and the examples of the topic headers use without
+// declaring them. guide_blocks_test.py puts each block into a function in the namespace of its
+// page. The blocks are compiled and not linked, so functions here have no body. Only the two
+// headers that the guide tells users to include are here: a block must include what they do not
+// declare.
 #pragma once
 #include <cadre/cadre.h>
 #include <torch/torch.h>
@@ -51,7 +52,8 @@ extern const std::unique_ptr<cadre::os::System> system;
 extern const cadre::Deadline deadline;
 }  // namespace store
 
-// A program may open both namespaces: no inner namespace of Cadre has the name of one of torch's.
+// A program may open both namespaces, because no inner namespace of Cadre has the name of one of
+// torch's.
 namespace both_opened {
 using namespace torch;
 using namespace cadre;
@@ -138,7 +140,8 @@ struct GptImpl : torch::nn::Module {
   std::vector<torch::nn::ModuleHolder<cadre::ShardUnit<BlockImpl>>> blocks;
   torch::nn::Linear head{nullptr};
 };
-// What TORCH_MODULE(Gpt) declares, which would have to stand outside of the blocks' functions.
+// This is what TORCH_MODULE(Gpt) declares. The macro would have to be outside of the blocks'
+// functions.
 struct Gpt : torch::nn::ModuleHolder<GptImpl> {
   using torch::nn::ModuleHolder<GptImpl>::ModuleHolder;
 };

@@ -1,5 +1,5 @@
-// Does not compile: each line that is marked gives the one sentence that says what to use.
-// compile_errors_test.py looks for it.
+// Must not compile. For each marked line the compiler's errors must have a sentence that says what
+// to use; compile_errors_test.py looks for it.
 #include <torch/nn/modules/linear.h>
 
 #include "cadre/fsdp.h"

@@ -1,9 +1,10 @@
-// What is tried: one case for each collective, dtype, operation and count, and the numbers that
-// each rank brings to it.
+// The cases that are run: one for each collective, dtype, operation and count, with the numbers
+// that each rank brings.
 //
 // Threads: pure functions. Blocking: never. Errors: none.
-// The numbers are small whole ones, exact in every dtype and in every order of additions, so that
-// what must come out is a formula of ranks and indices, worked out here without communication.
+// The numbers are small and whole, so they are exact in every dtype and in every order of
+// additions. The expected result is therefore a formula of ranks and indices, computed here without
+// communication.
 #pragma once
 
 #include <cstddef>
@@ -25,20 +26,22 @@ struct Case {
   std::string to_string() const;
 };
 
-// All cases of a world, the same on all ranks; every collective of the table in collectives.h.
+// Returns all cases of a world, the same on all ranks, with every collective of the table in
+// collectives.h.
 std::vector<Case> cases_for(int world_size);
 
-// Elements begin .. begin + count - 1 of what the rank brings: `numbers` by the formula, `noise`
-// finite random floats of widely differing sizes, and any bits as integers.
+// Return elements begin .. begin + count - 1 of what the rank brings. `numbers` computes them by
+// the formula. `noise` returns finite random floats of widely differing sizes, and integers with
+// any bits.
 std::vector<std::byte> numbers(const Case& c, Rank rank, int world_size, uint64_t begin,
                                uint64_t count);
 std::vector<std::byte> noise(const Case& c, Rank rank, uint64_t count);
 
-// What premul_sum multiplies the rank's numbers by.
+// Returns the number by which premul_sum multiplies the rank's numbers.
 double factor_of(Rank rank);
 
-// Elements begin .. begin + count - 1 of the reduction over all ranks' numbers.
-// REQUIRES: the pair is supported.
+// Returns elements begin .. begin + count - 1 of the reduction over all ranks' numbers. REQUIRES:
+// the pair is supported.
 std::vector<std::byte> reduced(const Case& c, int world_size, uint64_t begin, uint64_t count);
 
 }  // namespace cadre::conformance

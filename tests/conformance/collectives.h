@@ -1,6 +1,6 @@
-// The table of collectives that the conformance program runs: one entry for each. What each rank
-// passes and receives is in cadre/testing/core/collective_call.h; barriers and messages have
-// functions of their own.
+// The table of collectives that the conformance program runs, with one entry for each.
+// cadre/testing/core/collective_call.h says what each rank passes and receives; barriers and
+// messages have separate functions.
 //
 // Threads: run() from the rank's thread; the rest are pure functions. Blocking: run(). Errors:
 // those of the Communicator.
@@ -18,22 +18,22 @@
 
 namespace cadre::conformance {
 
-// The first `count` elements that this rank brings.
+// Returns the first `count` elements that this rank brings.
 using Brought = std::function<std::vector<std::byte>(uint64_t count)>;
 
-// Calls the collective of a case once; returns what this rank ends with.
+// Calls the collective of a case once. Returns this rank's result.
 std::vector<std::byte> run_collective(Communicator& group, const Case& c, const Brought& brought);
-// The same by the formulas of cases.h.
+// Returns the result according to the formulas of cases.h.
 std::vector<std::byte> expected_of_collective(const Case& c, Rank rank, int world_size);
 
 struct CollectiveEntry {
   std::string_view name;
   OpKind kind = OpKind::kBarrier;
-  bool has_data = true;  // else it has neither dtype nor count
+  bool has_data = true;  // false: it has neither dtype nor count
   bool has_op = false;
   bool has_root = false;
-  bool takes_count_per_rank = false;  // Case::count is of one rank's part
-  // All ranks end with the same bytes, so random floats must give the same bits on all.
+  bool takes_count_per_rank = false;  // true: Case::count is the size of one rank's part
+  // true: all ranks get the same bytes, so random floats must give the same bits on all.
   bool is_same_everywhere = false;
   decltype(run_collective)* run = run_collective;
   decltype(expected_of_collective)* expected = expected_of_collective;

@@ -1,14 +1,14 @@
-// Every collective x dtype x operation x count on 1 to 9 ranks, over shared memory, TCP and the
-// engines of tests, as processes, as threads and in the simulator:
-//   - small whole numbers come out as the formulas of cases.h say;
-//   - random floats give the same bits on all ranks, when run again, and wherever the ranks run;
-//   - what the reduction table refuses is refused with its sentence, and the group goes on.
+// Runs every collective with each dtype, operation and count on 1 to 9 ranks, over shared memory,
+// TCP and the engines of tests, as processes, as threads and in the simulator. It checks:
+// - Small whole numbers give the results of the formulas in cases.h.
+// - Random floats give the same bits on all ranks, in a second run, and wherever the ranks run.
+// - What the reduction table refuses is refused with its sentence, and the group goes on.
 //
 //   cadre_conformance [--one-in N] [--seed S] [--max-ranks R]
 //
-// --one-in 10 runs the tenth of the cases that the seed picks; without --seed it is that of the
-// environment variable CADRE_CASES_SEED, else 1. Prints the number of cases, and ends
-// with 1 when one was wrong.
+// --one-in 10 runs the tenth of the cases that the seed picks. Without --seed the seed is the
+// environment variable CADRE_CASES_SEED, else 1. Prints the number of cases, and exits with 1 if
+// one was wrong.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -38,7 +38,7 @@ struct Choice {
   int max_ranks = 9;
 };
 
-// The cases of this run, the same in every setting, so that their bits can be compared.
+// Returns the cases of this run, the same in every setting, so that their bits can be compared.
 std::vector<Case> chosen_cases(int world_size, const Choice& choice) {
   Random random(choice.seed * 100 + static_cast<uint64_t>(world_size));
   std::vector<Case> chosen;
@@ -48,7 +48,7 @@ std::vector<Case> chosen_cases(int world_size, const Choice& choice) {
   return chosen;
 }
 
-// FNV-1a.
+// Computes FNV-1a.
 uint64_t digest_of(const std::vector<std::byte>& bytes) {
   uint64_t digest = 0xcbf29ce484222325ULL;
   for (const std::byte byte : bytes) {
@@ -67,7 +67,7 @@ void expect_refusal(Communicator& group, const Case& c, const Error& rule) {
           format("{} was not refused as the table says, but: {}", c.to_string(), said));
 }
 
-// The digest of what random floats gave; 0 for a refused case.
+// Returns the digest of the results of random floats; 0 for a refused case.
 uint64_t run_case(Communicator& group, const Case& c) {
   const CollectiveEntry& entry = collectives()[c.collective];
   if (entry.has_op) {
@@ -103,11 +103,11 @@ uint64_t digest_at(const std::string& digests, size_t index) {
   return digest;
 }
 
-// By order of additions (that of TCP's schedules, or that of the ranks) and world size: each rank's
-// digests, wherever the ranks ran first.
+// Has, by order of additions (that of TCP's schedules, or that of the ranks) and world size, each
+// rank's digests, from the setting that ran first.
 using KnownBits = std::map<std::pair<bool, int>, std::vector<std::string>>;
 
-// What is wrong with the bits of random floats; empty when nothing.
+// Says which bits of random floats are wrong; an empty text if none are.
 std::string compare_bits(const std::vector<Case>& cases, const testing::RanksResult& result,
                          std::vector<std::string>& known) {
   std::vector<std::string> digests;
@@ -161,7 +161,7 @@ int run(const Choice& choice) {
   return num_wrong == 0 ? 0 : 1;
 }
 
-// Flags in pairs; false for one that does not exist or a number that is none.
+// Reads pairs of flag and number. Returns false for an unknown flag or an invalid number.
 bool parse(int argc, char** argv, Choice& choice) {
   for (int i = 1; i < argc; i += 2) {
     if (i + 1 == argc) return false;

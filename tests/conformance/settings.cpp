@@ -18,7 +18,7 @@ namespace {
 using std::chrono::hours;
 using std::chrono::minutes;
 
-// Timeout of one operation; far more than any takes, as ranks may outnumber cores.
+// Timeout of one operation. It is much longer than any takes, because ranks may outnumber cores.
 constexpr Duration kPatience = minutes(2);
 constexpr char kToken[] = "token of the conformance program";
 
@@ -50,12 +50,12 @@ testing::RanksResult run_processes(int world_size, const CommunicatorOptions& op
                           });
 }
 
-// Over TCP each rank has a host of its own.
+// Over TCP each rank is on its own host.
 testing::RanksResult run_simulated(int world_size, uint64_t seed, CommunicatorOptions options,
                                    const GroupMain& group_main) {
   const auto num_ranks = static_cast<size_t>(world_size);
   const bool is_tcp = options.transport == TransportChoice::kTcp;
-  options.timeout = hours(100);  // virtual time
+  options.timeout = hours(100);  // it is virtual time
   const sim::SimOptions sim_options{
       .ranks_per_host = is_tcp ? std::vector<int>(num_ranks, 1) : std::vector<int>{world_size},
       .slow_link_probability = 0,

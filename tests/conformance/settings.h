@@ -1,8 +1,8 @@
-// Where the ranks of the conformance program run: as processes, as threads or in the simulator,
-// over shared memory, over TCP or over the engines of tests.
+// The places where the ranks of the conformance program run: as processes, as threads or in the
+// simulator, over shared memory, over TCP or over the engines of tests.
 //
 // Threads: call from a process with no other thread. Blocking: until all ranks have ended.
-// Lifetime: nothing is left behind. Errors: as text, rank by rank.
+// Lifetime: nothing is left behind. Errors: returned as text for each rank.
 #pragma once
 
 #include <array>
@@ -27,7 +27,7 @@ struct Setting {
   std::string to_string() const;  // "host, processes"
 };
 
-// Fake engines connect ranks of one process only.
+// Fake engines connect only ranks of one process.
 inline constexpr std::array<Setting, 10> kSettings = {{
     {Home::kProcesses, Engine::kHost},
     {Home::kProcesses, Engine::kTcp},
@@ -41,10 +41,10 @@ inline constexpr std::array<Setting, 10> kSettings = {{
     {Home::kSimulator, Engine::kFakeStream},
 }};
 
-// What the rank returns comes back as its output.
+// What the function returns becomes the output of its rank.
 using GroupMain = std::function<std::string(Communicator& group)>;
 
-// `seed` is the simulator's.
+// `seed` is the seed of the simulator.
 testing::RanksResult run_group(const Setting& setting, int world_size, uint64_t seed,
                                const GroupMain& group_main);
 

@@ -1,5 +1,5 @@
-// One rank of a pipeline that trains a GPT from given weights on given tokens: what
-// pipeline_parity_test.py compares with PyTorch.
+// Runs one rank of a pipeline that trains a GPT from given weights on given tokens.
+// pipeline_parity_test.py compares the results with PyTorch.
 //
 //   cadre_pipeline_parity DATA SCHEDULE STAGES_PER_RANK MICROBATCHES OPTIMIZER LOSSES [tied]
 //
@@ -28,10 +28,10 @@ namespace {
 
 using torch::Tensor;
 
-// What pipeline_parity_test.py has, too.
+// pipeline_parity_test.py has the same numbers.
 constexpr int64_t kVocabulary = 257;
 constexpr int64_t kLayers = 6;
-// Untied: a tied head has its own copy of the weight, which the pipeline ties.
+// `tied` is false, because a tied head has its own copy of the weight, which the pipeline ties.
 const ModelConfig kModel{.layers = kLayers, .heads = 2, .width = 32, .context = 24, .tied = false};
 
 // The blocks are divided equally among the stages.

@@ -1,13 +1,14 @@
-// Life under random faults: rounds of random operations, each checked against a formula, while
-// ranks are killed, stopped or delayed at random; survivors rebuild the group and go on, with
-// tensors still in the memory of earlier groups. In each world there are one to four groups more,
-// each of which divides the ranks by random colours; two of them are often in flight at once,
-// issued in another order on every other rank. Judged are hangs, wrong results, and what is left:
-// processes, descriptors, threads, mappings, files in /dev/shm.
+// Runs rounds of random operations under random faults. Each result is checked against a formula,
+// while ranks are killed, stopped or delayed at random. Survivors rebuild the group and go on, with
+// tensors that are still in the memory of earlier groups. Each world has one to four further
+// groups, each of which divides the ranks by random colours. Two of them are often in flight at
+// once, and every second rank issues them in the other order. The test fails for hangs, wrong
+// results, and leftovers: processes, descriptors, threads, mappings, files in /dev/shm.
 //
-// CADRE_CHAOS_ROUNDS sets the number of rounds (default 200), CADRE_CHAOS_MINUTES the time instead.
-// CADRE_CHAOS_SEED decides worlds, engines, operations, victims and moments of the first job, and
-// each job's seed that of the next; a job that fails names its own, with which it comes first.
+// CADRE_CHAOS_ROUNDS sets the number of rounds (default 200); CADRE_CHAOS_MINUTES sets the time
+// instead. CADRE_CHAOS_SEED determines worlds, engines, operations, victims and moments of the
+// first job. The seed of each job determines the seed of the next. A job that fails prints its
+// seed; started with this seed, the test runs it first.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -41,13 +42,13 @@ using testing::RankContext;
 using testing::require;
 
 constexpr int kRoundsPerJob = 100;
-constexpr size_t kCount = 40'000;  // floats: large enough to be reduced in place
-// A rank may die before it connects: the others give it up after this time.
+constexpr size_t kCount = 40'000;  // floats; so many are reduced in place
+// A rank may die before it connects. The others stop waiting for it after this time.
 constexpr Duration kConnectTime = milliseconds(1500);
 constexpr Duration kRejoinTime = seconds(4);
-// Timeout of every operation: a stopped rank is given up after it.
+// Timeout of every operation. A rank that is stopped is treated as lost after it.
 constexpr Duration kTimeout = seconds(1);
-// Longer than this no job may take, whatever its faults: else it hangs.
+// A job that takes longer than this, whatever its faults, counts as hanging.
 constexpr Duration kJobTime = seconds(90);
 constexpr size_t kNumKept = 3;  // buffers of earlier groups that stay in use
 constexpr Duration kProgressTime = seconds(10);
@@ -57,15 +58,15 @@ uint64_t from_environment(const char* name, uint64_t fallback) {
   return text == nullptr ? fallback : std::strtoull(text, nullptr, 10);
 }
 
-// One rank of a job is killed, or stopped for ever, or stopped for a moment.
+// One rank of a job is killed, stopped permanently, or stopped for a moment.
 struct Fault {
   enum class Kind { kKill, kStop, kDelay };
   Kind kind;
   int rank;
-  Duration wait;  // after the fault before
+  Duration wait;  // time since the previous fault
 };
 
-// One job of 2 to 5 ranks, of which at least one lives to the end.
+// One job of 2 to 5 ranks, at least one of which survives.
 struct JobPlan {
   uint64_t seed;
   int world_size;
@@ -100,7 +101,7 @@ JobPlan make_plan(uint64_t seed) {
   return plan;
 }
 
-// What is done in a round, the same on all ranks of a world: cases that are not refused.
+// Returns what is done in a round, the same on all ranks of a world: cases that are not refused.
 std::vector<Case> cases_of(int world_size) {
   std::vector<Case> cases = conformance::cases_for(world_size);
   std::erase_if(cases, [](const Case& c) {
@@ -109,7 +110,7 @@ std::vector<Case> cases_of(int world_size) {
   return cases;
 }
 
-// One rank's life: rounds in one group, and the next group when that failed.
+// One rank of a job: it runs rounds in one group, and in the next group if that failed.
 class Survivor {
  public:
   Survivor(RankContext& context, Membership membership, const JobPlan& plan)
@@ -196,7 +197,7 @@ class Survivor {
     }
   }
 
-  // The same on all ranks of the world, but for this rank's colour.
+  // Makes groups that are the same on all ranks of the world, except for this rank's colour.
   void make_subgroups(Communicator& group) {
     subgroups_.clear();
     Random random(plan_.seed + static_cast<uint64_t>(group.world_size()));
@@ -219,10 +220,10 @@ class Survivor {
   void sum_in_two_subgroups(Random& random) {
     const std::array<size_t, 2> chosen = {random.below(subgroups_.size()),
                                           random.below(subgroups_.size())};
-    // After a failure of one group the other may still be at work on its buffer.
+    // After a failure of one group the other may still work on its buffer.
     std::array<std::shared_ptr<std::vector<int64_t>>, 2> values;
     std::vector<Work> works;
-    // The order of calls on one group is part of the program; that between two groups is not.
+    // The order of calls on one group is part of the program; the order between two groups is not.
     const Rank me = subgroups_.front()->global_rank(subgroups_.front()->rank());
     const bool is_reversed = chosen[0] != chosen[1] && (me.value + round_) % 2 == 1;
     for (size_t i = 0; i < chosen.size(); ++i) {
@@ -242,7 +243,7 @@ class Survivor {
     }
   }
 
-  // Survivors may be one round apart: all go back to the earliest.
+  // Survivors may be one round apart, so all go back to the earliest round.
   void agree_on_round(Communicator& group) {
     int64_t round = round_;
     const Bytes bytes = std::as_writable_bytes(std::span(&round, 1));
@@ -287,7 +288,7 @@ struct Tally {
   }
 };
 
-// Stopped ranks are killed at the end, when the others have long gone on without them.
+// Stopped ranks are killed at the end, long after the others have gone on without them.
 void disturb(os::System& system, const JobPlan& plan, std::span<const int> pids) {
   const auto pid_of = [&](const Fault& fault) { return pids[static_cast<size_t>(fault.rank)]; };
   bool has_stopped = false;
@@ -321,7 +322,7 @@ void run_job_under_faults(const JobPlan& plan, Tally& tally) {
     const auto& outcome = result.ranks[static_cast<size_t>(rank)];
     const auto fault = std::ranges::find(plan.faults, rank, &Fault::rank);
     const bool may_die = fault != plan.faults.end() && fault->kind != Fault::Kind::kDelay;
-    // A victim may have come to its end before its turn.
+    // A victim may have ended before its turn.
     if (may_die && outcome.signal == SIGKILL) {
       ++(fault->kind == Fault::Kind::kKill ? tally.num_killed : tally.num_stopped);
       continue;
@@ -342,7 +343,7 @@ std::set<std::string> shared_files() {
   return names;
 }
 
-// New ones that stay; those of other programs on this machine come and go.
+// Returns new files that stay; files of other programs on this machine come and go.
 std::string shared_files_since(const std::set<std::string>& before) {
   const auto system = os::make_native_system();
   const Deadline patience = system->deadline_in(seconds(5));

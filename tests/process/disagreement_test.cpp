@@ -1,6 +1,6 @@
-// Ranks, as processes, that call something else than the others or leave early, for every operation
-// and both engines, in the world and in a group of some of its ranks: what each rank says, whole
-// texts with their numbers masked.
+// Ranks that are processes make a different call than the others or leave early, for every
+// operation and both engines, in the world and in a group of some of its ranks. The test compares
+// the whole messages of all ranks, with numbers masked.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -35,22 +35,22 @@ constexpr int kOddOne = 1;
 constexpr int kLeaver = 2;
 constexpr int kTag = 7;
 constexpr Duration kTimeout = seconds(20);
-// Time limit of all ranks together, barriers around the calls included.
+// Time limit of all ranks together, including the barriers around the calls.
 constexpr Duration kLimit = seconds(5);
 constexpr const char* kMatching =
     "let each send have one recv with its tag, number of elements and dtype";
 constexpr const char* kRebuild = "rebuild the group";
 
-// What one rank calls.
+// The call of one rank.
 struct Args {
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kFloat32;
   size_t count = 6;  // elements of one part
   Rank root = 0;
-  int64_t num_rows = 0;  // 0: one dimension
+  int64_t num_rows = 0;  // 0: the tensor has one dimension
 };
 
-// Elements of the tensor that is compared between ranks.
+// Returns the number of elements of the tensor that the ranks compare.
 uint64_t num_elements_of(const Args& args) {
   return args.kind == OpKind::kAllToAll ? args.count * kWorldSize : args.count;
 }
@@ -61,7 +61,7 @@ std::vector<int64_t> sizes_of(const Args& args) {
   return {args.num_rows, num_elements / args.num_rows};
 }
 
-// Dtypes here have 4 bytes.
+// All dtypes here have 4 bytes.
 void call(Communicator& group, const Args& args) {
   std::vector<std::byte> message(args.count * 4);
   if (args.kind == OpKind::kSend) return group.send(message, args.dtype, args.root, kTag);
@@ -85,7 +85,7 @@ bool has_root(OpKind kind) {
          kind == OpKind::kScatter;
 }
 
-// How messages write the call.
+// Returns the call as messages write it.
 std::string text_of(const Args& args) {
   OpDescriptor descriptor{.kind = args.kind, .dtype = args.dtype, .root = args.root};
   if (args.kind != OpKind::kAllToAllV) {
@@ -99,8 +99,8 @@ std::string name_of_rank(int rank) {
   return format("rank {} (HOST, pid N)", rank);
 }
 
-// Whole texts of one rank for one cause. It may hear of it inside any of these operations, or
-// between two.
+// Returns the whole texts that one rank may have for one cause. The rank may learn it inside any of
+// these operations, or between two.
 std::vector<std::string> texts_of(std::string_view code, int rank,
                                   const std::vector<OpKind>& operations, const std::string& cause,
                                   std::string_view remedy) {
@@ -125,7 +125,8 @@ struct Case {
   TransportChoice transport;
   bool is_subgroup = false;
 
-  // A rank that is not in the subgroup comes first, so that ranks differ from those of the world.
+  // Ranks that are not in the subgroup have the lowest numbers, so that ranks of the subgroup
+  // differ from those of the world.
   int num_outsiders() const { return is_subgroup ? 1 : 0; }
 };
 
@@ -135,7 +136,7 @@ std::string name_of(const ::testing::TestParamInfo<Case>& info) {
                 info.param.is_subgroup ? "_subgroup" : "");
 }
 
-// An operation of another group that is in flight while the ranks disagree: it ends well.
+// An operation of another group that is in flight while the ranks disagree. It must succeed.
 class Bystander {
  public:
   Bystander(RankContext& context, Communicator& world)
@@ -159,8 +160,8 @@ class Bystander {
 
 class DisagreementTest : public ::testing::TestWithParam<Case> {
  protected:
-  // Every rank runs `body` in a group of its own for each of `num_groups`, one after the other, and
-  // hands back what was thrown, one masked text behind the other. Their culprits: culprits_.
+  // Every rank runs `body` in `num_groups` new groups, one after the other, and returns what was
+  // thrown, one masked text after the other. Sets culprits_.
   std::vector<std::vector<std::string>> run(
       size_t num_groups, const std::function<void(Communicator&, size_t group_index)>& body) {
     const testing::Resources before = testing::count_resources();
@@ -189,7 +190,8 @@ class DisagreementTest : public ::testing::TestWithParam<Case> {
     return texts;
   }
 
-  std::vector<std::vector<std::string>> culprits_;  // as the texts; "none" for an error without one
+  // Like the texts; "none" for an error without a culprit.
+  std::vector<std::vector<std::string>> culprits_;
 
  private:
   static constexpr char kEnd = '\f';
@@ -258,7 +260,7 @@ std::vector<Oddity> oddities_of(const Args& usual) {
   oddities.push_back({"order", {{.kind = OpKind::kBarrier}, usual}});
   oddities.push_back({"count", {{.kind = usual.kind, .count = 5}}});
   oddities.push_back({"dtype", {{.kind = usual.kind, .dtype = DType::kInt32}}});
-  // Uneven parts are compared one by one instead.
+  // Shapes with uneven parts are not compared, because their parts are compared one by one.
   if (usual.kind != OpKind::kAllToAllV) {
     oddities.push_back({"shape", {{.kind = usual.kind, .num_rows = 2}}});
   }
@@ -266,8 +268,8 @@ std::vector<Oddity> oddities_of(const Args& usual) {
   return oddities;
 }
 
-// A cause names two ranks, one of them the odd one. A rank that needs no data from it may be in the
-// barrier after the operation by then.
+// Returns the possible causes. A cause names two ranks, of which one is the odd rank. A rank that
+// needs no data from it may already be in the barrier after the operation.
 std::vector<std::string> causes_of(const Args& usual, const Oddity& oddity) {
   if (usual.kind == OpKind::kAllToAllV && oddity.what == std::string("count")) {
     return {format("the ranks disagree: {} sends float32 x 6 to {}, which expects 5",
@@ -285,7 +287,8 @@ std::vector<std::string> causes_of(const Args& usual, const Oddity& oddity) {
   return causes;
 }
 
-// By what differs. A rank that is in the barrier behind the operation calls something else.
+// Returns the remedy for what differs. A rank that is in the barrier after the operation makes a
+// different call.
 std::string remedy_of(const Oddity& oddity, const std::string& cause) {
   if (cause.find(" sends ") != std::string::npos) {
     return "let each rank expect from every other rank what that rank sends to it: output split "
@@ -327,7 +330,7 @@ TEST_P(OperationDisagreementTest, EveryRankGivesTheSameExplanation) {
       }
       EXPECT_THAT(text, AnyOfArray(golden));
       EXPECT_EQ(cause_in(text), cause_in(texts[0][i])) << "rank " << rank;
-      // The higher rank of a pair, or the sender of a part.
+      // The culprit is the higher rank of a pair, or the sender of a part.
       const bool is_of_part = text.find(" sends ") != std::string::npos;
       const bool has_rank_0 = cause_in(text).find("rank 0 ") != std::string::npos;
       EXPECT_EQ(culprits_[static_cast<size_t>(rank)][i], is_of_part ? "0" : has_rank_0 ? "1" : "2");
@@ -335,7 +338,8 @@ TEST_P(OperationDisagreementTest, EveryRankGivesTheSameExplanation) {
   }
 }
 
-// A rank that ends its loop early gets no text; the others say so in a sentence of its own.
+// A rank that ends its loop early gets no text. The texts of the others say in a separate sentence
+// that it left.
 TEST_P(OperationDisagreementTest, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
   const auto texts = run(1, [&](Communicator& group, size_t) {
     group.barrier();
@@ -353,7 +357,7 @@ TEST_P(OperationDisagreementTest, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
   }
 }
 
-// A run takes its share of the cases in a subgroup.
+// Each run has its share of the cases in a subgroup.
 std::vector<Case> on_both_engines(const std::vector<OpKind>& kinds) {
   std::vector<Case> cases;
   std::vector<Case> in_subgroup;
@@ -375,11 +379,12 @@ INSTANTIATE_TEST_SUITE_P(
                                          OpKind::kAllToAllV, OpKind::kBarrier})),
     name_of);
 
-// Send and recv: two ranks agree on a message, and all hear of it when they do not.
+// Tests send and recv: if two ranks disagree on a message, all ranks learn it.
 class MessageDisagreementTest : public DisagreementTest {};
 
 TEST_P(MessageDisagreementTest, EveryRankGivesTheSameExplanation) {
-  constexpr size_t kLong = MessageHeader::kMaxEagerBytes;  // elements; waits for its receive
+  // Number of elements; a message this long waits for its receive.
+  constexpr size_t kLong = MessageHeader::kMaxEagerBytes;
   struct OddMessage {
     DType dtype;
     size_t sent;

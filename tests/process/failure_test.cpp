@@ -1,6 +1,6 @@
-// Real kills: a rank is killed or stopped inside each operation, of the world, of a group of some
-// of its ranks, and of two groups at once; every survivor raises the named failure in time, the
-// group is rebuilt in the same processes, and nothing is left.
+// A rank is killed or stopped inside each operation of the world, of a group of some of its ranks,
+// and of two groups at once. Every survivor must raise an error that names it in time, the group is
+// rebuilt in the same processes, and nothing is left behind.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -36,16 +36,17 @@ constexpr int kKiller = 0;
 constexpr int kVictim = 1;
 constexpr int kWitness = 2;
 constexpr Duration kStopTimeout = seconds(1);
-// After the signal, and after the deadline when the victim is only stopped: what is promised.
+// The promised time. It counts from the signal, or from the deadline if the victim is only stopped.
 #ifdef __SANITIZE_THREAD__
 constexpr Duration kLimit = seconds(4);  // ThreadSanitizer slows every rank down several times
 #else
 constexpr Duration kLimit = seconds(2);
 #endif
-// Enough for every engine to need the victim's hands and not only its announcement.
+// The operation is so large that every engine needs the victim to move data, not only its
+// announcement.
 constexpr size_t kCount = 1 << 20;
 
-// Where the operation runs.
+// The groups in which the operation runs.
 enum class Place { kWorld, kSubgroup, kTwoGroups };
 
 struct Case {
@@ -54,8 +55,8 @@ struct Case {
   int signal;
   Place place = Place::kWorld;
 
-  // A rank of the job that is in no subgroup comes first, so that ranks differ from those of the
-  // world.
+  // Ranks of the job that are in no subgroup have the lowest numbers, so that ranks of the subgroup
+  // differ from those of the world.
   int num_outsiders() const { return place == Place::kWorld ? 0 : 1; }
 };
 
@@ -73,8 +74,9 @@ bool is_message(OpKind kind) {
   return kind == OpKind::kSend || kind == OpKind::kRecv;
 }
 
-// With these roots the victim waits inside for the killer. In broadcast, gather and scatter data
-// goes one way, so there must be enough of it to fill the sockets' buffers in a few calls.
+// With these roots the victim waits inside the operation for the killer. In broadcast, gather and
+// scatter, data moves in one direction, so there must be enough of it to fill the sockets' buffers
+// in a few calls.
 testing::CollectiveCall collective_call(OpKind kind) {
   const bool goes_one_way =
       kind == OpKind::kBroadcast || kind == OpKind::kGather || kind == OpKind::kScatter;
@@ -112,12 +114,13 @@ class Call {
   }
 
   OpKind kind_;
-  testing::CollectiveCall call_;  // of a message: a broadcast of as many elements
+  testing::CollectiveCall call_;  // for a message: a broadcast of as many elements
   std::vector<float> in_;
   std::vector<float> out_;
 };
 
-// A slow rank may still be in the barrier before the operation under test, which would fail there.
+// A slow rank may still be in the barrier before the operation under test, which would then fail
+// instead.
 bool is_past_barrier(const PeerStatus& peer) {
   return peer.last_seen.starts_with("last seen ") &&
          peer.last_seen.find(" barrier #1,") == std::string::npos;
@@ -125,7 +128,7 @@ bool is_past_barrier(const PeerStatus& peer) {
 
 // Returns the moment just before the signal.
 TimePoint disturb_when_inside(RankContext& context, Communicator& group, const Case& test) {
-  // After the barrier, and after the exchange that makes the second group.
+  // The operation comes after the barrier, and after the exchange that makes the second group.
   const int number = test.place == Place::kTwoGroups ? 3 : 2;
   const std::string inside = is_message(test.kind)
                                  ? "last seen in recv #1,"
@@ -144,8 +147,8 @@ TimePoint disturb_when_inside(RankContext& context, Communicator& group, const C
   return now;
 }
 
-// The failure of the group. A rank that only gives may finish some calls more, until the sockets'
-// buffers are full of what nobody takes; how much they hold is the kernel's affair.
+// Returns the failure of the group. A rank that only sends may complete some more calls, until the
+// sockets' buffers are full. Their size depends on the kernel.
 Error failure_of(RankContext& context, Call& call, Communicator& group) {
   const Deadline patience = context.system.deadline_in(seconds(10));
   while (!patience.has_passed(context.system.now())) {
@@ -196,7 +199,7 @@ class SecondGroup {
   std::optional<Work> work_;
 };
 
-// A rank that is in none of the groups under test: for it the world fails.
+// Runs a rank that is in none of the groups under test. It gets a failure of the world.
 void stand_by(Communicator& world) {
   const std::string failure = testing::failed_fields_of([&] { world.barrier(); });
   require(failure.find(" culprit=") != std::string::npos, failure);
@@ -226,7 +229,7 @@ void live_through(RankContext& context, const Membership& membership, const Case
     if (group.rank() == kKiller) report.disturbed = disturb_when_inside(context, group, test);
     const Error error = failure_of(context, call, group);
     report.raised = context.system.now();
-    // Every later call throws the same.
+    // Every later call throws the same error.
     try {
       group.barrier();
       require(false, "a failed group refuses operations");
@@ -285,7 +288,7 @@ TEST_P(FailureTest, EverySurvivorNamesTheCulpritAndTheGroupIsRebuilt) {
         testing::without_world_ranks(mask(report.message), test.num_outsiders());
     SCOPED_TRACE(outcome.output);
     if (test.signal == SIGKILL) {
-      // Whoever learns it between two operations says so.
+      // A rank that learns it between two operations says so.
       EXPECT_THAT(message,
                   AnyOf(StartsWith(format("kPeerLost: {} #N on group \"world\" failed after N s on "
                                           "rank {} (HOST, pid N)\n",
@@ -311,7 +314,7 @@ TEST_P(FailureTest, EverySurvivorNamesTheCulpritAndTheGroupIsRebuilt) {
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
-// The whole table: operation x engine x fault.
+// Returns the whole table: operation x engine x fault.
 std::vector<Case> cases_in(Place place) {
   std::vector<Case> cases;
   for (const auto transport : {TransportChoice::kAuto, TransportChoice::kTcp}) {
@@ -328,7 +331,7 @@ std::vector<Case> cases_in(Place place) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FailureTest, ::testing::ValuesIn(cases_in(Place::kWorld)), name_of);
-// A run takes its share of these.
+// Each run has its share of these cases.
 INSTANTIATE_TEST_SUITE_P(Subgroup, FailureTest,
                          ::testing::ValuesIn(testing::share_of(cases_in(Place::kSubgroup))),
                          name_of);

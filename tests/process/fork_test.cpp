@@ -1,6 +1,6 @@
-// Ranks that fork without exec: the child is refused whatever it asks of its parent's group, may
-// destroy what it has of it, and connects groups of its own; the parent's job goes on. A rank that
-// is killed while such a child lives on is missed all the same.
+// Tests ranks that fork without exec. The child is refused every call on its parent's group, may
+// destroy its objects, and can connect groups of its own; the parent's job goes on. A rank that is
+// killed while such a child lives on is still detected as lost.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -31,9 +31,10 @@ using testing::mask;
 using testing::RankContext;
 using testing::require;
 
-// A child that hangs is ended by the kernel, with its own signal. The sanitizers' allocators,
-// unlike glibc's, do not see to their locks at a fork: one that another thread held then is held
-// for ever in the child. There a child that hangs is given up, and another one forked.
+// If a child hangs, the kernel ends it, with the signal of alarm(). The sanitizers' allocators,
+// unlike glibc's, do not handle their locks at a fork: a lock that another thread held then stays
+// locked in the child. With a sanitizer the test therefore gives up a child that hangs, and forks
+// another.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr unsigned kChildSeconds = 6;
 constexpr int kNumTries = 4;
@@ -43,8 +44,8 @@ constexpr int kNumTries = 1;
 #endif
 
 struct ChildOutcome {
-  int signal = 0;       // that ended it
-  std::string failure;  // empty when `body` returned
+  int signal = 0;       // the signal that ended it
+  std::string failure;  // empty if `body` returned
 };
 
 ChildOutcome run_in_child(const std::function<void()>& body) {
@@ -74,7 +75,7 @@ ChildOutcome run_in_child(const std::function<void()>& body) {
   return {WIFSIGNALED(status) ? WTERMSIG(status) : 0, failure};
 }
 
-// Empty when `body` returned in a forked child.
+// Runs `body` in a forked child. Returns an empty text if it returned.
 std::string failure_in_child(const std::function<void()>& body) {
   ChildOutcome outcome = run_in_child(body);
   for (int i = 1; i < kNumTries && outcome.signal == SIGALRM; ++i) outcome = run_in_child(body);
@@ -89,7 +90,7 @@ std::vector<int32_t> sum(Communicator& group, int32_t own) {
   return values;
 }
 
-// All that a group can be asked for, by a rank of three.
+// Returns every call that a rank of three can make on a group.
 std::vector<std::pair<std::string, std::function<void()>>> calls_of(Communicator& group,
                                                                     const Work& pending) {
   static std::array<std::byte, 12> small{};
@@ -124,7 +125,7 @@ std::vector<std::pair<std::string, std::function<void()>>> calls_of(Communicator
   };
 }
 
-// What a child is told, whichever call it makes, and that it can destroy all that it has.
+// Checks what a child gets for every call, and that it can destroy all its objects.
 void try_everything(std::unique_ptr<Communicator>& group, std::shared_ptr<SymmetricBuffer>& buffer,
                     std::unique_ptr<Work>& pending, const std::string& expected) {
   require(group->rank() == 0 && group->world_size() == 3, "plain values can be read");
@@ -135,7 +136,7 @@ void try_everything(std::unique_ptr<Communicator>& group, std::shared_ptr<Symmet
   group.reset();
   buffer.reset();
   pending.reset();
-  // A group of its own is whole.
+  // A group that the child itself makes works.
   const auto system = os::make_native_system();
   const auto own = Communicator::connect(*system, {}, {}, system->deadline_in(seconds(5)));
   require(sum(*own, 5).front() == 5, "a group that the child connected");
@@ -168,7 +169,7 @@ void fork_in_a_job(RankContext& context, const Membership& membership, Transport
       pending->wait();
       require(message[0] == std::byte{7}, "the message came");
     } else {
-      group->barrier();  // after the child
+      group->barrier();  // it runs after the child has ended
       message[0] = std::byte{7};
       if (context.rank == 1) group->send(bytes, DType::kInt32, 0, 3);
     }
@@ -194,7 +195,7 @@ TEST_P(ForkTest, AChildIsRefusedAndItsParentsJobGoesOn) {
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
-// A child which only ends, by its own exit or by falling out of the scope, says nothing to anybody.
+// A child that only ends, by exit or by leaving the scope, sends nothing to any rank.
 TEST_P(ForkTest, AChildThatOnlyEndsIsNotNoticed) {
   JobOptions options{.world_size = 2};
   const auto result =
@@ -211,7 +212,7 @@ TEST_P(ForkTest, AChildThatOnlyEndsIsNotNoticed) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The victim's child holds copies of all its connections and lives on.
+// The victim's child has copies of all its connections and lives on.
 void outlive_a_parent(RankContext& context, const Membership& membership,
                       TransportChoice transport) {
   constexpr int kVictim = 1;
@@ -227,7 +228,7 @@ void outlive_a_parent(RankContext& context, const Membership& membership,
       while (true) ::pause();
     }
     membership.store->set("child", std::to_string(child), patience).value_or_throw();
-    group->recv_async({}, DType::kInt32, 0, 9).wait();  // nobody sends it
+    group->recv_async({}, DType::kInt32, 0, 9).wait();  // no rank sends it
   }
   const int child = std::stoi(membership.store->get("child", patience).value_or_throw());
   testing::FailureReport report;

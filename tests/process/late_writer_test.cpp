@@ -1,6 +1,6 @@
-// A rank is stopped, the others time out and rebuild the group without it, and it continues: it
-// writes through the pointers that it had into the symmetric memory of the others, which these use
-// as private memory since.
+// A rank is stopped; the others time out and rebuild the group without it. Then it continues and
+// writes through its old pointers into the symmetric memory of the others, which now use this
+// memory privately.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -34,7 +34,7 @@ bool is_all(ConstBytes bytes, std::byte value) {
   return std::ranges::all_of(bytes, [&](std::byte b) { return b == value; });
 }
 
-// The kernel's state of a process: "T" while it is stopped.
+// Waits until the kernel's state of a process is "T", which means that it is stopped.
 void await_stopped(RankContext& context, int pid) {
   const Deadline limit = context.system.deadline_in(kTimeout);
   for (std::string text; text.find(") T ") == std::string::npos;) {
@@ -48,7 +48,7 @@ std::byte fresh_value(int rank) {
   return static_cast<std::byte>(20 + rank);
 }
 
-// Pointers and views of the pieces of the others, and what is done with them later.
+// Takes pointers and views of the pieces of the other ranks, and uses them later.
 void write_late(RankContext& context, Communicator& world, Store& store) {
   const auto buffer = world.allocate_symmetric(kPieceBytes);
   std::vector<Bytes> pieces = {buffer->writable_peer(0), buffer->writable_peer(1)};
@@ -59,14 +59,14 @@ void write_late(RankContext& context, Communicator& world, Store& store) {
   for (const Bytes piece : pieces) std::ranges::fill(piece, kLateByte);
   const std::string of_signal = failure_of([&] { buffer->signal(0, 1); });
   store.set("late rank has written", "1", context.system.deadline_in(kTimeout)).value_or_throw();
-  // At the latest now that an operation of the group has thrown.
+  // An operation of the group has thrown by now, so the failure is known.
   const std::string failure = failure_of([&] { world.barrier(); });
   require(failure.find("signal slot 7") != std::string::npos, failure);
   require(failure_of([&] { buffer->peer(0); }) == failure, "the first failure");
   context.output = of_signal;
 }
 
-// What every access to the pieces of others throws.
+// Checks that every access to the pieces of the others throws this.
 void require_refusals(RankContext& context, SymmetricBuffer& buffer, const std::string& failure) {
   const std::vector<std::function<void()>> calls = {
       [&] { buffer.peer(kLate); }, [&] { buffer.writable_peer(1 - context.rank); },
@@ -123,12 +123,13 @@ TEST(LateWriter, MemoryOfSurvivorsIsOutOfItsReach) {
         survive(context, *world, *membership.store);
       });
   EXPECT_TRUE(result.ok()) << result.failures();
-  // Whether or not it knew of the failure: a signal to memory that is withdrawn is refused.
+  // A signal to memory that is withdrawn is refused, whether or not the rank knew of the failure.
   EXPECT_NE(result.ranks[kLate].output, "");
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
-// Memory of a group that the survivors have closed in good order, when the world fails afterwards.
+// The memory is that of a group that the survivors have closed in good order before the world
+// fails.
 TEST(LateWriter, MemoryOfAClosedGroupIsOutOfItsReachWhenTheJobIsLeft) {
   const auto result =
       testing::run_job({.world_size = 2}, [&](RankContext& context, const Membership& membership) {

@@ -1,5 +1,5 @@
-// What 64 groups of all ranks cost a process of a job on one host: no thread, no descriptor, and
-// shared memory only as long as they live.
+// Measures what 64 groups of all ranks cost a process of a job on one host: no thread, no
+// descriptor, and shared memory only as long as they live.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -25,7 +25,7 @@ using testing::Resources;
 
 constexpr int kNumRanks = 8;
 constexpr int kNumGroups = 64;
-constexpr int kMaxThreads = 4;  // per process, including the one that runs main()
+constexpr int kMaxThreads = 4;  // in each process, including the thread that runs main()
 constexpr Duration kBudget = seconds(60);
 
 using Groups = std::vector<std::unique_ptr<Communicator>>;
@@ -41,8 +41,8 @@ void all_reduce_8_bytes(Communicator& group) {
   require(value[0] == kNumRanks * (kNumRanks + 1) / 2, "the sum of the group");
 }
 
-// Connections between two ranks may be made when they first have something to send: here every pair
-// has, so that none is counted as one of a group.
+// Two ranks may be connected when they first have something to send. Here every pair has, so that
+// no such connection is counted as one of a group.
 void use_all_pairs(Communicator& world) {
   std::vector<int64_t> in(kNumRanks, world.rank());
   std::vector<int64_t> out(kNumRanks);
@@ -66,7 +66,7 @@ void close_groups(Groups& groups) {
   groups.clear();
 }
 
-// Each rank is counted while no other is in the middle of something.
+// Counts on each rank while no other rank has an operation in progress.
 template <typename Count>
 auto count_in_peace(Communicator& world, const Count& count) {
   world.barrier();
@@ -97,13 +97,14 @@ TEST_P(ManyGroups, AddNoThreadAndNoDescriptor) {
     const Resources before = count_in_peace(world, testing::count_resources);
     const auto check = [&](std::string_view groups) {
       const Resources now = count_in_peace(world, testing::count_resources);
-      // A sanitizer's thread is among those that ran before the world was connected.
+      // The thread of a sanitizer is among those that ran before the world was connected.
       const int num_threads = now.num_threads - alone.num_threads + 1;
       require(num_threads <= kMaxThreads,
               format("{} threads with {} groups, {} with the world alone", num_threads, groups,
                      before.num_threads));
       // Two ranks that open a connection to each other at the same time have two, and a thread that
-      // sleeps for the first time takes an event to the pool: neither grows with the groups.
+      // sleeps for the first time puts an event into the pool. Both numbers do not grow with the
+      // groups.
       require(now.num_fds <= before.num_fds + kNumRanks,
               format("{} descriptors with {} groups, {} with the world alone", now.num_fds, groups,
                      before.num_fds));
@@ -118,7 +119,8 @@ TEST_P(ManyGroups, AddNoThreadAndNoDescriptor) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Twice, because what administers the memory may grow with the first groups and stay.
+// The test makes groups twice, because the data structures that manage the memory may grow with the
+// first groups and stay.
 TEST_P(ManyGroups, GiveTheirSharedMemoryBack) {
   const auto result = run([](Communicator& world, const Resources&) {
     const int64_t with_world = count_in_peace(world, testing::committed_shared_bytes);
@@ -129,7 +131,7 @@ TEST_P(ManyGroups, GiveTheirSharedMemoryBack) {
       for (const auto& group : groups) all_reduce_8_bytes(*group);
       const int64_t used = count_in_peace(world, testing::committed_shared_bytes);
       close_groups(groups);
-      // A rank takes a piece back when no peer holds it any more, at its next allocation at the
+      // A rank takes a piece back once no peer holds it any more, at its next allocation at the
       // latest.
       world.barrier();
       world.allocate_symmetric(1).reset();

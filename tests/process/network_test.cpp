@@ -1,5 +1,5 @@
-// Ranks on several hosts, which are network namespaces here: which addresses they find by
-// themselves, and what they say when two of them cannot talk.
+// Runs ranks on several hosts, which are network namespaces here. Tests which addresses they find
+// by themselves, and their errors if two of them cannot connect.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -34,17 +34,17 @@ using testing::Namespaces;
 using testing::RankContext;
 
 constexpr uint16_t kPort = 29500;
-// Much longer than any of it takes: what ends by this deadline has failed.
+// This is much longer than any test takes: what has not ended by this deadline has failed.
 constexpr Duration kBudget = seconds(60);
-// From the meeting at the store on. That is the code's limit and not the machine's: a connection is
-// given up after kConnectPeerTimeout, and whoever gave one up tells all at once. The other half is
-// for a machine that is busy.
+// The limit of the time after the ranks have met at the store. Half of it is the code's limit: a
+// rank gives a connection up after kConnectPeerTimeout and then tells all other ranks at once. The
+// other half is for a machine that is busy.
 constexpr Duration kConnectLimit = seconds(10);
 static_assert(2 * kConnectPeerTimeout <= kConnectLimit);
 
 struct Place {
   int host = 0;
-  std::string master_addr;  // how this host names rank 0's
+  std::string master_addr;  // how this host names the host of rank 0
   std::string hosts = "";   // lines for its /etc/hosts
 };
 
@@ -55,7 +55,7 @@ class NetworkTest : public ::testing::Test {
     if (!obstacle.empty()) GTEST_SKIP() << obstacle;
   }
 
-  // Each rank joins at its place, connects and sums; it hands back where it listens, or its error.
+  // Each rank joins at its place, connects and sums. It returns where it listens, or its error.
   std::vector<std::string> run(const Namespaces& network, const std::vector<Place>& places) {
     const int world_size = static_cast<int>(places.size());
     const auto result = testing::run_ranks_as_processes(
@@ -73,7 +73,7 @@ class NetworkTest : public ::testing::Test {
     return outputs;
   }
 
-  // Between each two ranks, so that all of them must be able to reach each other.
+  // Exchanges data between each two ranks, so that all of them must be able to reach each other.
   static void talk_to_all(Communicator& world) {
     std::vector<int32_t> sent(static_cast<size_t>(world.world_size()), world.rank() + 1);
     std::vector<int32_t> received(sent.size());
@@ -100,7 +100,7 @@ class NetworkTest : public ::testing::Test {
         [&] { world = Communicator::connect(system, membership, {}, deadline); });
     testing::require(system.now() - start < kConnectLimit, "connecting took longer than 10 s");
     if (!world) {
-      // Rank 0 hosts the store: it stays until the others have read there why connecting failed.
+      // Rank 0 hosts the store, so it stays until the others have read there why connecting failed.
       if (rank == 0) system.make_waiter()->park(system.deadline_in(std::chrono::seconds(2)));
       return obstacle;
     }
@@ -124,7 +124,8 @@ TEST_F(NetworkTest, EachRankIsReachedWhereItReachesTheStore) {
 
 TEST_F(NetworkTest, AnInterfaceThatLeadsElsewhereIsNotChosen) {
   Namespaces network(3);
-  network.link({0, "10.99.0.1/24"}, {2, "10.99.0.2/24"});  // first, and no way to the others
+  // The first link does not lead to the other hosts.
+  network.link({0, "10.99.0.1/24"}, {2, "10.99.0.2/24"});
   network.link({0, "10.77.0.1/24"}, {1, "10.77.0.2/24"});
   network.link({1, "10.98.0.1/24"}, {2, "10.98.0.2/24"});
   EXPECT_EQ(run(network, {{1, "10.77.0.2"}, {0, "10.77.0.2"}}),
@@ -136,7 +137,7 @@ TEST_F(NetworkTest, ANameThatMeansLoopbackAtHomeIsNeverPublished) {
   network.link({0, "10.77.0.1/24"}, {1, "10.77.0.2/24"});
   const Place home{0, "node0", "127.0.1.1 node0\n"};
   const Place away{1, "node0", "127.0.1.1 node1\n10.77.0.1 node0\n"};
-  // Two ranks on the store's own host, which reach it over loopback.
+  // Two ranks are on the store's own host, and reach the store over loopback.
   EXPECT_EQ(run(network, {home, home, away}),
             (std::vector<std::string>{"10.77.0.1", "10.77.0.1", "10.77.0.2"}));
 }
@@ -170,7 +171,7 @@ TEST_F(NetworkTest, RanksWithoutARouteToEachOtherAreBothNamedToAll) {
   const auto outputs = run(network, {{0, "node0", "127.0.1.1 node0\n"},
                                      {1, "node0", "10.77.0.1 node0\n"},
                                      {2, "node0", "10.78.0.1 node0\n"}});
-  // The rank of the two that opens their connection reports the failure.
+  // The rank that opens the connection between the two reports the failure.
   EXPECT_THAT(outputs, Each(HasSubstr("rank 1 (node1, pid ")));
   EXPECT_THAT(outputs, Each(HasSubstr("rank 2 (node2, pid ")));
   EXPECT_THAT(outputs, Each(HasSubstr(" cannot reach rank ")));
@@ -185,7 +186,8 @@ TEST_F(NetworkTest, RanksWhosePacketsAreDroppedAreNamedWithInterfaceAndErrno) {
   network.link({0, "10.78.0.1/24"}, {2, "10.78.0.2/24"});
   network.forward(0);
   network.ip(2, "route add 10.77.0.0/24 via 10.78.0.1");
-  network.ip(1, "route add blackhole 10.78.0.0/24");  // it hears rank 2, and cannot answer
+  // The host receives from rank 2 and cannot answer.
+  network.ip(1, "route add blackhole 10.78.0.0/24");
   const auto outputs = run(network, {{0, "node0", "127.0.1.1 node0\n"},
                                      {1, "node0", "10.77.0.1 node0\n"},
                                      {2, "node0", "10.78.0.1 node0\n"}});
@@ -226,13 +228,15 @@ TEST_F(NetworkTest, BeyondLoopbackTheStoreServesNobodyWithoutTheToken) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Its process may live or not: no packet of it comes any more, not even the end of its connections.
+// The process may be alive or not: no packet of it arrives any more, not even the end of its
+// connections.
 TEST_F(NetworkTest, TheWillOfAClientWhoseHostVanishesIsCarriedOut) {
   Namespaces network(2);
   network.link({0, "10.77.0.1/24"}, {1, "10.77.0.2/24"});
   const os::Address address{os::Address::Kind::kTcp, "10.77.0.1", kPort};
   const testing::TemporaryFolder folder;
-  const std::string is_over = folder.file("is_over");  // no message reaches the client
+  // A file signals the end, because no message reaches the client.
+  const std::string is_over = folder.file("is_over");
   const auto result = testing::run_ranks_as_processes(2, [&](RankContext& context) {
     network.enter(context.rank);
     const auto system = os::make_native_system();
@@ -266,7 +270,7 @@ TEST_F(NetworkTest, TheWillOfAClientWhoseHostVanishesIsCarriedOut) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The networks share a kernel: unix sockets do not lead from one to the other.
+// The networks share a kernel, but unix sockets of one cannot be reached from another.
 TEST_F(NetworkTest, ProcessesInNetworksOfTheirOwnAreOnHostsOfTheirOwn) {
   Namespaces network(2);
   const auto result = testing::run_ranks_as_processes(3, [&](RankContext& context) {
@@ -278,13 +282,13 @@ TEST_F(NetworkTest, ProcessesInNetworksOfTheirOwnAreOnHostsOfTheirOwn) {
   EXPECT_NE(result.ranks[0].output, result.ranks[2].output);
 }
 
-// On one host: a rank is killed between the meeting at the store and the connection of the group.
+// On one host, a rank is killed between the meeting at the store and the connection of the group.
 TEST(ConnectingTest, ARankThatDiesWhileTheOthersConnectIsNamedAtOnce) {
   const auto result = testing::run_ranks_as_processes(
       4,
       [&](RankContext& context) {
         if (context.rank == 3) {
-          // Only the store: the launcher's place.
+          // This process runs only the store, as a launcher does.
           const auto server =
               TcpStoreServer::start(context.system,
                                     {.address = context.rendezvous_address, .token = "t"})

@@ -1,5 +1,5 @@
-// A rank is killed inside a group of some of the ranks: what that group says, what the group of all
-// says, and that the group of the others works on.
+// A rank is killed inside a group of some of the ranks. Tests the errors of that group and of the
+// group of all ranks, and that the group of the other ranks still works.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -25,10 +25,10 @@ using testing::require;
 using ::testing::StartsWith;
 
 constexpr int kWorldSize = 4;
-// Rank in the world; in its half, the odd ranks, it is rank 1.
+// The victim's rank in the world. It is rank 1 in its half, which has the odd ranks.
 constexpr int kVictim = 3;
 constexpr int kPartner = 1;
-// Timeout of every operation; after a death less time is promised.
+// Timeout of every operation. After a death a shorter time is promised.
 constexpr Duration kTimeout = seconds(20);
 constexpr Duration kLimit = seconds(5);
 
@@ -39,17 +39,18 @@ int64_t sum(Communicator& group, int64_t mine) {
   return total;
 }
 
-// What the half without the victim does, before and after the world has failed.
+// Runs operations of the half without the victim, before and after the world has failed.
 void work_on(Communicator& half, int rank) {
   for (int step = 0; step < 100; ++step) require(sum(half, rank) == 0 + 2, "sum of the even ranks");
 }
 
-// Every rank has created its half: a creation that is under way would fail with the victim.
+// Waits until every rank has created its half, because a creation in progress would fail with the
+// victim.
 void await_creation(RankContext& context, Store& store) {
   store.barrier("created", kWorldSize, context.system.deadline_in(kTimeout)).value_or_throw();
 }
 
-// Hands back what the own half said, if it failed, and then what the world said.
+// Returns the error of the rank's own half, if it failed, and then the error of the world.
 void live_through(RankContext& context, const Membership& membership, TransportChoice transport) {
   const testing::Resources before = testing::count_resources();
   const int me = context.rank;
@@ -82,7 +83,7 @@ void live_through(RankContext& context, const Membership& membership, TransportC
   require(left.empty(), left);
 }
 
-// Whoever learns it between two operations says so.
+// A rank that learns it between two operations says so.
 auto names_victim(const std::string& operation, const std::string& group, const std::string& victim,
                   const std::string& self) {
   const auto gone = HasSubstr(format("\n  {} is gone: its connection ended, last seen ", victim));

@@ -1,4 +1,4 @@
-// Processes that are members of two jobs at once, with another number in each: their operations
+// Processes are members of two jobs at once, with another rank in each. Their operations
 // interleave, and one job ends or fails while the other goes on.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,9 +25,9 @@ using testing::require;
 using ::testing::StartsWith;
 
 constexpr Duration kTimeout = seconds(20);
-// Far less than that, and far more than what is promised.
+// This is far less than that timeout, and far more than the promised time.
 constexpr Duration kLimit = seconds(5);
-// Three processes are in the large job. The last two are in the small one too, in reverse.
+// Three processes are in the large job. The last two are also in the small job, in reverse order.
 constexpr int kLargeSize = 3;
 constexpr int kSmallSize = 2;
 constexpr int kOnlyInLarge = 0;
@@ -47,7 +47,7 @@ std::string name_of(const ::testing::TestParamInfo<Case>& info) {
                 kEnds[static_cast<size_t>(info.param.end)]);
 }
 
-// The sum of rank + 1 over a group's ranks, of an operation that is awaited later.
+// The sum of rank + 1 over a group's ranks, in an operation that is awaited later.
 class Sum {
  public:
   explicit Sum(Communicator& group)
@@ -69,7 +69,7 @@ class Sum {
   Work work_;
 };
 
-// In every order in which two operations can begin and end.
+// Runs two operations in every order in which they can begin and end.
 void interleave(Communicator& large, Communicator& small) {
   for (int step = 0; step < kNumSteps; ++step) {
     Communicator& first = step % 2 == 0 ? large : small;
@@ -99,7 +99,8 @@ std::unique_ptr<Communicator> join_small(RankContext& context, TransportChoice t
   return testing::connect(context, membership, {.timeout = kTimeout, .transport = transport});
 }
 
-// By the process that is in it alone, when the others have said that they are past the sums.
+// Called by the process that is only in the large job, when the others have signalled that they
+// have finished the sums.
 void end_large(Communicator& large, Deadline deadline, End end) {
   if (end == End::kClose) return large.close(deadline);
   std::byte ready{};
@@ -109,7 +110,8 @@ void end_large(Communicator& large, Deadline deadline, End end) {
   large.close(deadline);
 }
 
-// What the large job says when it ends so. An operation of the small one is under way meanwhile.
+// Returns the error of the large job after it has ended so. Meanwhile an operation of the small job
+// is in flight.
 std::string failure_of_large(Communicator& large, Communicator& small) {
   Sum across(small);
   const std::string failure = testing::failure_of([&] {
@@ -121,7 +123,7 @@ std::string failure_of_large(Communicator& large, Communicator& small) {
   return failure;
 }
 
-// Hands back what the members of both jobs are told by the large one.
+// Returns the errors that the members of both jobs get from the large job.
 void live_through(RankContext& context, const Membership& membership, const Case& test,
                   const std::string& store_file) {
   const testing::Resources before = testing::count_resources();

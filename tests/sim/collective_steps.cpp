@@ -17,7 +17,7 @@ constexpr DType kType = DType::kInt32;
 using Values = std::vector<int32_t>;
 using Span = std::span<int32_t>;
 
-// What a rank puts into a collective.
+// Returns the element that a rank puts into a collective.
 int32_t value_of(const Step& step, int rank, size_t index) {
   return static_cast<int32_t>(step.seed % 1000) + 100'003 * rank +
          static_cast<int32_t>(index % 8629);
@@ -29,7 +29,7 @@ int32_t sum_of(const Step& step, int world_size, size_t index) {
   return sum;
 }
 
-// In the order of Step::Kind, which ends with the two kinds that are not collectives.
+// Has the order of Step::Kind, whose last two kinds are not collectives.
 constexpr std::array<OpKind, Step::kNumKinds - 2> kOpKinds = {
     OpKind::kAllReduce, OpKind::kAllGather, OpKind::kReduceScatter, OpKind::kBroadcast,
     OpKind::kBarrier,   OpKind::kReduce,    OpKind::kGather,        OpKind::kScatter,
@@ -44,7 +44,7 @@ CollectiveCall call_of(const Step& step, int world_size) {
           .root = step.root,
           .reduction = ReduceOp::kSum,
           .world_size = world_size,
-          // Every fourth part is empty.
+          // About every fourth part is empty.
           .parts = [&step, num_ranks](int from, int to) -> uint64_t {
             Random random(step.seed ^
                           (static_cast<uint64_t>(from) * num_ranks + static_cast<uint64_t>(to)));

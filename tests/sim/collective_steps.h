@@ -1,7 +1,7 @@
-// The collectives of a simulated job, each result checked against its formula.
+// The collectives of a simulated job. Each result is checked against its formula.
 //
-// Threads: as Communicator. Blocking: until the collective is done or fails.
-// Errors: what the Communicator throws; kInternal for a wrong result.
+// Threads: those of Communicator. Blocking: until the collective is done or fails. Errors: what the
+// Communicator throws; kInternal for a wrong result.
 #pragma once
 
 #include <cstddef>
@@ -11,12 +11,12 @@
 
 namespace cadre::testing {
 
-inline constexpr size_t kMaxStepCount = 3000;  // Step::count
+inline constexpr size_t kMaxStepCount = 3000;  // limit of Step::count
 
-// What run_collective() needs of symmetric memory.
+// Returns how much symmetric memory run_collective() needs.
 size_t symmetric_bytes(int world_size);
 
-// The part of group.rank(). Not for kMessages and kTwoGroups.
+// Runs the part of group.rank(). Not for kMessages and kTwoGroups.
 void run_collective(Communicator& group, const Step& step, Bytes symmetric);
 
 }  // namespace cadre::testing

@@ -1,19 +1,20 @@
-// The whole Communicator in virtual time: many seeds, each another job (2 to 4 ranks or more, in
-// shared memory or over TCP, on one host or several; collectives and messages), another order of
-// events, and one fault at a moment that the seed picks.
+// Tests the whole Communicator in virtual time with many seeds. Each seed picks another job (2 to 4
+// ranks or more, in shared memory or over TCP, on one host or several; collectives and messages),
+// another order of events, and one fault at a random moment.
 //
-// Delays, reordering, short sends and receives, spurious wake-ups and slow links are in every run.
-// What must come of the fault is this; nothing else is right:
+// Every run has delays, reordering, short sends and receives, spurious wake-ups and slow links.
+// Only these outcomes of the fault are right:
 // - no fault, a partition that heals, a stop that continues: every rank ends right.
 // - kill of v: the others end right, or with kPeerLost that names v.
 // - cut between a and b: a ends right or names b, b ends right or names a, the others end right or
-//   name a or b.
-// - partition of hosts A and B: a rank on A or B ends right or names one on the other host, the
-//   others end right or name one on A or B.
+// name a or b.
+// - partition of hosts A and B: a rank on A or B ends right or names a rank on the other host, the
+// others end right or name a rank on A or B.
 // - stop of v: the others end right or name v.
 //
 // CADRE_SIM_SEEDS sets the number of seeds for each kind of fault (default 200), CADRE_TEST_SEED
-// the only one, CADRE_SIM_MAX_RANKS the most ranks (default 4); `make seeds` runs many.
+// the only seed, CADRE_SIM_MAX_RANKS the largest number of ranks (default 4); `make seeds` runs
+// many.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -46,7 +47,7 @@ std::string_view to_string(Scenario scenario) {
   return kNames[static_cast<size_t>(scenario)];
 }
 
-// In how many runs each kind of fault was felt.
+// Counts in how many runs each kind of fault had an effect.
 class FaultTable {
  public:
   void add(const sim::FaultCounts& counts) {
@@ -60,9 +61,9 @@ class FaultTable {
       expect_a_tenth(felt_[static_cast<size_t>(kind)], sim::to_string(kind));
     }
   }
-  // 20 runs of 200.
+  // The default is 20 runs of 200.
   void expect_a_tenth(int num_runs, std::string_view what) const {
-    if (num_runs_ == 1) return;  // a replay
+    if (num_runs_ == 1) return;  // it is a replay
     EXPECT_GE(num_runs * 10, num_runs_) << what << " was in too few of " << num_runs_ << " runs";
   }
   void print(std::string_view title) const {
@@ -89,8 +90,8 @@ bool ends_right(Scenario scenario) {
          scenario == Scenario::kContinue;
 }
 
-// What must have been felt in a tenth of the runs. Words, and with them spurious wake-ups, are only
-// in shared memory.
+// Returns the faults that must have an effect in a tenth of the runs. Waits on words, and so
+// spurious wake-ups, exist only in shared memory.
 std::vector<FaultKind> faults_of(Scenario scenario) {
   std::vector<FaultKind> kinds = {FaultKind::kDelay, FaultKind::kReorder, FaultKind::kShortIo,
                                   FaultKind::kSlowLink};
@@ -120,8 +121,8 @@ std::vector<FaultKind> faults_of(Scenario scenario) {
   return kinds;
 }
 
-// Where a fault strikes: anywhere in the life of a rank, or, every other time, towards its end, in
-// the operations.
+// Returns the moment of a fault: anywhere in the life of a rank or, in half of the runs, towards
+// its end, during the operations.
 When moment_of(const JobPlan& plan, int rank, Random& random) {
   const JobOutcome undisturbed = run_job(plan);
   const auto life =
@@ -130,7 +131,7 @@ When moment_of(const JobPlan& plan, int rank, Random& random) {
   return When::at_point(rank, static_cast<int64_t>(1 + early + random.below(life - early)));
 }
 
-// Shorter than every deadline, also that of one connection.
+// Returns a time that is shorter than every deadline, also that of one connection.
 Duration short_time(Random& random) {
   constexpr std::array<int, 5> kTimesMs = {5, 50, 500, 2'000, 4'000};
   return milliseconds(kTimesMs[random.below(kTimesMs.size())]);
@@ -166,13 +167,13 @@ Fault fault_of(Scenario scenario, const JobPlan& plan) {
 JobPlan plan_of(Scenario scenario, uint64_t seed) {
   const bool needs_hosts = scenario == Scenario::kPartition || scenario == Scenario::kHeal;
   JobPlan plan = needs_hosts ? plan_job(seed, kSeveralHosts) : plan_job(seed, kAllShapes);
-  // A lost wake-up becomes a time-out, which is wrong where no rank dies.
+  // So a lost wake-up becomes a timeout, which is wrong if no rank dies.
   if (ends_right(scenario)) plan.options.max_nap = hours(1);
   if (scenario != Scenario::kNoFault) plan.options.faults = {fault_of(scenario, plan)};
   return plan;
 }
 
-// Whether a failure on `rank` may blame `named`.
+// Returns whether a failure on `rank` may blame `named`.
 bool may_blame(const JobPlan& plan, int rank, int named) {
   const Fault& fault = plan.options.faults.front();
   if (fault.kind == FaultKind::kKill || fault.kind == FaultKind::kStop) return named == fault.a;
@@ -188,20 +189,20 @@ bool says(const RankReport& report, std::string_view text) {
   return report.failure && report.failure->message().find(text) != std::string::npos;
 }
 
-// Without what is hidden from it.
+// Returns whether the rank has failed for a just reason, without the exceptions of is_hidden().
 bool failed_justly(const JobPlan& plan, const JobOutcome& outcome, int rank) {
   if (!outcome.ranks[static_cast<size_t>(rank)].failure) return false;
   const Verdict verdict = verdict_of(outcome, rank);
   return verdict.culprit && may_blame(plan, verdict.reporter, *verdict.culprit);
 }
 
-// Where the truth is hidden from a rank, it may name one that the fault has kept from it:
-// - one that never came into the group, for the victim did not let it finish connecting;
-// - one that had left this group, because another group had failed on it for a just reason;
-// - one that ended in good order, when only the stopped rank could pass its leave on;
-// - in a partition, one that waits itself, where messages or a second group are in the chain of
-//   those that wait: of several that a rank has under way the others see one, not always the one
-//   that is held up.
+// If the truth is hidden from a rank, it may name a rank that the fault has kept from it:
+// - a rank that never came into the group, because the victim did not let it finish connecting;
+// - a rank that had left this group, because another group had failed on it for a just reason;
+// - a rank that ended in good order, if only the stopped rank could pass its leave on;
+// - in a partition, a rank that waits itself, if messages or a second group are in the chain of
+// waiting ranks: of several operations that a rank has in flight the others see one, which is not
+// always the operation that is blocked.
 bool is_hidden(const JobPlan& plan, const JobOutcome& outcome, int rank, const Verdict& verdict) {
   const RankReport& own = outcome.ranks[static_cast<size_t>(rank)];
   const RankReport& named = outcome.ranks[static_cast<size_t>(*verdict.culprit)];
@@ -218,10 +219,11 @@ bool is_hidden(const JobPlan& plan, const JobOutcome& outcome, int rank, const V
          ((waits && has_message) || waits_elsewhere);
 }
 
-// The failure blames as the table says, seen from the rank that found it; the others quote it.
+// Returns whether the failure blames a rank that the table allows. This is judged for the rank that
+// found the failure; the others quote it.
 bool is_just(const JobPlan& plan, const JobOutcome& outcome, int rank) {
   const Verdict verdict = verdict_of(outcome, rank);
-  // By an exception, which was the failure of another group.
+  // The rank ended by an exception, which was the failure of another group.
   if (says(outcome.ranks[static_cast<size_t>(rank)], "ended the group's scope")) {
     return verdict.reporter != rank && failed_justly(plan, outcome, verdict.reporter);
   }
@@ -229,9 +231,9 @@ bool is_just(const JobPlan& plan, const JobOutcome& outcome, int rank) {
          (verdict.culprit && is_hidden(plan, outcome, rank, verdict));
 }
 
-// A death is known at once, a cut as soon as the connection is used again; silence at the deadline
-// of an operation, which may have begun a little later, when what was sent before came over a slow
-// link.
+// Returns whether the failure came in time. A death is known at once, and a cut as soon as the
+// connection is used again. Silence is known at the deadline of an operation, which may have begun
+// a little later, if what was sent before came over a slow link.
 bool is_in_time(const JobPlan& plan, const JobOutcome& outcome, const RankReport& report) {
   constexpr Duration kAtOnce = seconds(2);
   constexpr Duration kLater = seconds(5);
@@ -257,7 +259,8 @@ class Seeds : public ::testing::TestWithParam<Scenario> {
       const RankReport& report = outcome.ranks[static_cast<size_t>(rank)];
       const bool has_returned =
           outcome.sim.ranks[static_cast<size_t>(rank)].kind == sim::RankEnd::Kind::kReturned;
-      if (!has_returned || !report.failure) continue;  // it was the victim, or all was right
+      // The rank was the victim, or its results were right.
+      if (!has_returned || !report.failure) continue;
       EXPECT_TRUE(is_just(plan, outcome, rank)) << "rank " << rank << " blames another";
       EXPECT_TRUE(is_in_time(plan, outcome, report)) << "rank " << rank << " was late";
       const bool is_kill = plan.options.faults.front().kind == FaultKind::kKill;
@@ -266,7 +269,7 @@ class Seeds : public ::testing::TestWithParam<Scenario> {
       }
     }
   }
-  // Some rank's failure was one of an operation.
+  // Returns whether a rank failed in an operation.
   static bool failed_in_an_operation(const JobOutcome& outcome) {
     return std::ranges::any_of(outcome.ranks, [](const RankReport& report) {
       return report.failure && !report.was_connecting();
@@ -316,7 +319,7 @@ TEST(SimulatedJobs, EveryKindOfStepIsInATenthOfThem) {
     }
     for (size_t kind = 0; kind < is_in.size(); ++kind) num_jobs_with[kind] += is_in[kind] ? 1 : 0;
   }
-  if (seeds.size() < 100) return;  // too few to count
+  if (seeds.size() < 100) return;  // these are too few to count
   for (size_t kind = 0; kind < num_jobs_with.size(); ++kind) {
     EXPECT_GE(num_jobs_with[kind] * 10, static_cast<int>(seeds.size()))
         << to_string(static_cast<Step::Kind>(kind)) << " is in too few";

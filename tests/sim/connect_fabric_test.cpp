@@ -1,6 +1,7 @@
-// How processes of several hosts connect, in virtual time: under seeded schedules and networks,
-// with ranks that are killed or stopped at any moment, and with 1,024 ranks. CADRE_SEED=n runs one
-// seed alone; CADRE_FABRIC_HOSTS=n is the number of hosts, of 8 ranks each, of the largest job.
+// Tests how processes of several hosts connect, in virtual time: under seeded schedules and
+// networks, with ranks that are killed or stopped at any moment, and with 1,024 ranks. CADRE_SEED=n
+// runs only one seed; CADRE_FABRIC_HOSTS=n is the number of hosts, of 8 ranks each, of the largest
+// job.
 #include "cadre/core/fabric/bootstrap/connect_fabric.h"
 
 #include <gtest/gtest.h>
@@ -63,7 +64,8 @@ FabricOptions simulated_options(int host) {
           }};
 }
 
-// The ranks to which a rank is connected: those of its host, its sponsor and those it sponsors.
+// Returns the ranks to which a rank is connected: those of its host, its sponsor and those that it
+// sponsors.
 std::set<int> expected_peers(const Layout& layout, int rank) {
   const std::vector<int>& near = layout.ranks_of(layout.host_of(rank));
   std::set<int> peers(near.begin(), near.end());
@@ -106,12 +108,12 @@ struct FabricJob {
   sim::SimResult sim;
   std::vector<RankOfFabric> ranks;
 
-  // From the start of the first rank until the last rank is connected.
+  // The first rank starts at began(), and the last rank is connected at ended().
   TimePoint began() const { return std::ranges::min(ranks, {}, &RankOfFabric::began).began; }
   TimePoint ended() const { return std::ranges::max(ranks, {}, &RankOfFabric::ended).ended; }
 };
 
-// All ranks meet at a store on rank 0, which detects lost clients, and connect.
+// All ranks meet at a store on rank 0, which detects lost clients, and then connect.
 FabricJob run_fabric_job(uint64_t seed, const std::vector<int>& ranks_per_host,
                          std::vector<sim::Fault> faults, Duration budget) {
   sim::Simulator simulator(seed, {.ranks_per_host = ranks_per_host, .faults = std::move(faults)});
@@ -136,11 +138,11 @@ FabricJob run_fabric_job(uint64_t seed, const std::vector<int>& ranks_per_host,
     mine.is_connected = fabric.ok();
     if (!fabric.ok()) mine.failure = fabric.error();
     if (fabric.ok() && job.ranks.size() < 256) {
-      // Others may be killed or stopped here.
+      // Other ranks may be killed or stopped at this point.
       const std::string why = failure_of([&] { require_right_peers(system, *fabric, rank); });
       if (!why.empty()) mine.failure = Error(ErrorCode::kInternal, why);
     }
-    // The store stays until all ranks have read from it why connecting failed.
+    // The store stays until all ranks have read there why connecting failed.
     if (rank == 0) system.make_waiter()->park(system.deadline_in(2 * budget));
   });
   return job;
@@ -159,25 +161,25 @@ TEST(FabricInTheSimulator, RanksOfAllShapesConnectToTheirHostAndTheTreeOfHosts) 
   }
 }
 
-// A moment at which the ranks of the job with this seed connect, by a second seed.
+// Returns a moment at which the ranks of the job with this seed connect; a second seed picks it.
 Duration moment_of(const FabricJob& job, uint64_t seed) {
   const auto span = static_cast<uint64_t>((job.ended() - job.began()).count());
   return job.began() - TimePoint{} +
          Duration(static_cast<int64_t>(Random(seed).below(std::max<uint64_t>(1, span))));
 }
 
-// A fault of one rank, at a random moment while all connect, and the failure that the others must
-// raise.
+// A fault of one rank, at a random moment while all ranks connect, and the failure that the others
+// must raise.
 struct FaultOfOne {
   sim::Fault (*fault)(int rank, sim::When when) = nullptr;
   Duration budget{};
   ErrorCode code = ErrorCode::kInternal;
-  // From the moment of the fault, or from the beginning, to the failure of a rank.
+  // Returns the time from the moment of the fault, or from the beginning, to the failure of a rank.
   std::function<Duration(const RankOfFabric&, Duration moment)> delay;
   Duration max_delay{};
 };
 
-// Each rank that has not connected names the rank with the fault.
+// Checks that each rank that has not connected names the rank with the fault.
 void expect_named_to_all(const FaultOfOne& expected) {
   int num_told = 0;
   for (const uint64_t seed : fabric_seeds(80)) {
@@ -224,7 +226,7 @@ TEST(FabricInTheSimulator, ARankThatIsStoppedIsNamedToAllAtTheDeadline) {
        .max_delay = kBudget + seconds(4)});
 }
 
-// In virtual time: the second attempt of rank 0 waits for rank 1 and polls the store meanwhile.
+// In virtual time, the second attempt of rank 0 waits for rank 1 and polls the store meanwhile.
 TEST(FabricInTheSimulator, AFailedAttemptDoesNotSpoilTheNext) {
   sim::Simulator simulator(1, {.ranks_per_host = {2}});
   const auto store = std::make_shared<HashStore>(simulator.system(0));
@@ -246,7 +248,7 @@ TEST(FabricInTheSimulator, AFailedAttemptDoesNotSpoilTheNext) {
   for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "");
 }
 
-// In virtual time: one rank gives up and does not retry; it may be the one that computes the
+// In virtual time, one rank gives up and does not retry. It may be the rank that computes the
 // layout.
 TEST(FabricInTheSimulator, ARankThatComesLateLearnsWhyTheAttemptBeforeFailed) {
   for (const int deserter : {0, 1}) {
@@ -276,7 +278,8 @@ int num_hosts_of_the_largest_job() {
   return given == nullptr ? 32 : std::clamp(std::atoi(given), 2, 250);
 }
 
-// The figures of connect_fabric.h and bootstrap_exchange.h: sockets and requests to the store.
+// Checks the figures of connect_fabric.h and bootstrap_exchange.h: sockets and requests to the
+// store.
 TEST(FabricInTheSimulator, ManyHostsMeetWithFewSocketsAndRequests) {
   constexpr int kRanksPerHost = 8;
   const int num_hosts = num_hosts_of_the_largest_job();
@@ -311,7 +314,7 @@ TEST(FabricInTheSimulator, ManyHostsMeetWithFewSocketsAndRequests) {
   EXPECT_EQ(inner->num_keys(simulator.system(0).deadline_in(seconds(1))).value_or_throw(), 0);
   int total = 0;
   for (const int number : num_sockets) total += number;
-  // Cliques of hosts, and a tree of hosts.
+  // The connections are cliques of hosts and a tree of hosts.
   EXPECT_EQ(total / 2, num_hosts * kRanksPerHost * (kRanksPerHost - 1) / 2 + num_hosts - 1);
   // With 256 ranks no rank waits for 50 ms, so none queries the store for failures.
   const int64_t least = 6 * num_ranks - 2 + 2 * ((num_ranks + 63) / 64);

@@ -1,6 +1,7 @@
-// A Store that counts what is asked of the one beneath, for figures in tests.
+// A Store that counts the requests to an underlying store, for figures in tests.
 //
-// Threads, blocking, errors: those of the store beneath. Lifetime: shares it and the counts.
+// Threads, blocking and errors: those of the underlying store. Lifetime: shares that store and the
+// counts.
 #pragma once
 
 #include <atomic>
@@ -14,8 +15,8 @@ namespace cadre::testing {
 
 struct StoreCounts {
   std::atomic<int64_t> requests = 0;
-  std::atomic<int64_t> bytes_in = 0;   // keys and values that are sent to the store
-  std::atomic<int64_t> bytes_out = 0;  // values that it gives
+  std::atomic<int64_t> bytes_in = 0;   // bytes of keys and values that are sent to the store
+  std::atomic<int64_t> bytes_out = 0;  // bytes of values that the store returns
 };
 
 class CountingStore final : public Store {

@@ -1,6 +1,6 @@
-// A large job in the simulator: all ranks connect, sum 8 B and 1 MB and split; then one rank is
-// killed, then all ranks of a host, and the others leave. Prints the cost of each phase next to its
-// bound. Exits with 1 if a rank lacks an event that it must have, or a bound is exceeded.
+// Runs a large job in the simulator. All ranks connect, sum 8 B and 1 MB, and split. Then one rank
+// is killed, then all ranks of a host, and the others leave. Prints the cost of each phase next to
+// its bound. Exits with 1 if a rank lacks an event that it must have, or if a bound is exceeded.
 //
 //     cadre_fabric_scale [hosts] [ranks on each]
 #include <algorithm>
@@ -33,7 +33,7 @@ using std::chrono::seconds;
 
 constexpr Duration kTimeout = seconds(120);  // for an operation, and for a meeting
 constexpr Duration kLook = milliseconds(5);
-// Virtual time after a phase in which events propagate and connections are replaced.
+// The virtual time after a phase in which events spread and connections are replaced.
 constexpr Duration kSettle = milliseconds(100);
 constexpr Duration kHeal = seconds(2);
 constexpr size_t kLargeBytes = 1 << 20;
@@ -46,7 +46,7 @@ struct Shape {
   int lost_rank() const { return per_host * (num_hosts / 3) + 1; }
   int lost_host() const { return num_hosts / 2; }
   bool is_of_lost_host(int rank) const { return rank / per_host == lost_host(); }
-  // Ascending: those that are dead at the end.
+  // Returns the ranks that are dead at the end, ascending.
   std::vector<int> lost_ranks() const {
     std::vector<int> lost = {lost_rank()};
     for (int slot = 0; slot < per_host; ++slot) lost.push_back(lost_host() * per_host + slot);
@@ -54,12 +54,12 @@ struct Shape {
   }
 };
 
-// In the order of the job.
+// The phases, in the order of the job.
 enum PhaseNumber : size_t { kMeet, kSmall, kLarge, kSplit, kLoseRank, kLoseHost, kLeave };
 
-// P ranks, R on each of H hosts, logarithms rounded up; C and D are the most ends of control and
-// data connections that all ranks together have. Where they come from:
-// docs/decisions/0011-fabric.md.
+// Makes a report with the bounds for P ranks, R on each of H hosts. Logarithms are rounded up; C
+// and D are the largest numbers of ends of control and data connections that all ranks together
+// have. docs/decisions/0011-fabric.md derives them.
 ScaleReport make_report(const Shape& shape) {
   const double ranks = shape.num_ranks();
   const double host_exponent = std::bit_width(static_cast<unsigned>(shape.num_hosts - 1));
@@ -138,13 +138,13 @@ class Job {
     }
   }
 
-  // The number of violations.
+  // Runs the job. Returns the number of violations.
   int run();
 
  private:
   void run_rank(os::System& system, int rank);
   void run_phases(Communicator& world, int rank);
-  // A barrier of `num` ranks; the last one runs `action` before the others continue.
+  // Waits for `num` ranks; the last one runs `action` before the others continue.
   void meet(os::System& system, int num, const std::function<void()>& action = {});
   void end_phase(size_t phase, const Fabric& fabric, Duration settle);
   void note(size_t phase, const Fabric& fabric);
@@ -184,7 +184,7 @@ void sum(Communicator& group, size_t num_bytes) {
           format("the sum of {} B is {}, not {}", num_bytes, values.front(), expected));
 }
 
-// The group's failure names one of these ranks of the world as lost.
+// Checks that the group's failure names one of these ranks of the world as lost.
 void require_loss(Communicator& group, const std::function<bool(int)>& is_lost) {
   try {
     sum(group, 8);
@@ -301,7 +301,8 @@ void Job::run_phases(Communicator& world, int rank) {
     for (const int lost : shape_.lost_ranks()) simulator_.kill(lost);
   });
   require_loss(*survivors, [&](int culprit) { return shape_.is_of_lost_host(culprit); });
-  // A lost rank without a connection to another host is detected when a connection to it is opened.
+  // The loss of a rank without a connection to another host is detected when a connection to it is
+  // opened.
   await(system, "all losses are known",
         [&] { return fabric->plane()->lost_ranks() == shape_.lost_ranks(); });
   end_phase(kLoseHost, *fabric, kHeal);

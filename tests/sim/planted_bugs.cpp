@@ -14,12 +14,12 @@ const sim::Readiness& readiness_of(const os::Pollable& target) {
   return dynamic_cast<const sim::Readiness&>(target);
 }
 
-// Sends the headers of messages with kWrongTag.
+// Sends the headers of messages with the bug kWrongTag.
 class WrongTagSocket final : public os::Socket, public sim::Readiness {
  public:
   explicit WrongTagSocket(std::unique_ptr<os::Socket> inner) : inner_(std::move(inner)) {}
 
-  // What a send leaves of a part comes again at the front of the next send, with more behind it.
+  // What a send leaves of a part comes again at the front of the next send, followed by more bytes.
   Result<size_t> try_send(ConstBytes data) override {
     std::vector<std::byte> bytes(data.begin(), data.end());
     std::copy_n(owed_.begin(), std::min(owed_.size(), bytes.size()), bytes.begin());
@@ -45,7 +45,7 @@ class WrongTagSocket final : public os::Socket, public sim::Readiness {
   bool can_write() const override { return readiness_of(*inner_).can_write(); }
 
  private:
-  // A message's header is a part of its own, or begins what is left of its frame.
+  // A message's header is a separate part, or begins what is left of its frame.
   std::vector<std::byte> with_last_tag(std::vector<std::byte> bytes) {
     if (bytes.size() < MessageHeader::kBytes) return bytes;
     const Bytes place = Bytes(bytes).first(MessageHeader::kBytes);
@@ -57,7 +57,7 @@ class WrongTagSocket final : public os::Socket, public sim::Readiness {
   }
 
   const std::unique_ptr<os::Socket> inner_;
-  std::vector<std::byte> owed_;  // the rest of what is under way, with the tag of the header before
+  std::vector<std::byte> owed_;  // the unsent rest of a part, with the tag of the previous header
   int32_t last_tag_ = 0;
 };
 
@@ -108,7 +108,7 @@ Result<std::unique_ptr<os::SharedMemory>> BuggySystem::create_segment(size_t num
   return std::unique_ptr<os::SharedMemory>(std::make_unique<UsedSegment>(memory));
 }
 
-// "cadre/7/..." becomes "cadre/1/...".
+// Changes "cadre/7/..." to "cadre/1/...".
 std::string BuggyStore::rename(std::string_view key) const {
   constexpr std::string_view kPrefix = "cadre/";
   if (bug_ != PlantedBug::kStaleRound || !key.starts_with(kPrefix)) return std::string(key);

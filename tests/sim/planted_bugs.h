@@ -1,7 +1,7 @@
 // Bugs on purpose, to prove that the simulated tests would find them: a System and a Store that
-// pass everything on, but for one thing.
+// forward every call, except for one defect.
 //
-// Threads, blocking, lifetime: as what they wrap, which outlives them. For tests only.
+// Threads, blocking: those of the inner object, which must outlive them. For tests only.
 #pragma once
 
 #include <memory>
@@ -19,11 +19,11 @@ namespace cadre::testing {
 
 enum class PlantedBug {
   kNone,
-  kLostWakeUp,         // publish() forgets the sleepers
-  kMissingAbortCheck,  // poll() does not look at an event in the last place: the interrupt's
-  kUsedPages,          // pages that were given back keep their content
-  kWrongTag,           // the rest of a header whose send was short comes from the header before
-  kStaleRound,         // keys of all rounds are the same, and none is erased (in the store)
+  kLostWakeUp,         // publish() does not wake the sleepers
+  kMissingAbortCheck,  // poll() ignores the last event, which is the interrupt's
+  kUsedPages,          // pages that were returned keep their content
+  kWrongTag,           // after a short send of a header, its rest is taken from the previous header
+  kStaleRound,         // all rounds have the same keys in the store, and none is erased
 };
 
 class BuggySystem final : public ForwardingSystem {

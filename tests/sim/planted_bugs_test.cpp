@@ -1,4 +1,4 @@
-// The simulated tests would find these bugs: each is found by one of the first 200 seeds.
+// Each of these bugs must be found by one of the first 200 seeds of the simulated tests.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,7 +33,7 @@ struct Hunt {
   };
 };
 
-// The first seed that finds the bug; 0 when none does.
+// Returns the first seed that finds the bug; 0 if none does.
 uint64_t find_bug(const Hunt& hunt, uint64_t num_seeds = kNumSeeds) {
   const std::array shapes = {hunt.shape};
   for (uint64_t seed = 1; seed <= num_seeds; ++seed) {
@@ -48,7 +48,8 @@ uint64_t find_bug(const Hunt& hunt, uint64_t num_seeds = kNumSeeds) {
   return 0;
 }
 
-// With the bug some seed finds it; without it none does (communicator_seeds_test.cpp asks more).
+// With the bug some seed must find it; without it no seed may fail (communicator_seeds_test.cpp
+// checks more).
 void expect_found(Hunt hunt) {
   const uint64_t seed = find_bug(hunt);
   EXPECT_GT(seed, 0u);
@@ -65,13 +66,14 @@ TEST(PlantedBugs, AWrongTagIsFound) {
   expect_found({.bug = PlantedBug::kWrongTag, .shape = Shape::kHostEach});
 }
 
-// Without the check a rank hears of a death only when those that know of it end their streams.
+// Without the check, a rank learns of a death only when the ranks that know of it end their
+// streams.
 TEST(PlantedBugs, AMissingAbortCheckIsFound) {
   constexpr int kVictim = 2;
-  constexpr Duration kKillTime = milliseconds(200);  // in the operations
+  constexpr Duration kKillTime = milliseconds(200);  // a time during the operations
   const auto is_late = [&](const JobOutcome& outcome) {
     return std::ranges::any_of(outcome.ranks, [&](const RankReport& report) {
-      // While it connects a rank has its deadline only.
+      // While it connects, a rank has only its deadline.
       const bool is_survivor = &report != &outcome.ranks[kVictim];
       return is_survivor && report.failure && !report.was_connecting() &&
              report.failed_at > TimePoint{} + kKillTime + seconds(2);
@@ -79,7 +81,8 @@ TEST(PlantedBugs, AMissingAbortCheckIsFound) {
   };
   expect_found({.bug = PlantedBug::kMissingAbortCheck,
                 .shape = Shape::kHostEach,
-                .world_size = 12,  // so that not every rank has a data connection to the victim
+                // So many that not every rank has a data connection to the victim.
+                .world_size = 12,
                 .faults = {Fault::kill(kVictim, When::at_time(kKillTime))},
                 .keeps_failed_group = seconds(5),
                 .is_wrong = is_late});

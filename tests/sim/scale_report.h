@@ -1,7 +1,7 @@
-// What each phase of a large job costs its processes, beside what it may cost at most.
+// The cost of each phase of a large job for its processes, with its bounds.
 //
 // Threads: one at a time. Blocking: never. Lifetime: a plain value. Errors: print() counts the
-// figures that are above their bounds.
+// costs that are above their bounds.
 #pragma once
 
 #include <array>
@@ -17,11 +17,11 @@ enum class Cost {
   kStoreRequests,
   kStoreBytesIn,
   kStoreBytesOut,
-  kControlConnections,  // ends: a connection between two processes counts for both
-  kControlMessages,     // without heartbeats
-  kControlBytes,        // with them
+  kControlConnections,  // counts ends: a connection between two processes counts for both
+  kControlMessages,     // does not include heartbeats
+  kControlBytes,        // includes heartbeats
   kHeartbeats,
-  kDataConnections,  // ends
+  kDataConnections,  // counts ends
   kDataFrames,
   kDataBytes,
 };
@@ -38,7 +38,7 @@ class Costs {
   std::array<uint64_t, kNumCosts> values_{};
 };
 
-// The most that all processes together may have of a cost in one phase.
+// The largest cost that all processes together may have in one phase.
 struct Bound {
   Cost cost;
   double most;
@@ -50,18 +50,18 @@ class ScaleReport {
   struct Phase {
     std::string name;
     std::vector<Bound> bounds;
-    double virtual_ms = 0;  // that it took
+    double virtual_ms = 0;  // duration of the phase
     double real_ms = 0;
-    std::vector<std::optional<Costs>> at_end = {};  // by rank; none of a rank that has died
+    std::vector<std::optional<Costs>> at_end = {};  // by rank; nullopt for a rank that has died
   };
 
   explicit ScaleReport(int num_ranks) : num_ranks_(num_ranks) {}
 
-  // Adds the phases in their order; the first begins where all costs are 0.
+  // Appends a phase; call it in the order of the phases. The first begins with all costs at 0.
   size_t add(Phase phase);
   Phase& phase(size_t number) { return phases_[number]; }
 
-  // The table, on standard output. Returns the number of broken bounds.
+  // Prints the table to standard output. Returns the number of broken bounds.
   int print() const;
 
  private:

@@ -1,4 +1,4 @@
-// One job in the simulator: its shape and its steps come from a seed, its faults from the test.
+// One job in the simulator. A seed picks its shape and its steps; the test picks its faults.
 //
 // Threads: call from one thread. Blocking: run_job, in real time for as long as the ranks compute.
 // Errors: what a rank threw is in its report.
@@ -36,20 +36,20 @@ struct JobPlan {
   Program program;
   PlantedBug bug = PlantedBug::kNone;
   int num_groups = 1;  // one after the other, in rounds 1, 2, ...
-  // How long a rank keeps a group that has failed: its end tells the others, too.
+  // How long a rank keeps a group that has failed. The end of the group tells the others, too.
   Duration keeps_failed_group{};
 
   int host_of(int rank) const;
 };
 
-// 2 to CADRE_SIM_MAX_RANKS ranks (default 4); the seed picks one of the shapes.
+// Makes a plan with 2 to CADRE_SIM_MAX_RANKS ranks (default 4); the seed picks one of the shapes.
 JobPlan plan_job(uint64_t seed, std::span<const Shape> shapes);
 JobPlan plan_job(uint64_t seed, std::span<const Shape> shapes, int world_size);
 
 struct RankReport {
-  bool has_ended = false;        // false: killed or stopped for ever
-  bool is_connecting = true;     // it has no group: it fails to connect, or has ended
-  std::optional<Error> failure;  // none: all was right
+  bool has_ended = false;        // false: killed or stopped permanently
+  bool is_connecting = true;     // true while it has no group: it fails to connect, or has ended
+  std::optional<Error> failure;  // nullopt: all results were right
   TimePoint failed_at;
 
   bool is_right() const { return has_ended && !failure; }

@@ -1,4 +1,5 @@
-// Which rank a failure blames, and which rank found it: what a program reads from its details.
+// Finds out, from the details of a failure, which rank it blames and which rank found it, as a
+// program does.
 //
 // Threads: pure. Blocking: never.
 #pragma once
@@ -11,8 +12,8 @@ namespace cadre::testing {
 
 struct Verdict {
   bool is_connecting = false;  // the reporter had not joined the group yet
-  int reporter = -1;           // the rank that found it first
-  std::optional<int> culprit;  // the lowest one, if several did not connect
+  int reporter = -1;           // the rank that found the failure first
+  std::optional<int> culprit;  // the lowest rank, if several did not connect
 };
 
 // REQUIRES: the rank has failed.

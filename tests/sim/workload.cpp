@@ -67,7 +67,7 @@ void shuffle(std::vector<T>& items, Random& random) {
   for (size_t i = items.size(); i > 1; --i) std::swap(items[i - 1], items[random.below(i)]);
 }
 
-// One rank's part in a step of messages.
+// Runs one rank's part in a step of messages.
 class Exchange {
  public:
   Exchange(Communicator& group, const Step& step)
@@ -108,7 +108,8 @@ class Exchange {
     std::shared_ptr<Memory> memory;  // shared with the Work, which may outlive a failed step
   };
 
-  // Any order of tags and senders, but the first receive of a (sender, tag) takes its first letter.
+  // Mixes tags and senders in any order, but the first receive of a (sender, tag) takes its first
+  // letter.
   void mix_receives() {
     std::vector<Receive> in_order = receives_;
     shuffle(receives_, random_);
@@ -160,8 +161,8 @@ class Exchange {
   std::vector<Work> works_;
 };
 
-// Two more groups of all ranks, one of them with the ranks reversed, and a sum in each at the same
-// time, issued in another order on every other rank.
+// Makes two more groups of all ranks, one of them with the ranks reversed, and runs a sum in each
+// at the same time. Every second rank issues the sums in the other order.
 class TwoGroups {
  public:
   TwoGroups(Communicator& world, const Step& step)
@@ -209,7 +210,7 @@ class TwoGroups {
     }
   }
 
-  // The verdict on a job names ranks of the world.
+  // Runs the body so that errors name ranks of the world, as the verdict on a job does.
   template <typename Body>
   static void in_ranks_of_world(const Communicator& group, const Body& body) {
     try {
@@ -232,7 +233,7 @@ class TwoGroups {
   std::array<std::optional<Work>, 2> works_;
 };
 
-// While messages are under way.
+// Runs an all_reduce while messages are in flight.
 void sum_between(Communicator& group, const Step& step) {
   Step sum = step;
   sum.kind = Step::Kind::kAllReduce;
@@ -254,7 +255,7 @@ Program make_program(uint64_t seed, int world_size) {
   using Kind = Step::Kind;
   Random random(seed);
   std::vector<Kind> kinds = {Kind::kMessages, Kind::kAllReduce};
-  // Every kind of collective, and messages twice.
+  // The choices are every kind of collective, and messages twice.
   constexpr uint64_t kNumChoices = Step::kNumKinds + 1;
   const uint64_t num_more = 1 + random.below(4);
   for (uint64_t i = 0; i < num_more; ++i) {

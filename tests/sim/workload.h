@@ -1,7 +1,7 @@
-// What the ranks of a simulated job do: collectives and messages that a seed picks, each result
+// What the ranks of a simulated job do: collectives and messages that a seed picks. Each result is
 // checked against its formula.
 //
-// Threads: as Communicator. Blocking: run_program, until every step is done or one fails.
+// Threads: those of Communicator. Blocking: run_program, until every step is done or one fails.
 // Errors: what the Communicator throws; kInternal for a wrong result.
 #pragma once
 
@@ -17,11 +17,11 @@ struct Program {
   std::vector<Step> steps;
 };
 
-// The same for all ranks. At least one step of messages, with sizes on both sides of the limit up
-// to which a message travels at once, and one sum in symmetric memory.
+// Makes the same program on all ranks. It has at least one step of messages, with sizes below and
+// above the limit up to which a message is sent at once, and one sum in symmetric memory.
 Program make_program(uint64_t seed, int world_size);
 
-// The part of group.rank().
+// Runs the part of group.rank().
 void run_program(Communicator& group, const Program& program);
 
 }  // namespace cadre::testing

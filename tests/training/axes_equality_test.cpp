@@ -1,9 +1,9 @@
 // Training on a mesh of several axes, on up to 8 ranks as threads, equals training in one process
-// that uses libtorch's loss and clipping: losses, norms and gradients of each step, and parameters
-// after them, within the bounds of wrap_bounds.h. Gradients are clipped by one norm over all
-// axes in every step, and dropout is that of one process. The bounds hold as for each axis alone:
-// ranks add the same terms in another order. CADRE_CASES_SEED picks the share of the cases that
-// CTest runs.
+// that uses libtorch's loss and clipping: the losses, norms and gradients of each step, and the
+// parameters after the last, are within the bounds of wrap_bounds.h. In every step gradients are
+// clipped by one norm over all axes, and dropout is the same as in one process. The bounds are
+// those for each axis alone: ranks add the same terms in another order. CADRE_CASES_SEED picks the
+// share of the cases that CTest runs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -40,7 +40,7 @@ std::ostream& operator<<(std::ostream& out, const AxesCase& given) {
   return out << given.layout.name << "_" << given.training;
 }
 
-// Every layout with SGD in float64; with the other optimizer and dtype alternately.
+// Returns every layout with SGD in float64; the other optimizer and dtype alternate.
 std::vector<AxesCase> axes_cases() {
   std::vector<AxesCase> cases;
   for (const Layout& layout : testing::axes_layouts()) {
@@ -81,7 +81,7 @@ AxesTraining train_alone(const AxesCase& given, const std::vector<Tensor>& batch
       *testing::make_axes_gpt(given.layout.kind, given.training.dtype, kEqualitySeed), batches);
 }
 
-// Largest relative error of the norm in any step.
+// Returns the largest relative error of the norm in any step.
 double worst_norm(const AxesTraining& trained, const AxesTraining& alone) {
   double worst = 0;
   for (size_t step = 0; step < alone.norms.size(); ++step) {
@@ -98,7 +98,7 @@ TEST_P(AxesEquality, EqualsOneProcess) {
   const AxesTraining trained = train_on_ranks(GetParam(), batches);
   ASSERT_EQ(trained.norms.size(), alone.norms.size());
   const Case& training = GetParam().training;
-  // As in tp_equality_test.cpp.
+  // The factor is that of tp_equality_test.cpp.
   const double later_gradients = training.dtype == torch::kFloat ? 4 : 1;
   const Comparison comparison =
       testing::compare_with_losses(training, trained.training, alone.training);
@@ -106,7 +106,7 @@ TEST_P(AxesEquality, EqualsOneProcess) {
   EXPECT_LE(comparison.gradients, later_gradients);
   EXPECT_LE(comparison.parameters, 1);
   EXPECT_LE(comparison.losses, 1);
-  // The norm of tensors that differ by a share of their largest element each.
+  // The tensors of a norm differ by a share of their largest element each.
   EXPECT_LE(worst_norm(trained, alone), 100 * testing::tolerance_of(training));
   // Every step was clipped.
   EXPECT_THAT(alone.norms, ::testing::Each(::testing::Gt(testing::kAxesMaxNorm)));
@@ -127,7 +127,7 @@ std::ostream& operator<<(std::ostream& out, const PlantedMistake& given) {
 
 class AxesMistakes : public ::testing::TestWithParam<PlantedMistake> {};
 
-// The bounds are not so wide that they hide one.
+// The bounds are not so wide that they hide a mistake.
 TEST_P(AxesMistakes, AreFound) {
   const AxesCase given{testing::axes_layout(GetParam().layout),
                        {"gpt", "sgd", testing::kAxesRows, torch::kDouble}};

@@ -1,8 +1,8 @@
-// A rank of a mesh of tensor parallelism alone, of shards with tensor parallelism, or of three axes
-// is killed or stopped, by its own hand, in each phase of a step: before the blocks of a forward,
-// behind them in a backward, before the norm over all axes, in the optimizer and between steps.
-// Every survivor names it in time, also ranks that share no axis with it, and nothing is left
-// behind. CADRE_CASES_SEED picks the share of the cases that CTest runs.
+// A rank of a mesh of only tensor parallelism, of shards with tensor parallelism, or of three axes
+// kills or stops itself in each phase of a step: before the blocks in a forward, after them in a
+// backward, before the norm over all axes, in the optimizer and between steps. Every survivor must
+// name it in time, also ranks that share no axis with it, and nothing must be left behind.
+// CADRE_CASES_SEED picks the share of the cases that CTest runs.
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -27,7 +27,7 @@ using testing::DisturbedRank;
 using testing::Layout;
 
 constexpr int kSteps = 4;
-constexpr int kStepOfFailure = 2;  // from 0
+constexpr int kStepOfFailure = 2;  // counts from 0
 
 enum class AxesPhase { kForward, kBackward, kClip, kOptimizer, kBetweenSteps };
 
@@ -48,7 +48,7 @@ std::ostream& operator<<(std::ostream& out, const AxesFailureCase& test) {
   return out << name_of_axes_failure(test);
 }
 
-// One step of training, in which `act` is called in the phase.
+// Runs one step of training, and calls `act` in the phase.
 void step_disturbed(AxesRank& rank, const torch::Tensor& batch, AxesPhase phase,
                     const std::function<void()>& act) {
   const auto act_in = [&](AxesPhase here) {

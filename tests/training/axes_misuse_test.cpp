@@ -1,4 +1,4 @@
-// Strategies that are combined wrongly are refused with a sentence, on threads as ranks.
+// Wrong combinations of strategies are refused with a sentence, on threads as ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -89,14 +89,15 @@ TEST(AxesMisuse, ReplicasAndShardsTogetherAreRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Its replicas would give each other their parts as if these were the same.
+// The replicas of such a pipeline would exchange their parts as if these were equal.
 TEST(AxesMisuse, ReplicasThatHoldOtherPartsAreRefused) {
   const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"pp", 2}, {"tp", 2}});
     const auto whole = testing::make_axes_gpt({}, torch::kDouble, 1);
     const int stage = mesh.coordinate("pp");
     const auto part = testing::stage_of(*whole, stage, 2);
-    // Divides the first stage alone; the ranks of the other one learn it from these.
+    // Only the ranks of the first stage divide it; the ranks of the other stage learn that from
+    // them.
     if (stage == 0) parallelize_module(*part, mesh["tp"], part->plan());
     const std::vector<PipelineStage> stages{{part, {.stage = stage, .num_stages = 2}}};
     const std::string message = failure_of([&] {
@@ -145,7 +146,7 @@ TEST(AxesMisuse, ALayerThatWasDividedAlongNoMeshIsRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The lists of wrapped parameters are refused as before the wrapper was made.
+// The lists of parameters are refused in the same way as before the wrapper was made.
 TEST(AxesMisuse, AListOfDividedParametersHasNoNorm) {
   const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"dp", 2}, {"tp", 2}});
@@ -158,7 +159,7 @@ TEST(AxesMisuse, AListOfDividedParametersHasNoNorm) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A gradient that is not finite on one stage is found on all ranks, with its name and rank.
+// If a gradient on one stage is not finite, all ranks get an error with its name and rank.
 TEST(AxesGradients, OneThatIsNotFiniteIsFoundOnAllStages) {
   const testing::Case sgd{"gpt", "sgd", testing::kAxesRows, torch::kDouble};
   const auto result = testing::run_groups(8, [&](const ProcessGroup& world) {

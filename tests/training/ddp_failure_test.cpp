@@ -1,6 +1,6 @@
-// A rank is killed or stopped, by its own hand, in each phase of a step of DistributedDataParallel,
-// or ends its loop early: every survivor raises the named failure in time, and in the same
-// processes a group is rebuilt on which the next step has the right gradients. Nothing is left.
+// A rank kills or stops itself in each phase of a step of DistributedDataParallel, or ends its loop
+// early. Every survivor must raise an error that names it in time. In the same processes a group is
+// rebuilt, on which the next step has the right gradients. Nothing must be left behind.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -32,10 +32,10 @@ using torch::Tensor;
 
 // The phases of a step, in their order.
 enum class Moment {
-  kInForward,  // in the broadcast of the buffers
+  kInForward,  // during the broadcast of the buffers
   kBeforeAnyBucket,
   kAfterTheFirstBucket,
-  kAtTheLastBucket,  // the others may be in it
+  kAtTheLastBucket,  // the others may be in the reduction of this bucket
   kInTheOptimizer,   // after backward
   kAtTheEndOfTheLoop,
 };
@@ -85,7 +85,7 @@ struct Net : torch::nn::Module {
   }
   Tensor forward(const Tensor& x) {
     const Tensor hidden = torch::tanh(second(torch::tanh(first(x))));
-    // Its gradient comes when those of `third` are done.
+    // The gradient of `hidden` comes when those of `third` are done.
     if (behind_third) hidden.register_hook([this](const Tensor&) { behind_third(); });
     return third(hidden);
   }
@@ -94,7 +94,7 @@ struct Net : torch::nn::Module {
   std::function<void()> behind_third;
 };
 
-// Loss of one rank in one step.
+// Returns the loss of one rank in one step.
 Tensor loss_of(const Tensor& output) {
   return output.pow(2).mean();
 }
@@ -103,7 +103,7 @@ Tensor input_of(int rank) {
   return torch::linspace(-1, 1, 40, torch::kDouble).view({5, 8}) * (rank + 1);
 }
 
-// Where a rank may be disturbed, and how many buckets it has reduced.
+// The places where a rank may be disturbed, and the number of buckets that it has reduced.
 struct Watch {
   explicit Watch(const FakeGroup& group) {
     group.on_call = [this](GroupCall& call) {
@@ -120,10 +120,10 @@ struct Watch {
 
   std::atomic<int> num_buckets{0};
   std::function<void()> before_broadcast;
-  std::function<void()> at_bucket;  // the others may be inside it
+  std::function<void()> at_bucket;  // the others may be inside this bucket's reduction
 };
 
-// A group and a wrapper on it, as one round of a job has them.
+// A group and a wrapper on it, for one round of a job.
 struct Replica {
   Replica(const DisturbedRank& self, const Membership& membership, const std::shared_ptr<Net>& net)
       : fake(testing::connect(self.context, membership, self.options())),
@@ -137,10 +137,11 @@ struct Replica {
   ProcessGroup group;
   Watch watch;
   DistributedDataParallel<Net> model;
-  int buckets_per_step = 0;  // in the last checked step
+  int buckets_per_step = 0;  // number in the last checked step
 };
 
-// The gradients are the mean over the ranks, each of which is computed here too, without a group.
+// Checks that the gradients are the mean over the ranks. The gradients of each rank are computed
+// here, too, without a group.
 void check_step(Replica& replica) {
   Net& net = *replica.model.module();
   net.zero_grad();
@@ -168,7 +169,7 @@ void backward(const DisturbedRank& self, Replica& replica, Moment moment) {
   Watch& watch = replica.watch;
   const int before = watch.num_buckets;
   const auto disturb = [&](int num_buckets) {
-    // A bucket that was launched is counted when its reduction begins, in another thread.
+    // A bucket that was launched is counted only when its reduction begins, in another thread.
     for (int i = 0; i < 5000 && watch.num_buckets - before < num_buckets; ++i) {
       testing::nap(self.context.system, std::chrono::milliseconds(1));
     }
@@ -195,8 +196,8 @@ void backward(const DisturbedRank& self, Replica& replica, Moment moment) {
   if (is_due(Moment::kInTheOptimizer)) disturb(replica.buckets_per_step);
 }
 
-// A barrier of all ranks, without the group: how its last operation ends on a rank when another one
-// has left already is not tested here.
+// A barrier of all ranks that does not use the group: this test does not cover how the group's last
+// operation ends on a rank after another rank has left.
 void meet(const DisturbedRank& self) {
   const Membership& membership = self.membership;
   const Deadline deadline = self.context.system.deadline_in(seconds(20));
@@ -207,10 +208,10 @@ void meet(const DisturbedRank& self) {
   membership.store->wait(keys, deadline).value_or_throw();
 }
 
-// A second attempt on the failed group throws the same, at once.
+// Returns the failure. A second attempt on the failed group must throw the same error at once.
 testing::FailureReport failure_in_backward(const DisturbedRank& self, Replica& replica,
                                            Moment moment) {
-  // A rank that waits only for gradients that the victim has sent still receives them.
+  // A rank that waits only for gradients that the victim has already sent still receives them.
   const int num_steps = moment == Moment::kInTheOptimizer ? 2 : 1;
   return self.report_of(
       [&] {
@@ -231,7 +232,7 @@ testing::FailureReport live_through(const DisturbedRank& self, Moment moment) {
   {
     Replica replica(self, self.membership, net);
     check_step(replica);
-    check_step(replica);  // the first one learned the order of the buckets
+    check_step(replica);  // the first step has learned the order of the buckets
     meet(self);
     if (moment == Moment::kAtTheEndOfTheLoop && self.is_victim()) {
       report.message =
@@ -257,8 +258,8 @@ testing::FailureReport live_through(const DisturbedRank& self, Moment moment) {
   return report;
 }
 
-// The operation of the victim. A bucket that it launched may not have begun, or may be complete;
-// likewise the exchange of the numbers of samples before the first bucket.
+// Returns the possible operations of the victim. A bucket that it launched may not have begun, or
+// may be complete; so may the exchange of the numbers of samples before the first bucket.
 std::vector<std::string> last_seen(const FailureCase& test) {
   const std::string forward = "last seen after broadcast #N, N s ago";
   const std::string reduced = "last seen after all_reduce #N, N s ago";
@@ -274,7 +275,8 @@ std::vector<std::string> last_seen(const FailureCase& test) {
   }
 }
 
-// Every message that a survivor may throw, masked. It may learn of a loss between two operations.
+// Returns every message that a survivor may throw, masked. It may learn of a loss between two
+// operations.
 std::vector<std::string> golden_texts(const FailureCase& test, int rank) {
   const std::string self = format("rank {} (HOST, pid N)", rank);
   const std::string rebuild = ". Remedy: rebuild the group.";

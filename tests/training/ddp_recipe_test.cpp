@@ -1,5 +1,5 @@
-// The recipe of docs/guide/start/first-program.md on ranks as threads: loader and wrapper as they
-// come take the steps of one process, whatever the number of ranks.
+// Runs the recipe of docs/guide/start/first-program.md on ranks as threads: with default options,
+// loader and wrapper take the same steps as one process, whatever the number of ranks.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -18,7 +18,8 @@ using testing::run_groups;
 using torch::Tensor;
 namespace nn = torch::nn;
 
-// y = 3 x + 0.5 with a spread that differs from sample to sample, so that every mean differs.
+// Has samples y = 3 x + 0.5 plus a deviation that differs from sample to sample, so that every mean
+// differs.
 class Line : public Dataset {
  public:
   explicit Line(int64_t size) : size_(size) {}
@@ -38,7 +39,7 @@ struct Trained {
   std::vector<double> losses;  // one for each step
 };
 
-// The recipe of docs/guide/start/first-program.md.
+// Runs the recipe of docs/guide/start/first-program.md.
 Trained run_recipe(const ProcessGroup& world, int64_t num_samples) {
   nn::Linear net(1, 1);
   net->to(torch::kDouble);

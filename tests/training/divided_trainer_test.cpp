@@ -1,7 +1,8 @@
-// Runs of the trainer on processes that divide the model. One of them is killed or stopped, by its
-// own hand, in each phase of a run: every survivor names it in time, also one that shares no axis
-// with it, and nothing is left behind. Or one stage is three times slower than the other, and the
-// summary names it. CADRE_CASES_SEED picks the share of the cases that CTest runs.
+// Runs the trainer on processes that divide the model. In some tests one of them kills or stops
+// itself in each phase of a run: every survivor must name it in time, also if it shares no axis
+// with it, and nothing must be left behind. In another test one stage is three times slower than
+// the other, and the summary must name it. CADRE_CASES_SEED picks the share of the cases that CTest
+// runs.
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
@@ -46,7 +47,7 @@ const DividedRun kTensor{"tensor", 2, {.strategy = "single", .tensor = 2}};
 const DividedRun kPipeline{"pipeline", 2, {.pipeline = 2}};
 const DividedRun kThreeAxes{"three_axes", 8, {.tensor = 2, .sequence = true, .pipeline = 2}};
 
-// A small gpt on a text, which this writes to the folder.
+// Writes a text to the folder. Returns the configuration of a small gpt on this text.
 Config config_of(const DividedRun& run, const testing::TemporaryFolder& folder) {
   Config config;
   config.model = {.layers = 2, .heads = 2, .width = 16, .context = 16};
@@ -66,8 +67,8 @@ Config config_of(const DividedRun& run, const testing::TemporaryFolder& folder) 
   return config;
 }
 
-// Calls a function before each operation of libtorch, as "aten::gelu", that this thread runs from
-// now on, forward and backward.
+// Calls a function before each operation of libtorch that this thread runs from now on, forward and
+// backward, with its name, for example "aten::gelu".
 void before_each_operation(std::function<void(std::string_view operation)> act) {
   static thread_local std::function<void(std::string_view)> act_of_thread;
   act_of_thread = std::move(act);
@@ -106,8 +107,8 @@ std::ostream& operator<<(std::ostream& out, const DividedFailureCase& test) {
   return out << name_of_divided_failure(test);
 }
 
-// Acts in its phase, once two losses have been added up. What a phase computes in several blocks or
-// microbatches is disturbed in the second of them, while messages are under way.
+// Acts in its phase, once two losses have been summed. If a phase computes several blocks or
+// microbatches, it acts in the second of them, while messages are in flight.
 class Trap {
  public:
   Trap(RunPhase phase, const FakeGroup& world, std::function<void()> act)
@@ -200,7 +201,8 @@ INSTANTIATE_TEST_SUITE_P(Cases, DividedTrainerFailure,
                          ::testing::ValuesIn(testing::share_of(divided_failure_cases())),
                          [](const auto& test) { return name_of_divided_failure(test.param); });
 
-// Each block takes 10 ms, forward and backward; those of the slow process three times as long.
+// Each block takes 10 ms, forward and backward; a block of the slow process takes three times as
+// long.
 std::string screen_of_run_with_slow(int slow_rank) {
   const testing::Resources before = testing::count_resources();
   const testing::TemporaryFolder folder;

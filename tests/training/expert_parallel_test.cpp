@@ -1,5 +1,5 @@
-// Divided experts together with what lies beside them: under DistributedDataParallel along another
-// axis of the mesh, and in snapshots that other numbers of ranks load.
+// Tests divided experts in combination: under DistributedDataParallel along another axis of the
+// mesh, and in snapshots that other numbers of ranks load.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -44,7 +44,7 @@ std::shared_ptr<ExpertNet> make_expert_net(uint64_t seed) {
   return std::make_shared<ExpertNet>();
 }
 
-// 11 rows.
+// Returns a batch of 11 rows.
 Tensor batch_of(int step) {
   return torch::sin(torch::arange(33, torch::kDouble).square() * 0.3 + step).view({11, 3});
 }
@@ -107,7 +107,8 @@ TEST(ExpertParallelTraining, EqualsOneProcessUnderDistributedDataParallel) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Along "ep" the experts differ; a wrapper over these ranks would give all of them rank 0's.
+// Along "ep" the experts differ. A wrapper over these ranks would give all of them the experts of
+// rank 0.
 TEST(ExpertParallelTraining, DistributedDataParallelRefusesRanksWithOtherExperts) {
   std::vector<std::shared_ptr<ExpertNet>> nets;
   for (uint64_t rank = 0; rank < 2; ++rank) nets.push_back(make_expert_net(1));

@@ -1,6 +1,6 @@
-// A rank is killed or stopped, by its own hand, in each phase of a step of
-// FullyShardedDataParallel on mapped shards: every survivor names it in time, a shard that may be
-// half written is kCorruption, and nothing is left behind.
+// A rank kills or stops itself in each phase of a step of FullyShardedDataParallel on mapped
+// shards. Every survivor must name it in time, a shard that may be half written must be
+// kCorruption, and nothing must be left behind.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -32,14 +32,14 @@ using testing::require;
 using ::testing::StartsWith;
 using torch::Tensor;
 
-constexpr int64_t kSide = 64;  // every rank owns pages of each unit
+constexpr int64_t kSide = 64;  // so large that every rank owns pages of each unit
 
 enum class StepPhase {
-  kForward,      // inside of a unit
+  kForward,      // inside a unit
   kBackward,     // between the units' gradients
-  kBeginUpdate,  // its gradients are reduced, and the others wait for it before they write
-  kWriting,      // some of its elements are the next ones
-  kEndUpdate,    // all of its elements are, but it has not said so
+  kBeginUpdate,  // the victim's gradients are reduced; the others wait for it before they write
+  kWriting,      // some of its elements have their next values
+  kEndUpdate,    // all of its elements have their next values, but it has not signalled so
   kAfterUpdate,  // before it uses parameters again
 };
 
@@ -76,7 +76,7 @@ struct SideNet : torch::nn::Module {
   std::function<void()> in_backward = [] {};
 };
 
-// Steps one parameter after the other, so that there is a place between two writes.
+// Steps one parameter after the other, so that a test can act between two writes.
 class InterruptedSgd : public torch::optim::SGD {
  public:
   using torch::optim::SGD::SGD;
@@ -151,7 +151,7 @@ testing::FailureReport survive_step(DisturbedRank& self, const ProcessGroup& wor
       [&] { take_steps(self, rank, phase); },
       [&](const Error& error) {
         require(error.details().culprit == Rank(kVictim), error.message());
-        // No value is taken, and none is written, from then on.
+        // From then on no value may be read or written.
         for (int times = 0; times < 2; ++times) {
           require(!testing::failure_of([&] { rank.step(); }).empty(), "no further step");
           require(!testing::failure_of([&] { rank.optimizer->step(); }).empty(), "no update");
@@ -194,7 +194,7 @@ std::vector<StepFailureCase> step_failure_cases() {
         StepPhase::kEndUpdate, StepPhase::kAfterUpdate}) {
     cases.push_back({3, phase, SIGKILL});
   }
-  // Each takes the group's deadline.
+  // Each of these phases takes the group's deadline.
   for (const StepPhase phase : {StepPhase::kForward, StepPhase::kBackward, StepPhase::kBeginUpdate,
                                 StepPhase::kWriting, StepPhase::kEndUpdate}) {
     cases.push_back({3, phase, SIGSTOP});

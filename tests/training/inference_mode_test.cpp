@@ -1,5 +1,5 @@
-// Whatever trains a module refuses, by name and on all ranks, to be constructed in inference mode,
-// and modules that were constructed in it; the module stays as it was.
+// Every class that trains a module refuses to be constructed in inference mode, and refuses modules
+// that were constructed in it, by name and on all ranks. The module stays unchanged.
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -43,8 +43,9 @@ struct Net : nn::Module {
 using Make = std::function<void(const std::shared_ptr<Net>&, const ProcessGroup&)>;
 
 struct Wrapping {
-  std::string name;    // in the error
-  std::string tensor;  // the module's, in the error for one that was made in inference mode
+  std::string name;  // the name in the error
+  // The tensor of the module that the error names, for a module that was made in inference mode.
+  std::string tensor;
   Make make;
 };
 
@@ -82,7 +83,8 @@ std::vector<Wrapping> wrappings() {
   };
 }
 
-// What both ranks are told; rank 1 alone does it in inference mode, or with such a module.
+// Returns the error of both ranks. Only rank 1 makes the object in inference mode, or has such a
+// module.
 std::string refusal_of(const Make& make, bool is_of_module) {
   return testing::refusal_of_both_ranks(
       [&](const ProcessGroup& group) {

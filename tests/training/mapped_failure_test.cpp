@@ -1,5 +1,5 @@
-// Real processes that map each other's shards: a rank is killed, stopped or leaves inside its write
-// of the shards or outside of it, one rank cannot map, and the pages of parameters are counted.
+// Processes map each other's shards. A rank is killed, stopped or leaves while it writes the shards
+// or at other times; one rank cannot map; and the pages of parameters are counted.
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -36,8 +36,8 @@ using torch::Tensor;
 
 enum class Place {
   kInItsWrite,
-  kBeforeTheUpdate,  // after its backward
-  kAfterTheUpdate,   // before it uses parameters again
+  kBeforeTheUpdate,  // after the victim's backward
+  kAfterTheUpdate,   // before the victim uses parameters again
 };
 
 struct MappedFailureCase {
@@ -64,7 +64,7 @@ ShardedTrainingOptions mapped_training() {
   return options;
 }
 
-// The victim is disturbed in its second step. Throws, on the survivors.
+// The victim is disturbed in its second step. On the survivors the function throws.
 void train_with_a_victim(const DisturbedRank& self, const ProcessGroup& group,
                          ShardedTraining& training, Place place) {
   training.train(1);
@@ -82,10 +82,10 @@ void train_with_a_victim(const DisturbedRank& self, const ProcessGroup& group,
   training.train(1);
 }
 
-// Every later use gives the same failure, and no value.
+// Checks that every later use throws the same failure and returns no value.
 void require_guarded(ShardedTraining& training, const Error& error) {
   const std::string first = format("{}: {}", to_string(error.code()), error.message());
-  // As a wrapper does when a pass has failed.
+  // A wrapper does this when a pass has failed.
   for (const auto& unit : training.units) testing::failure_of([&] { unit->reshard(); });
   for (int times = 0; times < 2; ++times) {
     const std::string again = testing::failure_of([&] { training.evaluate(0); });
@@ -127,7 +127,7 @@ TEST_P(MappedFailureTest, EverySurvivorNamesTheOwnerAndNoValueIsTaken) {
   for (const auto& [rank, message] : outcome.messages) {
     SCOPED_TRACE(rank);
     if (test.signal == 0) {
-      // It tells of its broken step itself, unless the others see first that it has left.
+      // The victim reports its broken step itself, unless the others notice first that it has left.
       EXPECT_THAT(message, ::testing::StartsWith("kCorruption: "));
       EXPECT_THAT(message, HasSubstr("rank 1"));
     } else if (test.place == Place::kInItsWrite && test.signal == SIGKILL) {
@@ -151,7 +151,7 @@ std::vector<MappedFailureCase> mapped_cases() {
     cases.push_back({2, place, SIGKILL});
     cases.push_back({3, place, SIGKILL});
   }
-  // The other phases: fsdp_mapped_failure_test.cpp.
+  // fsdp_mapped_failure_test.cpp has the other phases.
   cases.push_back({3, Place::kInItsWrite, SIGSTOP});
   cases.push_back({3, Place::kInItsWrite, 0});
   return cases;
@@ -160,7 +160,8 @@ std::vector<MappedFailureCase> mapped_cases() {
 INSTANTIATE_TEST_SUITE_P(Cases, MappedFailureTest, ::testing::ValuesIn(mapped_cases()),
                          mapped_name_of);
 
-// Proportional set size of the mappings that overlap [begin, begin + num_bytes), in bytes.
+// Returns the proportional set size of the mappings that overlap [begin, begin + num_bytes), in
+// bytes.
 int64_t proportional_size_of(const void* begin, size_t num_bytes) {
   const auto first = reinterpret_cast<uintptr_t>(begin);
   std::ifstream smaps("/proc/self/smaps");
@@ -180,7 +181,7 @@ int64_t proportional_size_of(const void* begin, size_t num_bytes) {
   return sum;
 }
 
-// All ranks read all parameters, and the pages are there once.
+// All ranks read all parameters, and their pages exist once.
 TEST(MappedMemoryTest, AHostHoldsTheParametersOnce) {
   constexpr int64_t kNumel = int64_t{4} << 20;  // 16 MiB
   constexpr int kWorldSize = 4;
@@ -195,12 +196,12 @@ TEST(MappedMemoryTest, AHostHoldsTheParametersOnce) {
         require(weight.detach().sum().item<float>() == kNumel, "it reads all of them");
         group.barrier();
         const auto bytes = static_cast<size_t>(kNumel) * sizeof(float);
-        // Each page is mapped by every rank once, and by its owner once more.
+        // Every rank maps each page once, and its owner maps it once more.
         const int64_t own = proportional_size_of(weight.const_data_ptr(), bytes);
         require(own > 0, "it is mapped");
         require(own <= static_cast<int64_t>(bytes) / kWorldSize,
                 format("{} bytes of one rank, of {} in all", own, bytes));
-        // With what the group itself uses.
+        // The limit includes what the group itself uses.
         require(
             testing::committed_shared_bytes() < static_cast<int64_t>(bytes) + (int64_t{12} << 20),
             format("{} bytes in the segment", testing::committed_shared_bytes()));
@@ -217,7 +218,7 @@ TEST(MappedMemoryTest, AHostHoldsTheParametersOnce) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The fused kernels, of which each takes the addresses of whole tensors.
+// The fused kernels take the addresses of whole tensors.
 TEST(MappedMemoryTest, TheFusedOptimizersWriteInTheirUpdateOnly) {
   const auto result =
       testing::run_job({.world_size = 2}, [](RankContext& context, const Membership& membership) {
@@ -244,7 +245,7 @@ TEST(MappedMemoryTest, TheFusedOptimizersWriteInTheirUpdateOnly) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// One rank that has too few addresses for the mapping: then all gather.
+// If one rank has too few addresses for the mapping, all ranks gather.
 TEST(MappedMemoryTest, OneRankThatCannotMapDecidesForAll) {
   const auto result =
       testing::run_job({.world_size = 3}, [](RankContext& context, const Membership& membership) {

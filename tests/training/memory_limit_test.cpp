@@ -1,6 +1,7 @@
-// A model that does not train in one process of a memory cgroup trains there when its parameters,
-// gradients and optimizer state are divided among four ranks, each in a cgroup of that size, or lie
-// in files; and in files also where the parameters alone are larger than the cgroup.
+// A model that cannot be trained in one process of a memory cgroup can be trained if its
+// parameters, gradients and optimizer state are divided among four ranks, each in a cgroup of that
+// size, or if they lie in files. With files this holds even if the parameters alone are larger than
+// the cgroup.
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -38,16 +39,17 @@ constexpr int kNumLayers = 12;
 constexpr int64_t kLayerWidth = 2048;  // 12 layers of 16.8 MB: 201 MB
 constexpr int64_t kBatchRows = 8;
 constexpr int kLimitedSteps = 3;
-// Four times the parameters are 806 MB. A rank of four has 201 MB of these, but at first the whole
-// module, and two full units and their gradients.
+// Parameters, gradients and two states take 806 MB. Each of four ranks has 201 MB of these, but at
+// first the whole module, and then two full units and their gradients.
 constexpr size_t kLimitBytes = size_t{384} << 20;
-// Less than the parameters: two full units, their gradients and what is reduced, and the process.
+// This is less than the parameters. It must hold two full units, their gradients, what is reduced,
+// and the process.
 constexpr size_t kSmallLimitBytes = size_t{176} << 20;
 
 using WideLayer = torch::nn::ModuleHolder<ShardUnit<torch::nn::LinearImpl>>;
 
 struct WideMlp : torch::nn::Module {
-  // files: where the values of the parameters lie; null: in memory.
+  // files: the files in which the values of the parameters lie; null: in memory.
   explicit WideMlp(FileMemory* files = nullptr) {
     torch::manual_seed(7);
     for (int i = 0; i < kNumLayers; ++i) {
@@ -73,7 +75,7 @@ Tensor wide_rows_of(int rank, int world_size) {
   return rows.narrow(0, kBatchRows / world_size * rank, kBatchRows / world_size);
 }
 
-// The losses of this rank.
+// Trains; returns the losses of this rank.
 template <typename Model>
 std::string train_wide(Model& model, std::vector<Tensor> parameters, const Tensor& rows) {
   AdamW optimizer(std::move(parameters), torch::optim::AdamWOptions(1e-5));
@@ -89,7 +91,7 @@ std::string train_wide(Model& model, std::vector<Tensor> parameters, const Tenso
   return losses.str();
 }
 
-// In one process, without a wrapper.
+// Trains in one process, without a wrapper.
 testing::RanksResult train_plainly(const MemoryCgroup* cgroup) {
   testing::JobOptions job{.world_size = 1};
   job.processes.time_limit = std::chrono::seconds(120);
@@ -106,7 +108,7 @@ struct LimitedRun {
   bool is_made_in_files = false;
 };
 
-// Each rank in its cgroup.
+// Trains with each rank in its own cgroup.
 testing::RanksResult train_limited(const std::vector<std::unique_ptr<MemoryCgroup>>& cgroups,
                                    const LimitedRun& run) {
   testing::JobOptions job{.world_size = static_cast<int>(cgroups.size())};
@@ -114,7 +116,7 @@ testing::RanksResult train_limited(const std::vector<std::unique_ptr<MemoryCgrou
   return testing::run_job(job, [&](RankContext& context, const Membership& membership) {
     cgroups[static_cast<size_t>(context.rank.value)]->enter();
     at::set_num_threads(1);
-    // Otherwise glibc keeps freed tensors that small allocations lie between.
+    // Without this, glibc would keep freed tensors between small allocations.
     ::mallopt(M_MMAP_THRESHOLD, 1 << 20);
     const ProcessGroup group(
         testing::connect(context, membership, {.timeout = std::chrono::seconds(60)}));
@@ -147,8 +149,8 @@ double mean_of_last_losses(const testing::RanksResult& result) {
   return sum / static_cast<double>(result.ranks.size());
 }
 
-// The files of a rank, on which nothing but the shards, their gradients and two tensors of state
-// for each parameter with elements here may lie, each in whole pages.
+// Checks the files of a rank: they may contain only the shards, their gradients, and two tensors of
+// state for each parameter with elements on this rank, each in whole pages.
 template <typename O>
 void expect_state_in_files(int world_size) {
   const testing::TemporaryFolder folder;
@@ -188,7 +190,7 @@ TEST(OffloadedBytes, AreThoseOfTheFormulaWithTheStateOfAnyOptimizer) {
   }
 }
 
-// What one process computes without a limit; once for all tests.
+// Returns what one process computes without a limit; it runs once for all tests.
 const testing::RanksResult& unlimited() {
   static const testing::RanksResult result = train_plainly(nullptr);
   return result;

@@ -1,7 +1,6 @@
-// A rank of a pipeline is killed or stopped, by its own hand, in each phase of a step: in a
-// forward, in a backward, in the gradients of the weights alone, in the optimizer and between
-// steps. Every survivor names it in time, also ranks that exchange nothing with it, and nothing is
-// left behind.
+// A rank of a pipeline kills or stops itself in each phase of a step: in a forward, in a backward,
+// in the gradients of only the weights, in the optimizer and between steps. Every survivor must
+// name it in time, also ranks that exchange nothing with it, and nothing must be left behind.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <torch/torch.h>
@@ -30,10 +29,10 @@ using torch::Tensor;
 
 constexpr int kWorldSize = 4;
 constexpr int kMicrobatches = 6;
-// In the order of the phase's calls: messages are under way.
+// The index counts the calls of the phase. In this microbatch messages are in flight.
 constexpr int kDisturbedMicrobatch = 2;
 constexpr int kSteps = 6;
-constexpr int kStepOfFailure = 3;  // from 0
+constexpr int kStepOfFailure = 3;  // counts from 0
 constexpr int64_t kFeatures = 16;
 
 enum class PipelinePhase { kForward, kBackward, kWeightGrad, kOptimizer, kBetweenSteps };
@@ -97,7 +96,7 @@ class TrappedSgd : public torch::optim::SGD {
   std::function<void()> in_step;
 };
 
-// One rank of a pipeline, or of one of two that average their gradients.
+// One rank of a pipeline, or of one of two pipelines that average their gradients.
 class PipelineRank {
  public:
   PipelineRank(const PipelineFailureCase& test, const ProcessGroup& world) {
@@ -129,7 +128,7 @@ class PipelineRank {
     pipeline_->tie_parameters({{0, "first.bias"}, {last, "second.bias"}});
     optimizer = std::make_unique<TrappedSgd>(parameters, torch::optim::SGDOptions(0.1));
   }
-  // Closes the mesh, which after an error is left to its destructor.
+  // Closes the mesh. After an error the mesh is left to its destructor.
   ~PipelineRank() {
     if (mesh_) mesh_->close();
   }

@@ -1,6 +1,6 @@
-// Snapshots of pipelines with a tied weight, of which ranks have several tensors: under the same
-// name on one rank, as in schedules whose first and last stage are on one, or cut at other places,
-// as in sharded stages. On threads as ranks; AdamW, float64.
+// Tests snapshots of pipelines with a tied weight, of which ranks have several tensors: under the
+// same name on one rank, in schedules whose first and last stage are on one rank, or divided at
+// different elements, in sharded stages. Ranks are threads; AdamW, float64.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -27,7 +27,8 @@ namespace {
 using testing::require;
 using torch::Tensor;
 
-// So many that two ranks cut the tied weight: at other places in the first and in the last stage.
+// The number is so large that two ranks divide the tied weight, at different rows in the first and
+// in the last stage.
 constexpr int64_t kWords = 40;
 constexpr int64_t kWidth = 3;
 constexpr int kSavedAfter = 2;
@@ -49,7 +50,8 @@ Tensor filled(const std::vector<int64_t>& sizes, double offset) {
   return values.sin().view(sizes).clone().requires_grad_();
 }
 
-// Names are those of a plain model; in the last stage, the tied weight follows others.
+// Names are those of a plain model. In the last stage, the tied weight comes after other
+// parameters.
 std::vector<NamedTensor> parameters_of(int stage, int num_stages, double offset) {
   std::vector<NamedTensor> parameters;
   if (stage == 0) parameters.push_back({"tokens", filled({kWords, kWidth}, offset)});
@@ -122,7 +124,7 @@ class TiedRank {
     pipeline_->check_tied_parameters();
   }
 
-  // Whole ones, on all ranks.
+  // Returns whole parameters, on all ranks.
   std::vector<NamedTensor> values() const {
     const auto records = pipeline_->parameter_shards();
     return shard::gather_values(records);
@@ -142,7 +144,7 @@ void require_equal(const std::vector<NamedTensor>& given, const std::vector<Name
   }
 }
 
-// Into one process, which has the weight once.
+// Loads the snapshot into one process, which has the weight once.
 void load_alone(const std::string& path, const std::vector<NamedTensor>& saved) {
   SnapshotParts plain;
   for (const NamedTensor& named : saved) {

@@ -1,7 +1,7 @@
 // Training on 1 to 8 ranks, as threads, under every wrapper equals training in one process with
-// libtorch's optimizer on the whole batch: the losses and gradients of 20 steps and the parameters
-// after them, within the bounds of wrap_bounds.h. On one host the wrappers have the same bits. That
-// the comparison finds faults is shown in sharded_plants_test.cpp.
+// libtorch's optimizer on the whole batch: the losses and gradients of 20 steps, and the parameters
+// after them, are within the bounds of wrap_bounds.h. On one host the wrappers have equal bits.
+// sharded_plants_test.cpp shows that the comparison finds defects.
 //
 // CTest runs a small share of the cases, picked by CADRE_CASES_SEED; `make equality` runs all and
 // prints the largest share of its bound that each dtype and optimizer used.
@@ -35,13 +35,13 @@ using testing::Snapshot;
 using testing::Strategy;
 using testing::Training;
 
-// Numbers of weights and data sets: CADRE_EQUALITY_SEEDS, otherwise 1.
+// Returns how many weights and data sets are tried: CADRE_EQUALITY_SEEDS, otherwise 1.
 uint64_t num_seeds() {
   const char* text = std::getenv("CADRE_EQUALITY_SEEDS");
   return text == nullptr ? 1 : std::strtoull(text, nullptr, 10);
 }
 
-// What the runs of this process used of their bounds.
+// The shares of their bounds that the runs of this process used.
 struct Used {
   int64_t num_runs = 0;
   Comparison worst;
@@ -75,7 +75,7 @@ class ShardedEquality : public ::testing::TestWithParam<std::pair<ShardedCase, i
   }
 };
 
-// By strategy.
+// Returns the trainings, by strategy.
 std::vector<Training> train_all(const ShardedCase& test_case,
                                 const std::vector<torch::Tensor>& batches,
                                 const std::vector<Strategy>& strategies, int world_size,
@@ -98,7 +98,7 @@ std::vector<Training> train_all(const ShardedCase& test_case,
           throw Error(error.code(), strategies[i].name + ": " + error.message());
         }
       }();
-      // Every rank has the same.
+      // Every rank has the same parameters.
       const std::string bits = bits_of(training.parameters);
       const auto digest = static_cast<int64_t>(std::hash<std::string>()(bits));
       const auto lowest = torch::tensor({digest, -digest});
@@ -112,7 +112,7 @@ std::vector<Training> train_all(const ShardedCase& test_case,
   return trained;
 }
 
-// The first tensor that has not the same bits; empty when all have.
+// Returns the first tensor whose bits differ; an empty text if all are equal.
 std::string difference_of(const Snapshot& a, const Snapshot& b) {
   for (size_t i = 0; i < a.size(); ++i) {
     if (bits_of({a[i]}) == bits_of({b[i]})) continue;
@@ -128,12 +128,12 @@ void expect_within_bounds(const Case& training, const Comparison& comparison) {
   EXPECT_LE(comparison.losses, 1);
   EXPECT_LE(comparison.first_gradients, 1);
   if (testing::uses_adamw_bound(training) && !testing::has_bfloat16(training)) {
-    EXPECT_LE(comparison.gradients, 1);  // what the bound stands on
+    EXPECT_LE(comparison.gradients, 1);  // the bounds of parameters assume this
   }
   EXPECT_LE(comparison.parameters, 1);
 }
 
-// Trains alone and under every strategy, and compares all.
+// Trains alone and under every strategy, and compares all trainings.
 void ShardedEquality::compare_strategies(uint64_t seed) {
   const auto& [test_case, world_size] = GetParam();
   const auto batches = make_batches(test_case.training, seed);
@@ -168,7 +168,7 @@ TEST_P(ShardedEquality, OfEveryStrategyWithOneProcess) {
 
 using RareUnit = torch::nn::ModuleHolder<ShardUnit<testing::RareLinearImpl>>;
 
-// The second unit has parameters for rows of which only rank 0 has some.
+// A module whose second unit has parameters for certain rows, of which only rank 0 has some.
 struct PartlyUsed : torch::nn::Module {
   PartlyUsed() {
     first = register_module("first", testing::LinearUnit(4, 4));
@@ -183,8 +183,8 @@ struct PartlyUsed : torch::nn::Module {
   RareUnit second{nullptr};
 };
 
-// Its gradients are reduced at different places of the order in which units are gathered. That is
-// refused, and never numbers of other units.
+// The gradients of the unit are reduced at different positions of the order in which units are
+// gathered. That is refused: a unit must never get numbers of other units.
 TEST(ShardedEqualityLimit, AUnitThatOnlySomeRanksUseIsAnErrorOnAllRanks) {
   const auto result = testing::run_groups(2, [](const ProcessGroup& group) {
     FullyShardedDataParallel model{
@@ -228,7 +228,7 @@ std::vector<ShardedCase> sharded_cases() {
   return cases;
 }
 
-// Shuffled, so that any share of them has some of every kind.
+// The cases are shuffled, so that any share of them has some of every kind.
 std::vector<std::pair<ShardedCase, int>> cases_and_ranks() {
   std::vector<std::pair<ShardedCase, int>> cases;
   for (const ShardedCase& test_case : sharded_cases()) {

@@ -1,6 +1,6 @@
-// A rank is killed or stopped, by its own hand, in each phase of a step under a sharded wrapper:
-// every survivor names it in time, nothing is left behind, and a job that goes on from the last
-// snapshot ends with the bits of one that was never disturbed.
+// A rank kills or stops itself in each phase of a step under a sharded wrapper. Every survivor must
+// name it in time, and nothing must be left behind. A job that goes on from the last snapshot must
+// end with the bits of a job that was never disturbed.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -40,7 +40,7 @@ using torch::Tensor;
 
 constexpr int kNumSteps = 6;
 constexpr int kStepsPerSnapshot = 2;
-constexpr int kDisturbedStep = 3;  // from 0: one step after the first snapshot
+constexpr int kDisturbedStep = 3;  // counts from 0: one step after the first snapshot
 
 enum class ShardedPhase { kForward, kGather, kBackward, kReduce, kClip, kStep, kSnapshot };
 
@@ -96,7 +96,7 @@ class WatchedAdamW : public AdamW {
   std::function<void()> in_step;
 };
 
-// Where the victim is disturbed; empty on the others, and before the step.
+// The functions that disturb the victim; empty on the other ranks, and before the step.
 struct Watches {
   std::function<void()> at_gather, at_reduction, at_clip, at_snapshot;
 };
@@ -122,8 +122,8 @@ class ShardedRank {
       replicate(strategy);
     }
   }
-  // An error in the constructor would leave the groups to their destructors, which abort what other
-  // ranks still run in them.
+  // Closes the groups. After an error in the constructor, the groups would be left to their
+  // destructors, which abort what other ranks still run in them.
   ~ShardedRank() {
     for (const ProcessGroup& group : watched_) group.close();
     if (mesh_) mesh_->close();
@@ -145,7 +145,7 @@ class ShardedRank {
     save_sharded(snapshots, number + 1, parts(), group_, {.timeout = snapshot_timeout});
   }
 
-  // The number of steps that the loaded snapshot has behind it; 0 without one.
+  // Loads the latest snapshot. Returns the number of steps before it; 0 if there is none.
   int load(const std::string& folder) {
     const auto latest = SnapshotFolder(folder).latest();
     if (!latest) return 0;
@@ -199,7 +199,7 @@ class ShardedRank {
 
   std::shared_ptr<WideNet> net = std::make_shared<WideNet>();
   Watches watches;
-  Duration snapshot_timeout = kDefaultSnapshotTimeout;  // a deadline of its own
+  Duration snapshot_timeout = kDefaultSnapshotTimeout;  // snapshots have a separate deadline
 
  private:
   using Zero = ZeroRedundancyOptimizer<WatchedAdamW>;
@@ -281,7 +281,7 @@ class ShardedRank {
   std::function<void(const std::string&)> after_load_;
 };
 
-// Throws on the survivors.
+// Trains; throws on the survivors.
 void train_until_disturbed(const DisturbedRank& self, ShardedRank& rank, ShardedPhase phase,
                            const std::string& folder) {
   for (int number = 0; number < kNumSteps; ++number) {
@@ -292,8 +292,8 @@ void train_until_disturbed(const DisturbedRank& self, ShardedRank& rank, Sharded
   }
 }
 
-// Result of an undisturbed job, from the last snapshot of the folder if it has one; equal on all
-// ranks.
+// Returns the result of an undisturbed job, which starts from the last snapshot of the folder if
+// there is one; equal on all ranks.
 std::string bits_of_whole_run(const ShardedFailureCase& test, const std::string& folder,
                               int expected_start) {
   testing::JobOptions options{.world_size = test.world_size()};
@@ -350,7 +350,7 @@ std::vector<ShardedFailureCase> sharded_failure_cases() {
         ShardedPhase::kReduce, ShardedPhase::kClip, ShardedPhase::kStep, ShardedPhase::kSnapshot}) {
     for (const int signal : {SIGKILL, SIGSTOP}) {
       for (const Strategy& strategy : strategies) {
-        // Mapped shards are not gathered, and fsdp_mapped_failure_test.cpp is about their update.
+        // Mapped shards are not gathered, and fsdp_mapped_failure_test.cpp tests their update.
         const bool is_mapped = strategy.fsdp.form == ShardForm::kMapped;
         if (is_mapped && (phase == ShardedPhase::kGather || phase == ShardedPhase::kStep)) continue;
         cases.push_back({strategy, phase, signal});

@@ -1,5 +1,5 @@
-// What the sharded wrappers say to a mistake, whole: each sentence says what is wrong, on which
-// rank, and what to do. "{rank}" is the rank that says it.
+// Compares the whole messages of the sharded wrappers for mistakes: each sentence says what is
+// wrong, on which rank, and what to do. "{rank}" stands for the rank that throws it.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -70,7 +70,7 @@ void backward(Model& model, const ProcessGroup& group) {
   model(rows_of(group)).pow(2).mean().backward();
 }
 
-// Two ranks; `mistake` returns what it was told.
+// Runs two ranks. `mistake` returns the message that it got.
 void expect_sentence(const std::string& expected,
                      const std::function<std::string(const ProcessGroup&)>& mistake) {
   const auto result = testing::run_groups(

@@ -1,6 +1,6 @@
-// The check of sharded_equality_test.cpp is itself checked: without a gather, a reduction, the
-// division or the initial broadcast, and with values that arrive in another place, every wrapper
-// fails it by far, or the wrapper itself reports that replicas differ.
+// Checks the comparison of sharded_equality_test.cpp: without a gather, a reduction, the division
+// or the initial broadcast, and with values that arrive at another place, every wrapper fails it
+// clearly, or the wrapper itself reports that replicas differ.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -25,11 +25,11 @@ using testing::Sharding;
 using testing::Strategy;
 using testing::Training;
 
-// The same on all ranks.
+// A defect, the same on all ranks.
 enum class Plant {
   kNone,
   kNoReduction,
-  kDroppedReduction,  // one of three
+  kDroppedReduction,  // drops one of three
   kNoDivision,
   kNoGather,
   kMisplacedGather,
@@ -56,9 +56,9 @@ const char* name_of(Plant plant) {
   return "no_broadcast";
 }
 
-// Gathers before the first update, which have the values of the initial broadcast.
+// The number of gathers before the first update, which have the values of the initial broadcast.
 constexpr int kNumRightGathers = 8;
-// Least size of parameter gathers; ZeroRedundancyOptimizer also gathers single elements.
+// Smallest size of gathers of parameters; ZeroRedundancyOptimizer also gathers single elements.
 constexpr int64_t kMinGathered = 16;
 
 void gather_wrongly(Plant plant, GroupCall& call, int rank, int world_size) {
@@ -66,7 +66,7 @@ void gather_wrongly(Plant plant, GroupCall& call, int rank, int world_size) {
     call.output.view({world_size, -1})[rank].copy_(call.input);
     return;
   }
-  // Its neighbours in the buffer change places.
+  // Neighbouring elements of the buffer change places.
   call.pass_on();
   call.output.copy_(call.output.clone().roll(1));
 }
@@ -97,7 +97,7 @@ void inject(Plant plant, const FakeGroup& group) {
     }
     if (plant == Plant::kNoBroadcast && call.kind == OpKind::kBroadcast &&
         call.output.scalar_type() == at::kByte) {
-      // Freed memory of the root may still hold the values by chance.
+      // Freed memory of the root may still have the right values by chance.
       if (call.root != rank) call.output.zero_();
       return;
     }
@@ -155,14 +155,14 @@ TEST_P(ShardedEqualityNotices, ThePlant) {
   }
   const bool is_replicated = given.strategy.sharding == Sharding::kNone;
   if (is_replicated && given.plant != Plant::kNoDivision) {
-    // After it the ranks have different parameters, which the wrapper names.
+    // After this defect the ranks have different parameters, which the wrapper reports.
     EXPECT_THAT(failures, ::testing::HasSubstr("has other values on rank 1 than on rank 0"));
   }
   if (!failures.empty()) return;
   const double far = given.training.dtype == torch::kDouble ? 1e3 : 100;
   if (is_replicated) EXPECT_GT(worst.first_gradients, far);
   if (given.training.optimizer == "adamw") {
-    // AdamW takes the same step whatever factor the gradients have; only the gradients differ.
+    // AdamW makes the same step whatever factor the gradients have, so only the gradients differ.
     EXPECT_LE(worst.parameters, 1);
   } else {
     EXPECT_GT(std::max(worst.gradients, worst.parameters), far);

@@ -1,5 +1,5 @@
-// A job that saves sharded snapshots over and over is killed at random instants: the latest
-// snapshot is always there, whole, and not older than what the job had reported as saved.
+// A job that saves sharded snapshots again and again is killed at random instants. The latest
+// snapshot must always exist, be whole, and not be older than what the job had reported as saved.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -36,7 +36,8 @@ constexpr int kNumKills = 300;
 constexpr int64_t kRows = 512;
 constexpr int64_t kColumns = 64;
 
-// Two tensors cut in the middle of a row; every element of a snapshot is its step.
+// Returns two tensors that are divided in the middle of a row. Every element of a snapshot is its
+// step.
 SnapshotParts parts_of(int rank, int world_size, int64_t step) {
   SnapshotParts parts;
   for (const std::string name : {"a", "b"}) {
@@ -54,7 +55,7 @@ SnapshotParts parts_of(int rank, int world_size, int64_t step) {
   return parts;
 }
 
-// The step of the snapshot in the folder, all of whose elements say so; throws otherwise.
+// Returns the step of the snapshot in the folder. Throws unless all of its elements equal it.
 int64_t checked_step(const std::string& folder) {
   const SnapshotParts parts = parts_of(0, 1, -1);
   const LoadedSnapshot loaded = load_sharded(folder, parts);
@@ -69,7 +70,7 @@ int64_t checked_step(const std::string& folder) {
   return loaded.step;
 }
 
-// What all processes of the test see: the last step that a rank knew to be saved.
+// A number that all processes of the test share: the last step that a rank knew to be saved.
 class SharedStep {
  public:
   SharedStep()
@@ -89,7 +90,7 @@ class SharedStep {
   Step* step_;
 };
 
-// A rank of the job: saves step after step until it or its peer is killed.
+// Runs a rank of the job: it saves step after step until it or its peer is killed.
 void save_without_end(const ProcessGroup& group, const std::string& run, bool in_background,
                       int64_t first, SharedStep& saved) {
   SnapshotFolder folder(run);
@@ -129,7 +130,8 @@ TEST(SnapshotKill, AtAnyInstantTheLatestSnapshotIsWhole) {
     const int64_t before = *folder.latest_step();
     testing::JobOptions options{.world_size = kWorldSize};
     options.processes.disturb = [&](std::span<const int> pids) {
-      // After one to three saves, because on a slow machine none more ends in the 20 ms below.
+      // The kill comes after one to three saves, because on a slow machine no further save ends in
+      // the 20 ms below.
       const int64_t awaited = before + 1 + static_cast<int64_t>(random.below(3));
       for (int i = 0; i < 5000 && saved.get() < awaited; ++i) {
         nap(*system, std::chrono::milliseconds(1));

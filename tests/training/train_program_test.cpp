@@ -1,5 +1,5 @@
-// `cadre train` as a user calls it: what it says of its keys, and jobs of real processes, each of
-// which has random numbers of its own, as ranks that are threads of a test have not.
+// Calls `cadre train` as a user does. Tests its help on keys, and jobs of processes, each of which
+// has its own random numbers, unlike ranks that are threads of a test.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -49,7 +49,8 @@ TEST(TrainProgram, PrintsTheConfigurationOnce) {
   EXPECT_EQ(count_of(printed.output, "\nwidth = 192\n"), 1U) << printed.output;
 }
 
-// The model fits no machine of ours; a missing data file is no obstacle.
+// The model is too large for any machine here, and the data file does not exist; the plan needs
+// neither.
 TEST(TrainProgram, PlansWithoutTraining) {
   const testing::TemporaryFolder folder;
   const std::string json = folder.file("plan.json");
@@ -78,7 +79,7 @@ TEST(TrainProgram, PlansWithoutTraining) {
             "cadre-train: parallel.replicas is 2, which does not divide the 3 processes\n");
 }
 
-// One mistake, one sentence, whatever the number of processes and whichever of them finds it.
+// One mistake gives one sentence, whatever the number of processes and whichever of them finds it.
 TEST(TrainProgram, AConfigurationThatCannotBeIsRefusedInOneSentence) {
   const testing::TemporaryFolder folder;
   std::ofstream(folder.file("images.toml")) << "[model]\nkind = \"cnn\"\n[data]\nkind = "
@@ -114,7 +115,8 @@ class TrainDropout : public ::testing::Test {
  protected:
   TrainDropout() { std::ofstream(folder_.file("empty.toml")); }
 
-  // On two processes; a constant rate, so that a short run is the beginning of a long one.
+  // Trains on two processes. The learning rate is constant, so that a short run is the beginning of
+  // a long run.
   cli::CommandResult train(const std::string& run, int num_steps,
                            const std::vector<std::string>& more = {}) const {
     std::vector<std::string> words = {"train", folder_.file("empty.toml"), "--nproc-per-node", "2"};
@@ -163,7 +165,7 @@ TEST_F(TrainDropout, AResumedJobHasTheBitsOfAnUninterruptedOne) {
   EXPECT_EQ(losses_of("whole").size(), 6U);
   EXPECT_EQ(losses_of("parts"), losses_of("whole"));
 
-  // And dropout was there: without it the first step has another loss.
+  // Dropout must have had an effect: without it the first step has another loss.
   ASSERT_EQ(train("dry", 1, {"model.dropout=false"}).exit_code, 0);
   EXPECT_NE(losses_of("dry").at(0), losses_of("whole").at(0));
 }

@@ -1,6 +1,6 @@
-// A rank of a training run is killed or stopped, by its own hand, between backward and the next
-// step: while the ranks add up their losses, in the evaluation, and where they meet for a snapshot.
-// Every survivor's run() raises the named failure in time. Nothing is left.
+// A rank of a training run kills or stops itself between backward and the next step: while the
+// ranks sum their losses, in the evaluation, and where they meet for a snapshot. On every survivor
+// run() must throw an error that names it in time, and nothing must be left behind.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -55,8 +55,9 @@ Config config_in(const std::string& folder) {
   return config;
 }
 
-// In what run() itself asks for, apart from gradients: `is_running` says when. The sums are those
-// of step 1, step 2, the evaluation after step 2, and so on.
+// Disturbs the rank in operations that run() itself makes, except for gradients; `is_running` says
+// whether run() is running. The sums are those of step 1, step 2, the evaluation after step 2, and
+// so on.
 void disturb_self_at(TrainerMoment moment, const FakeGroup& group, const bool& is_running,
                      const std::function<void()>& act) {
   const int due = moment == TrainerMoment::kLossSum ? 2 : 3;
@@ -88,8 +89,8 @@ testing::FailureReport train_until_it_fails(DisturbedRank& self, const ProcessGr
   return self.report_of([&] { trainer.run(); });
 }
 
-// Every message that a survivor may throw, masked: the operation during or after which it failed,
-// and for a timeout the rank that reported it first.
+// Returns every message that a survivor may throw, masked: with the operation during or after which
+// it failed, and for a timeout the rank that reported it first.
 std::vector<std::string> trainer_golden_texts(const TrainerCase& test, int rank) {
   const std::string victim = "rank 1 (HOST, pid N)";
   const std::string self = format("rank {} (HOST, pid N)", rank);
@@ -99,7 +100,7 @@ std::vector<std::string> trainer_golden_texts(const TrainerCase& test, int rank)
       format("last seen in {} #N, PHASE, N s ago",
              test.moment == TrainerMoment::kSnapshot ? "all_gather" : "all_reduce");
   std::vector<std::string> texts;
-  // What this rank's own call is named, and the operation that it runs.
+  // The names of this rank's own call, and of the operation that it runs.
   const std::vector<std::pair<std::string, std::string>> operations = {
       {"all_reduce #N", "all_reduce"},
       {"cadre train (all_gather #N)", "all_gather"},

@@ -1,5 +1,5 @@
-// `cadre verify` as a user calls it, on real processes: its table, its report for programs, and its
-// exit codes.
+// Calls `cadre verify` as a user does, with processes. Tests its table, its report for programs,
+// and its exit codes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ using ::testing::StartsWith;
 
 class VerifyProgram : public ::testing::Test {
  protected:
-  // examples/gpt.toml on two processes, with one step and a model of one layer.
+  // Runs examples/gpt.toml on two processes, with one step and a model of one layer.
   cli::CommandResult verify(const std::vector<std::string>& more) const {
     std::vector<std::string> words = {"verify", testing::source_path("examples/gpt.toml")};
     for (const char* word : {"model.layers=1", "model.width=32", "model.context=32",
@@ -80,7 +80,7 @@ TEST_F(VerifyProgram, Float64IsABillionTimesCloser) {
                                  "fsdp/after_backward/accumulate"));
 }
 
-// With a rate at which training in float32 is chaotic no bound holds, as with a defect.
+// At this learning rate, training in float32 is chaotic, so no bound holds, as with a defect.
 TEST_F(VerifyProgram, ADeviationHasAnExitCodeOfItsOwn) {
   const std::vector<std::string> unstable{"--steps",
                                           "15",
@@ -99,7 +99,7 @@ TEST_F(VerifyProgram, ADeviationHasAnExitCodeOfItsOwn) {
   EXPECT_EQ(deviates.error, "");
 }
 
-// A layout that was never run is not counted, and is no success.
+// A layout that did not run is not counted, and is not a success.
 TEST_F(VerifyProgram, ALayoutThatCannotRunIsReportedAndIsNoSuccess) {
   const cli::CommandResult verified =
       verify({"--steps=1", "--strategies=ddp/pp-2", "--json", json_, "model.layers=2",

@@ -1,5 +1,5 @@
-// A divided optimizer around DistributedDataParallel, where the program changes memory, values or
-// gradients behind the back of both.
+// Tests a divided optimizer around DistributedDataParallel if the program changes memory, values or
+// gradients without a call of either.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -29,8 +29,8 @@ ParameterShard record_of_frozen(const std::vector<ParameterShard>& shards) {
   throw Error(ErrorCode::kInternal, "no record");
 }
 
-// The records of the wrapper and of the optimizer, which was made before the memory was replaced.
-// An optimizer finds its state of a parameter by the tensor.
+// The records are those of the wrapper and of the optimizer, which was made before the memory was
+// replaced. An optimizer finds its state of a parameter by the tensor.
 TEST(ZeroUnderDdp, RecordsOfFrozenParametersStayTheSameTensor) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const auto net = std::make_shared<Zoo>();
@@ -51,7 +51,7 @@ TEST(ZeroUnderDdp, RecordsOfFrozenParametersStayTheSameTensor) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// What is on its way are the values of before.
+// The gather that is in flight has the old values.
 TEST(ZeroUnderDdp, ValuesThatAreCopiedIntoShardsDuringAGatherAreUsed) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const auto net = std::make_shared<Zoo>();
@@ -75,7 +75,7 @@ TEST(ZeroUnderDdp, ValuesThatAreCopiedIntoShardsDuringAGatherAreUsed) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// A buffer that views a weight is refused in stage 2, where it is known.
+// A buffer that is a view of a weight is refused in stage 2, where the wrapper knows it.
 TEST(ZeroUnderDdp, WhatElseHoldsTheMemoryOfAParameterIsLogged) {
   for (const auto placement : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
     const bool is_whole = placement == GradientPlacement::kReplicated;
@@ -117,7 +117,7 @@ std::string failure_through_a_forward_before_the_step(const ProcessGroup& group,
   return failure_of([&] { second.backward(); });
 }
 
-// torch::optim::SGD writes through at::Tensor::data(), which moves no version counter.
+// torch::optim::SGD writes through at::Tensor::data(), which does not change the version counter.
 TEST(ZeroUnderDdp, ABackwardThroughAForwardBeforeAStepIsRefused) {
   for (const auto placement : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {
@@ -138,7 +138,8 @@ void write_shards(const Wrapped& model, double factor) {
   }
 }
 
-// Also where the gradient of one rank alone waits: the optimizer would see zeros instead of it.
+// This also holds if a gradient waits on only one rank: the optimizer would use zeros instead of
+// it.
 TEST(ZeroUnderDdp, AStepWhileGradientsWaitIsRefusedOnAllRanks) {
   for (const int num_waiting : {1, 2}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -185,7 +186,7 @@ TEST(ZeroUnderDdp, ValuesThatChangeWhileGradientsWaitAreRefusedOnAllRanks) {
       zero.zero_grad();
       copy.backward(4, 3);
     }
-    zero.zero_grad();  // no gradient waits, so values may come
+    zero.zero_grad();  // no gradient waits, so values may be gathered
     write_shards(model, 0.5);
     copy.backward(4, 4);
   });
@@ -204,7 +205,7 @@ void double_shards(const std::vector<ParameterShard>& shards) {
 
 const char* const kModified = "modified by an inplace operation";
 
-// As one process does: what a forward has saved has changed.
+// One process refuses it, too: a tensor that a forward has saved has changed.
 TEST(ZeroUnderDdp, ABackwardAfterAWriteToTheShardsIsRefused) {
   for (const int world_size : {1, 2, 3}) {
     for (const auto placement : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
@@ -221,7 +222,7 @@ TEST(ZeroUnderDdp, ABackwardAfterAWriteToTheShardsIsRefused) {
         Tensor last = loss(1);
         double_shards(zero.parameter_shards());
         EXPECT_THAT(failure_of([&] { last.backward(); }), HasSubstr(kModified));
-        // Written between a backward and the next forward, and then under no_sync().
+        // Values are written between a backward and the next forward, and then under no_sync().
         copy.zero_grad();
         loss(2).backward();
         double_shards(zero.parameter_shards());
@@ -236,8 +237,8 @@ TEST(ZeroUnderDdp, ABackwardAfterAWriteToTheShardsIsRefused) {
   }
 }
 
-// The step of an optimizer of the shards, and of the divided one, between the backwards of two
-// forwards.
+// An optimizer of the shards, or the divided optimizer, steps between two forwards and their
+// backwards.
 TEST(ZeroUnderDdp, AStepBetweenTwoForwardsAndTheirBackwardsIsRefused) {
   for (const bool is_divided : {false, true}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {

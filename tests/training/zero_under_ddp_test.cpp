@@ -1,5 +1,5 @@
-// A divided optimizer around DistributedDataParallel, whose gradients are views of its buckets or
-// lie with their owners, has the bits of the undivided one.
+// A divided optimizer around DistributedDataParallel has the same bits as the undivided optimizer,
+// whether gradients are views of the wrapper's buckets or lie with their owners.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -18,12 +18,12 @@ namespace {
 // kStage1Later: the next forward of the wrapper waits for the parameters.
 enum class Way { kUndivided, kStage1, kStage1Later, kStage2 };
 
-// Eight steps on this rank's rows, whose number differs from rank to rank; every third step adds up
-// two backwards.
+// Trains eight steps on this rank's rows, whose number differs from rank to rank. Every third step
+// sums two backwards.
 std::shared_ptr<testing::Model> train_under_ddp(const ProcessGroup& group, Way way) {
   const auto model = testing::make_model({"gpt", "adamw", 1, torch::kFloat}, /*seed=*/3);
   {
-    // Other values on each rank, though all draw from one generator.
+    // Each rank gets other values, although all draw from one generator.
     const torch::NoGradGuard no_grad;
     double first = group.rank();
     for (torch::Tensor& parameter : model->parameters()) {
@@ -83,7 +83,7 @@ TEST(ZeroUnderDdp, HasTheBitsOfTheUndividedOptimizer) {
   }
 }
 
-// A scheduler that one rank steps once more: every step compares what the ranks use.
+// One rank steps its scheduler once more. Every step compares the options of the ranks.
 TEST(ZeroUnderDdp, OptionsThatDifferInAStepAreRefusedOnAllRanks) {
   for (const auto placement : {GradientPlacement::kReplicated, GradientPlacement::kSharded}) {
     const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {

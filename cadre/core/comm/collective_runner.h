@@ -54,7 +54,8 @@ class CollectiveRunner final : public OperationRunner {
   Duration time_spent() const { return Duration(time_spent_ns_.load(std::memory_order_relaxed)); }
   // Joins the thread. REQUIRES: no call begins any more.
   void stop();
-  // Whether the engine still works on a call that was abandoned, and so on the memory of the call.
+  // Returns whether the engine still works on a call that was abandoned, and so on the memory of
+  // the call.
   bool has_abandoned() const;
 
  private:

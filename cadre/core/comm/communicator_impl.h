@@ -62,8 +62,8 @@ class Communicator::Impl {
        GroupIdentity identity_in, GroupMembers members_in);
   ~Impl();
 
-  // Whether the members communicate through the host's memory. Throws if that was demanded and is
-  // impossible.
+  // Returns whether the members communicate through the host's memory. Throws if that was demanded
+  // and is impossible.
   bool uses_host_memory() const;
   // Fails the group, so that the other members do not wait for this rank. `task` is what this rank
   // gives up.
@@ -85,10 +85,11 @@ class Communicator::Impl {
   // false if the group was closed before.
   bool close(Deadline deadline);
   void abort(const std::string& reason);
-  // Whether the calling thread runs code of the program from within the group, so that it would
-  // wait for itself in close().
+  // Returns whether the calling thread runs code of the program from within the group, so that it
+  // would wait for itself in close().
   bool is_on_own_thread() const;
-  // Whether a thread for which is_on_own_thread() is true waits for the end of another group.
+  // Returns whether a thread for which is_on_own_thread() is true waits for the end of another
+  // group.
   bool awaits_other() const;
 
   std::shared_ptr<Fabric> fabric;  // shared by the groups of this process

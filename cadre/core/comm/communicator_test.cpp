@@ -154,7 +154,8 @@ TEST_P(CommunicatorTest, APremulSumMultipliesEachRanksInputByItsOwnFactor) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The program may fill in a Collective itself.
+// A program that fills in a Collective itself may leave a reduction in it. Collectives that do not
+// reduce ignore it.
 TEST_P(CommunicatorTest, TheReductionOfWhatDoesNotReduceDoesNotCount) {
   const RanksResult result = run([](RankContext& context, Communicator& group) {
     for (const Reduction& unused : {Reduction::premul_sum(10), Reduction(ReduceOp::kPremulSum)}) {

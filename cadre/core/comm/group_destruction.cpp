@@ -20,8 +20,9 @@ void destroy_in_other_thread(std::function<void()> destroy,
     if (log == nullptr) return;
     try {
       log->write(LogLevel::kError, "comm",
-                 format("a group whose last handle went in a thread of its own stays until this "
-                        "process ends: {}",
+                 format("a group stays until this process ends: its last handle was dropped in a "
+                        "thread that must not wait for the group, and no other thread could be "
+                        "started to destroy it: {}",
                         thrown.what()));
     } catch (...) {
       // There is no memory for the line.

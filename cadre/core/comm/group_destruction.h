@@ -17,8 +17,8 @@
 
 namespace cadre {
 
-// Whether the calling thread runs code of the program from within a group. Returns false in a
-// forked child, where the destruction of a group does nothing.
+// Returns whether the calling thread runs code of the program from within a group. Returns false in
+// a forked child, where the destruction of a group does nothing.
 CADRE_EXPORT bool must_end_elsewhere(const Communicator& group);
 
 // Calls `destroy` in a thread that is never joined. The end of the process waits for it for a

@@ -90,9 +90,9 @@ class Fabric {
   // Returns the index in the page of this rank, or of a rank of this host that shares memory; else
   // -1.
   int status_slot_of(int rank) const;
-  // Whether the ranks of this host outnumber the cores that they may run on together.
+  // Returns whether the ranks of this host outnumber the cores that they may run on together.
   bool is_crowded() const { return is_crowded_; }
-  // Whether these ranks are on this host and share its memory.
+  // Returns whether these ranks are on this host and share its memory.
   bool share_memory(std::span<const int> ranks) const;
 
   // Returns the slots, in the host's memory, of ranks of this host.

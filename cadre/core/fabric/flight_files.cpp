@@ -31,7 +31,7 @@ void keep(std::deque<std::string>& files, size_t max_count) {
   }
 }
 
-// Whether no group writes to the record any more.
+// Returns whether no group writes to the record any more.
 bool is_over(const std::string& path) {
   const auto text = os::read_file(path, kMaxRecordBytes);
   if (!text.ok()) return false;

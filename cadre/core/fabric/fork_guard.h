@@ -19,7 +19,8 @@ class ForkGuard {
   // `mark` was made in this process, whose id is `pid`; all groups of the process share it.
   ForkGuard(std::string group, Rank rank, int pid, std::shared_ptr<const os::ForkMark> mark);
 
-  // Whether this process is such a child. Then destructors must neither wait nor communicate.
+  // Returns whether this process is such a child. Then destructors must neither wait nor
+  // communicate.
   bool is_in_child() const { return mark_->is_in_child(); }
   void check() const {
     if (is_in_child()) refuse();

@@ -180,7 +180,7 @@ class HostMemory : public std::enable_shared_from_this<HostMemory> {
   void put_back(size_t offset) noexcept;
   void destroy(size_t offset) noexcept;
   bool is_held(uint32_t piece) const;  // REQUIRES: mutex_ is locked
-  // Whether a peer that has not released the piece may write to it.
+  // Returns whether a peer that has not released the piece may write to it.
   bool may_be_written(uint32_t piece) const;
   void reclaim();
   std::vector<ByteRange> take_released();

@@ -1,7 +1,7 @@
 // Joins the job that the launcher described in the environment, or the program as JobPlace.
 //
-// Without a launcher: a world of one with no store. Threads, blocking, lifetime and errors:
-// rendezvous.h. Source: torch/distributed/rendezvous.py, "env://".
+// If there is no launcher, the result is a world of one with no store. Threads, blocking, lifetime
+// and errors: rendezvous.h. Source: torch/distributed/rendezvous.py, "env://".
 #pragma once
 
 #include "cadre/core/base/log.h"

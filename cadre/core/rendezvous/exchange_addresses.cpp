@@ -52,9 +52,9 @@ class AddressExchange {
 
  private:
   Status publish_entry();
-  // The entries of all ranks, once they are there.
+  // Returns the entries of all ranks; waits until they are written.
   Result<std::vector<std::string>> read_entries(Deadline until);
-  // The same, with a warning if it takes long.
+  // Does the same, and warns if it takes long.
   Result<std::vector<std::string>> read_entries_and_warn(Deadline patience);
   Status check_entry(size_t rank, const std::string& entry) const;
   Status warn_of_wait(Deadline until);
@@ -100,7 +100,7 @@ Status AddressExchange::publish_entry() {
   const auto holder = store_.compare_set(keys_[static_cast<size_t>(options_.rank.value)], "",
                                          write_entry(own_, options_.view), deadline_);
   if (!holder.ok()) return holder.error();
-  // The same entry again is this process joining a second time.
+  // The entry is the same if this process joins a second time.
   if (sentence_of(*holder) == own_) return {};
   return Error(ErrorCode::kInvalidArgument,
                format("RANK={} was given to two processes; the first is in {}, this one is in {}: "
@@ -156,8 +156,8 @@ Status AddressExchange::warn_of_wait(Deadline until) {
   return {};
 }
 
-// Whether no lower rank has come. Only the lowest rank logs the wait, so that the job logs it once
-// and each rank makes few requests for it.
+// Returns whether no lower rank has come. Only the lowest rank logs the wait, so that the job logs
+// it once and each rank makes few requests for it.
 bool AddressExchange::is_lowest(Deadline until) {
   for (size_t rank = 0; rank < static_cast<size_t>(options_.rank.value); ++rank) {
     const Result<bool> is_there = store_.check(key_of(rank), until);

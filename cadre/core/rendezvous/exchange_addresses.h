@@ -1,8 +1,8 @@
-// The ranks exchange their addresses through a store: each rank writes an entry under its number
-// and reads those of all others, so a number that two processes use, and different world sizes, are
-// detected here and reported by name. A rank with another world size than rank 0 detects that as
-// soon as both have written; rank 0 detects it when its whole world has, or when the wait gets
-// long.
+// The ranks exchange their addresses through a store. Each rank writes an entry under its number
+// and reads those of all others. So the exchange detects a number that two processes use, and
+// different world sizes, and names the ranks. A rank with another world size than rank 0 detects
+// that as soon as both have written; rank 0 detects it when its whole world has written, or when
+// the wait gets long.
 //
 // Threads: one. Blocking: until all ranks have written, or the Deadline. Lifetime: borrows its
 // arguments for the call. Errors: kTimeout names the missing ranks; kInvalidArgument for entries
@@ -23,7 +23,8 @@
 
 namespace cadre {
 
-// How this rank's packets reach the store, by numeric addresses; empty where no network is used.
+// The numeric addresses of the two ends of this rank's connection to the store; empty if no network
+// is used.
 struct StoreView {
   std::string local_host;
   std::string store_host;
@@ -41,15 +42,15 @@ struct ExchangeOptions {
   LogSink* log = nullptr;  // null: no log
 };
 
-// The views of all ranks, by rank.
+// Returns the views of all ranks, by rank.
 Result<std::vector<StoreView>> exchange_addresses(os::System& system, Store& store,
                                                   const ExchangeOptions& options,
                                                   Deadline deadline);
 
-// The addresses at which the other ranks can connect to the rank: the one from which it reaches the
-// store. For a rank on the store's own host, which reaches it over loopback, they are the addresses
-// at which the other hosts reach the store, perhaps several. Loopback alone if all ranks are on one
-// host.
+// Returns the addresses at which the other ranks can connect to the rank. Usually this is the
+// address from which the rank reaches the store. A rank on the store's own host reaches the store
+// over loopback; for it they are the addresses at which the other hosts reach the store, perhaps
+// several. If all ranks are on one host, it is loopback alone.
 CADRE_EXPORT Result<std::vector<std::string>> choose_listen_hosts(
     const std::vector<StoreView>& views, Rank rank);
 

@@ -1,4 +1,5 @@
-// Where ranks are reached, worked out by hand; and what they learn of each other at the store.
+// The addresses at which ranks are reached, worked out by hand, and what ranks learn of each other
+// from their entries in the store.
 #include "cadre/core/rendezvous/exchange_addresses.h"
 
 #include <gtest/gtest.h>
@@ -72,7 +73,8 @@ class PresenceTest : public ::testing::Test {
 };
 
 TEST_F(PresenceTest, AWillIsCarriedOutWhenTheConnectionEndsAndNotWhenItIsRetracted) {
-  // A process that dies ends its connections; a child shows it, forked before there are threads.
+  // A process that dies ends its connections. A child process, forked before there are threads,
+  // shows it.
   const os::Address address{os::Address::Kind::kUnix,
                             format("cadre-will-test-{}", system_->host().pid), 0};
   const auto connect = [&address](os::System& system) {

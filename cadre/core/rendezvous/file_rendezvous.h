@@ -1,10 +1,11 @@
 // A rendezvous of ranks that know their number and a file that all of them can access, which holds
 // the store: "file:///shared/job".
 //
-// The last rank to leave removes the file; one that a killed job left behind is emptied by the
-// next. Threads, blocking, lifetime and errors: rendezvous.h. A file shows no death: a rank that
-// ends before the group is connected is reported as missing at the deadline. Nor does it show how
-// hosts reach each other: ranks on several hosts set `listen_host`. Source:
+// The last rank to leave removes the file. If a killed job left its file behind, the next job
+// empties it. Threads, blocking, lifetime and errors: rendezvous.h. A file does not show that a
+// process has died: a rank that ends before the group is connected is reported as missing at the
+// deadline. Nor does it show how hosts reach each other: ranks on several hosts set `listen_host`.
+// Source:
 // torch/distributed/rendezvous.py, "file://".
 #pragma once
 
@@ -22,14 +23,14 @@ struct FileRendezvousOptions {
   Rank rank = 0;
   int world_size = 1;
   os::Secret job_token;
-  std::string listen_host = "127.0.0.1";  // numeric; where the other ranks reach this one
+  std::string listen_host = "127.0.0.1";  // numeric; the other ranks reach this rank there
   uint64_t round = 0;
-  // After which time a wait for other ranks is told in the log, once; null: dropped.
+  // After this time a wait for other ranks is logged, once. If log is null, nothing is logged.
   Duration warn_after = kStoreWarnTime;
   LogSink* log = nullptr;
 };
 
-// "file:///path": an absolute path.
+// Returns the path of "file:///path"; it must be absolute.
 CADRE_EXPORT Result<std::string> parse_file_url(std::string_view url);
 
 class CADRE_EXPORT FileRendezvous final : public Rendezvous {

@@ -14,7 +14,7 @@
 namespace cadre {
 namespace {
 
-// Reads variables and keeps the first thing that is wrong.
+// Reads variables and keeps the first error.
 class Parser {
  public:
   explicit Parser(const VariableLookup& look_up) : look_up_(look_up) {}
@@ -24,12 +24,12 @@ class Parser {
     return value && value->empty() ? std::nullopt : value;
   }
 
-  // How a message calls a variable that has no text.
+  // Says why a variable has no text, for messages.
   std::string_view absence(std::string_view name) const {
     return look_up_(name) ? "is empty" : "is not set";
   }
 
-  // A decimal number in [low, high].
+  // Reads a decimal number in [low, high].
   std::optional<int> number(std::string_view name, int low, int high) {
     const std::optional<std::string> value = text(name);
     if (!value) return std::nullopt;
@@ -43,7 +43,7 @@ class Parser {
     return parsed;
   }
 
-  // "True" and "False" as Python writes them, and 1 and 0.
+  // Reads "True" and "False", as Python writes them, and 1 and 0.
   bool flag(std::string_view name) {
     const std::string value = text(name).value_or("False");
     if (value == "True" || value == "true" || value == "1") return true;
@@ -66,12 +66,12 @@ class Parser {
 constexpr int kMaxWorldSize = 1 << 20;
 constexpr int kMaxInt = std::numeric_limits<int>::max();
 
-// The variables by which something that starts processes tells each one its place.
+// The variables by which a program that starts processes tells each process its place.
 struct PlaceVariables {
   std::string_view rank;
   std::string_view world_size;
   std::string_view local_rank;
-  std::string_view local_world_size;  // empty: there is none
+  std::string_view local_world_size;  // empty: this starter sets no such variable
 };
 
 constexpr PlaceVariables kTorchrun = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"};
@@ -81,8 +81,8 @@ constexpr std::array kOtherStarters{
     PlaceVariables{"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
     PlaceVariables{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", ""}};
 
-// The variables of mpirun or srun, if these started more than one process. A program that did not
-// look for them would train in each process alone, and nothing would say so.
+// Returns the variables of mpirun or srun, if these started more than one process. A program that
+// did not look for them would train in each process alone, without an error.
 const PlaceVariables* other_starter(const Parser& parser) {
   const auto found = std::ranges::find_if(kOtherStarters, [&](const PlaceVariables& names) {
     const auto size = parser.text(names.world_size);
@@ -103,7 +103,7 @@ void parse_place(Parser& parser, const PlaceVariables& names, JobEnvironment& en
   }
 }
 
-// What is missing of the store's address, and what to do.
+// Says what is missing of the store's address, and what to do.
 std::string no_address(const Parser& parser, std::string_view absent, std::string_view choice,
                        const PlaceVariables& names, int world_size) {
   const std::string alone =
@@ -153,8 +153,8 @@ Status check_given_place(const JobPlace& place) {
              place.rank ? "world size" : "rank"));
 }
 
-// What the program says, else the variable. A variable of a launcher that contradicts it is not
-// set.
+// Returns what the program says, else the variable. A launcher's variable that contradicts the
+// program counts as not set.
 std::optional<std::string> look_up_in_place(std::string_view name, const JobPlace& place,
                                             const os::Address& address,
                                             const VariableLookup& variables) {
@@ -174,7 +174,7 @@ std::optional<std::string> look_up_in_place(std::string_view name, const JobPlac
   return variables(name);
 }
 
-// In the order of LogLevel.
+// The names are in the order of LogLevel.
 constexpr std::array<std::string_view, 5> kLogLevelNames = {"debug", "info", "warning", "error",
                                                             "off"};
 

@@ -38,10 +38,10 @@
 
 namespace cadre {
 
-// What a program says itself about its place in the job; it takes the place of the variables.
+// What a program itself says about its place in the job. It has precedence over the variables.
 // Source: the arguments of torch.distributed.init_process_group.
 struct JobPlace {
-  // Both, or neither.
+  // Set both or neither.
   std::optional<int> rank = {};
   std::optional<int> world_size = {};
   // "tcp://HOST:PORT": rank 0 hosts the store there. "file:///PATH": the store is this file.
@@ -50,39 +50,39 @@ struct JobPlace {
 };
 
 struct JobEnvironment {
-  bool is_launched = false;  // false: nobody launched us, and all else has its default
+  bool is_launched = false;  // false: no launcher, and all other members have their defaults
   Rank rank = 0;
   int world_size = 1;
   std::optional<Rank> local_rank;
   std::optional<int> local_world_size;
   std::string master_addr;
   uint16_t master_port = 0;
-  std::string store_file;  // takes the place of the address; empty: none
+  std::string store_file;  // replaces the address; empty: the store is not in a file
   int restart_count = 0;
   std::string run_id;
   bool uses_agent_store = false;
   os::Secret job_token;
   StoreProtocol store_protocol = StoreProtocol::kNative;
-  LogLevel log_level = LogLevel::kWarning;  // also of a process that nobody launched
-  std::string flight_folder;                // likewise
+  LogLevel log_level = LogLevel::kWarning;  // is also read if there is no launcher
+  std::string flight_folder;                // is also read if there is no launcher
 };
 
-// The value of a variable, nullopt when it is not set. An empty value counts as not set.
+// Returns the value of a variable; nullopt if it is not set. An empty value counts as not set.
 using VariableLookup = std::function<std::optional<std::string>(std::string_view name)>;
 
-// `job_token` is the value of CADRE_JOB_TOKEN, which is not looked up; empty: none.
+// `job_token` is the value of CADRE_JOB_TOKEN, which is not looked up; empty: there is no token.
 CADRE_EXPORT Result<JobEnvironment> parse_job_environment(const VariableLookup& look_up,
                                                           const os::Secret& job_token,
                                                           const JobPlace& place = {});
 
-// Reads this process's environment. To be called in main, before other threads change the
-// environment. Takes CADRE_JOB_TOKEN out of it: processes that this one starts do not inherit the
+// Reads this process's environment. Call it in main, before other threads change the environment.
+// Takes CADRE_JOB_TOKEN out of the environment: processes that this one starts do not inherit the
 // token; later calls still find it (os/host/secret_variable.h).
 CADRE_EXPORT Result<JobEnvironment> read_job_environment(const JobPlace& place = {});
 
-// What CADRE_LOG says; an empty text counts as not set.
+// Parses the value of CADRE_LOG; an empty text counts as not set.
 CADRE_EXPORT Result<LogLevel> parse_log_level(std::string_view text);
-// "debug", "info", "warning", "error", "off": as CADRE_LOG has it.
+// Returns "debug", "info", "warning", "error" or "off", the values of CADRE_LOG.
 CADRE_EXPORT std::string_view log_level_name(LogLevel level);
 
 }  // namespace cadre

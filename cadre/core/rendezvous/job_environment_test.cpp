@@ -95,7 +95,7 @@ TEST(JobEnvironment, ReadsWhatMpirunAndSrunSay) {
   }
 }
 
-// Otherwise each of the processes would train alone.
+// Without this error each of the processes would train alone.
 TEST(JobEnvironment, UnderMpirunWithoutAnAddressIsAnErrorWithBothRemedies) {
   for (const Starter& starter : kStarters) {
     const auto environment = parse(starter.variables);
@@ -149,10 +149,10 @@ TEST(JobEnvironment, AWorldOfOneNeedsNoMaster) {
   EXPECT_TRUE(environment->is_launched);
 }
 
-// Each change makes the environment impossible; the message must name the variable and its value.
+// Each change makes the environment impossible. The message must name the variable and its value.
 struct Wrong {
   const char* variable;
-  const char* value;  // null: removed
+  const char* value;  // null: the variable is removed
 };
 
 class WrongEnvironment : public ::testing::TestWithParam<Wrong> {};
@@ -229,7 +229,7 @@ TEST(JobEnvironment, WhatTheProgramSaysTakesThePlaceOfVariables) {
   EXPECT_EQ(environment->rank, 1);
   EXPECT_EQ(environment->store_file, "/shared/job");
 
-  // As in PyTorch's tutorials: the address by variables, the rank by arguments.
+  // The address comes from variables and the rank from arguments, as in PyTorch's tutorials.
   environment = parse({{"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "29500"}},
                       {.rank = 0, .world_size = 2, .init_method = "env://"});
   ASSERT_TRUE(environment.ok()) << environment.error().message();
@@ -255,12 +255,12 @@ TEST(JobEnvironment, NamesWhatIsWrongInWhatTheProgramSays) {
             "rendezvous \"file://job\" is not of the form file:///ABSOLUTE/PATH");
 }
 
-// The token that a launcher gave, read by this process alone.
+// Only this process reads the token that a launcher gave.
 TEST(JobEnvironment, ProcessesThatThisOneStartsDoNotInheritTheToken) {
   Variables variables = launched();
   variables["CADRE_JOB_TOKEN"] = "secret";
   for (const auto& [name, value] : variables) ::setenv(name.c_str(), value.c_str(), 1);
-  for (int call = 0; call < 2; ++call) {  // a later call finds it all the same
+  for (int call = 0; call < 2; ++call) {  // a later call finds the token, too
     const auto environment = read_job_environment();
     ASSERT_TRUE(environment.ok()) << environment.error().message();
     EXPECT_EQ(environment->job_token, "secret");

@@ -1,5 +1,5 @@
-// The list in the store of ranks that died before they were connected: a line for each, "RANK PID
-// HOST".
+// The list, in the store, of the ranks that died before they were connected. Each rank has a line
+// "RANK PID HOST".
 //
 // Threads: any. Blocking: never. Lifetime: values. Errors: none; other lines are
 // ignored.
@@ -15,7 +15,7 @@
 namespace cadre {
 
 struct LostRank {
-  Rank rank;  // in the membership that left the will
+  Rank rank;  // number in the membership that left the will
   int pid = 0;
   std::string host;
 

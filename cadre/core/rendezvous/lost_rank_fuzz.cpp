@@ -1,5 +1,5 @@
-// Fuzzes the list of lost ranks: whatever the store holds is read, and what was read reads the same
-// when it is written again.
+// Fuzzes the list of lost ranks. Any bytes in the store can be read, and the list that was read
+// stays the same when it is written and read again.
 #include <cstdint>
 #include <cstdlib>
 #include <string>

@@ -15,13 +15,13 @@
 
 namespace cadre {
 
-// The ranks whose keys are not set, ascending; `keys` is by rank. Searches by halving, so it makes
-// few requests where few are missing.
+// Returns the ranks whose keys are not set, ascending. `keys` is by rank. The search halves the
+// range, so that it makes few requests if few ranks are missing.
 CADRE_EXPORT Result<std::vector<int>> find_missing_ranks(Store& store,
                                                          std::span<const std::string> keys,
                                                          Deadline deadline);
 
-// "rank 2, rank 5 and 3 more"; "one rank or more" if it is not known which.
+// Returns "rank 2, rank 5 and 3 more"; "one rank or more" if it is not known which.
 CADRE_EXPORT std::string name_ranks(std::span<const int> ranks);
 
 }  // namespace cadre

@@ -1,4 +1,4 @@
-// The search for missing ranks, for every set of them.
+// Searches for missing ranks, for every possible set of missing ranks.
 #include "cadre/core/rendezvous/missing_ranks.h"
 
 #include <gtest/gtest.h>

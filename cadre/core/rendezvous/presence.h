@@ -1,9 +1,10 @@
 // How the ranks of a job learn that one of them has died before they are connected: each leaves a
-// will with the store server, which appends the rank to the key for lost ranks (lost_rank.h) of the
-// round and the group when the process ends.
+// will with the store server. When the process ends, the server appends the rank to the list of
+// lost ranks (lost_rank.h) of the round and the group.
 //
-// Threads: any. Blocking: leave_presence_will() until its Deadline. Lifetime: a will is kept by its
-// Membership; dropping that in good order retracts it. Errors: those of the store.
+// Threads: any. Blocking: leave_presence_will() until its Deadline. Lifetime: a
+// Membership keeps its will; destroying the Membership retracts the will. Errors: those of the
+// store.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,8 @@ namespace cadre {
 
 CADRE_EXPORT std::string lost_key(uint64_t round, std::string_view group);
 
-// Sets membership.will and will_group, for its rank, round and group. REQUIRES: membership.store.
+// Sets membership.will and will_group, for the membership's rank, round and group. REQUIRES:
+// membership.store.
 CADRE_EXPORT Status leave_presence_will(os::System& system, Membership& membership,
                                         Deadline deadline);
 

@@ -1,8 +1,8 @@
-// How survivors agree: each leaves a note with the ranks it knows to be lost, waits until all
-// others have left theirs or are known to be lost, and proposes who goes on. The first proposal
-// that compare_set takes is the decision, for all. A rank that is not in it came too late. The
-// ranks of the decision confirm it; if one of them dies first, the others decide again, in another
-// round.
+// How survivors agree: each leaves a note with the ranks that it knows to be lost, waits until
+// every other rank has left its note or is known to be lost, and proposes which ranks go on. The
+// first proposal that compare_set takes is the decision, for all. A rank that is not in the
+// decision came too late. The ranks of the decision confirm it; if one of them dies first, the
+// others decide again, in another round.
 #include <algorithm>
 #include <charconv>
 #include <optional>
@@ -20,7 +20,7 @@
 namespace cadre {
 namespace {
 
-// How long one look at the decision waits before the notes are looked at again.
+// A wait for the decision lasts so long; then the notes are read again.
 constexpr Duration kLook = std::chrono::milliseconds(20);
 
 std::string write_ranks(const std::set<int>& ranks) {
@@ -46,7 +46,7 @@ Result<std::set<int>> read_ranks(const std::string& text, int world_size) {
   return ranks;
 }
 
-// One round. Where that has failed before its group can be connected, run() goes on to the next.
+// One round. If it fails before its group can be connected, run() goes on to the next round.
 class Agreement {
  public:
   Agreement(os::System& system, const Membership& previous, std::set<int> lost, Deadline deadline)
@@ -62,7 +62,7 @@ class Agreement {
 
   Result<Membership> run() {
     const os::HostInfo host = system_.host();
-    // Until the will of the new round is left, this one tells the others of a death.
+    // This will tells the others if this process dies before it leaves the will of the new round.
     const auto will =
         store_.leave_will(kDead, write_lost_rank({previous_.rank, host.pid, host.name}), deadline_);
     if (!will.ok()) return will.error();
@@ -86,14 +86,14 @@ class Agreement {
   static constexpr std::string_view kBegun = "begun";
 
   struct Outcome {
-    bool is_complete = false;  // all ranks of the decision have confirmed it
-    std::set<int> lost = {};   // of those that have not, in the numbers of the decided round
+    bool is_complete = false;  // whether all ranks of the decision have confirmed it
+    std::set<int> lost = {};   // ranks that have not confirmed, numbered as in the decided round
   };
 
   static std::string prefix_of(const Membership& previous) {
     return format("cadre/{}/{}/rejoin", previous.round + 1, previous.group);
   }
-  // The last quarter of the time is kept for the decision itself, and for another round.
+  // The last quarter of the time is reserved for the decision itself and for another round.
   static Deadline patience_until(TimePoint now, Deadline deadline) {
     return Deadline(now + deadline.remaining(now) / 4 * 3);
   }
@@ -106,7 +106,7 @@ class Agreement {
       Result<std::set<int>> present = read_notes();
       if (!present.ok()) return present.error();
       const bool all_known = present->size() + lost_.size() >= world_size();
-      // compare_set gives the decision if there is one, however late this rank is.
+      // If there is a decision, compare_set returns it, however late this rank is.
       Result<std::string> decision =
           all_known || patience_.has_passed(system_.now())
               ? store_.compare_set(kDecision, "", write_ranks(*present), deadline_)
@@ -118,7 +118,8 @@ class Agreement {
     }
   }
 
-  // The ranks that have left a note and are not lost. A rank that any note lists as lost is lost.
+  // Returns the ranks that have left a note and are not lost. A rank that any note lists as lost is
+  // lost.
   Result<std::set<int>> read_notes() {
     std::set<int> present;
     for (int rank = 0; rank < previous_.world_size; ++rank) {
@@ -141,8 +142,9 @@ class Agreement {
     return present;
   }
 
-  // The ranks whose processes have ended, by the wills of this round, and those of the previous
-  // group if it left them itself: in the numbers of another group they would mean other ranks.
+  // Returns the ranks whose processes have ended, according to the wills of this round and of the
+  // previous group. The wills of the previous group are read only if that group left them itself:
+  // the wills of another group contain other numbers of ranks.
   Result<std::set<int>> read_dead() {
     std::set<int> dead;
     const auto add = [&](Store& store, std::string_view key) -> Status {
@@ -160,7 +162,7 @@ class Agreement {
     return dead;
   }
 
-  // nullopt for a key that is not there.
+  // Returns nullopt if the key is not set.
   Result<std::optional<std::string>> read(Store& store, std::string_view key) {
     const std::string name(key);
     const Result<bool> is_there = store.check(std::span(&name, 1), deadline_);
@@ -189,9 +191,9 @@ class Agreement {
     return next;
   }
 
-  // A rank of the decision may have died since it left its note. So all confirm that they have left
-  // a will for the new round; if one does not, the decided group is given up before it is
-  // connected. A rank that comes when the others have done that already follows them.
+  // A rank of the decision may have died since it left its note. So all ranks confirm that they
+  // have left a will for the new round. If one does not, the decided group is given up before it is
+  // connected. A rank that comes after the others have begun the next round goes on to it, too.
   Result<Outcome> confirm(const std::set<int>& ranks) {
     CADRE_RETURN_IF_ERROR(store_.set(here_key(previous_.rank), "yes", deadline_));
     std::vector<std::string> keys;
@@ -215,8 +217,8 @@ class Agreement {
     }
   }
 
-  // Ranks that have not confirmed and are dead, or late if it is, in the numbers of the decided
-  // round.
+  // Returns the ranks of the decision that have not confirmed and are dead, numbered as in the
+  // decided round. If the confirmation is late, every rank that has not confirmed is missing.
   Result<std::set<int>> missing_of(const std::set<int>& ranks, bool is_late) {
     const Result<std::set<int>> dead = read_dead();
     if (!dead.ok()) return dead.error();
@@ -238,9 +240,9 @@ class Agreement {
   const uint64_t round_;
   PrefixStore store_;
   const Deadline deadline_;
-  const Deadline patience_;  // for ranks that are not known to be lost
+  const Deadline patience_;  // how long to wait for ranks that are not known to be lost
   std::set<int> lost_;
-  std::set<int> notes_;  // whose notes were read
+  std::set<int> notes_;  // ranks whose notes were read
 };
 
 }  // namespace

@@ -34,7 +34,7 @@ class RejoinTest : public ::testing::Test {
             .job_token = "token"};
   }
 
-  // All survivors rejoin at once; the results are in their order.
+  // All survivors rejoin at once. The results are in the order of the survivors.
   std::vector<Result<Membership>> rejoin_all(int world_size, const std::vector<Survivor>& survivors,
                                              Duration budget, uint64_t round = 3) {
     std::vector<std::optional<Result<Membership>>> found(survivors.size());
@@ -68,7 +68,7 @@ TEST_F(RejoinTest, SurvivorsKeepTheirOrderAndTakeTheNextRound) {
   }
 }
 
-// Two subgroups of one job, in one round: each loses another rank.
+// Two subgroups of one job rejoin in one round. Each loses another rank.
 TEST_F(RejoinTest, TwoGroupsDecideApart) {
   const auto next = rejoin_all(
       3,
@@ -84,7 +84,8 @@ TEST_F(RejoinTest, TwoGroupsDecideApart) {
 }
 
 TEST_F(RejoinTest, WhatOneSurvivorKnowsAllKnow) {
-  // No one knows both lost ranks. Without sharing, each would wait for most of its time.
+  // No rank knows both lost ranks. If the ranks did not share them, each would wait for most of its
+  // time.
   const Duration budget = seconds(60);
   const TimePoint start = system_->now();
   const auto next = rejoin_all(4, {{0, {1}}, {3, {2}}}, budget);
@@ -148,7 +149,7 @@ TEST_F(RejoinTest, TheLastSurvivorIsAWorldOfOne) {
 }
 
 TEST_F(RejoinTest, ConflictingViewsStillEndInOneDecision) {
-  // Each takes the other for lost: one of them wins, the other is told.
+  // Each rank believes that the other is lost. One of them wins, and the other gets an error.
   const auto next = rejoin_all(2, {{0, {1}}, {1, {0}}}, seconds(20));
   int winners = 0;
   for (const auto& result : next) {
@@ -193,7 +194,8 @@ TEST_F(RejoinTest, ProgramsGiveATimeAndGetExceptions) {
               ::testing::StartsWith("kCorruption: "));
 }
 
-// Before a note of it is written, which the other ranks would refuse.
+// The call is refused before this rank writes a note, because the other ranks would refuse the
+// note.
 TEST_F(RejoinTest, WhatCannotBeRightOnAnyRankIsRefused) {
   const std::vector<Rank> lost = {Rank(9)};
   EXPECT_EQ(testing::failure_of([&] { rejoin_within(*system_, member(0, 2), lost, seconds(20)); }),

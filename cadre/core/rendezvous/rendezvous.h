@@ -1,4 +1,4 @@
-// Who is in the job, which rank am I, which round is this.
+// Finds out which ranks are in the job, which of them this process is, and which round this is.
 //
 // Threads: join() from one thread. Blocking: until all ranks are known or the Deadline.
 // Lifetime: a Membership shares its Store. Errors: kTimeout names what is missing;
@@ -33,16 +33,17 @@ struct Membership {
   int job_size = 0;
   // Numeric addresses of this host at which the other ranks reach it; empty: loopback.
   std::vector<std::string> listen_hosts;
-  std::string store_host;  // the store's host as this rank sees it; empty where unknown
-  // Tells the others if this process dies; shared by the copies of a Membership.
+  std::string store_host;  // the store's host as this rank sees it; empty if unknown
+  // Tells the others if this process dies. The copies of a Membership share it.
   std::shared_ptr<StoreWill> will;
-  // The group that left the wills: this one, or the one that it was split off from.
+  // The group that left the wills: this group, or the group from which it was split off.
   std::string will_group = {};
-  // A name that only the group of these ranks has: in the keys by which its survivors rejoin.
+  // A name that only the group of these ranks has. The keys by which its survivors rejoin contain
+  // it.
   std::string group = "world";
 };
 
-// kInvalidArgument for a rank that is not in a world of the size.
+// Fails with kInvalidArgument if the rank is not in a world of the size.
 Status check_place(Rank rank, int world_size);
 
 class CADRE_EXPORT Rendezvous {
@@ -56,14 +57,14 @@ CADRE_EXPORT Membership join_within(os::System& system, Rendezvous& rendezvous, 
 CADRE_EXPORT Membership rejoin_within(os::System& system, const Membership& previous,
                                       std::span<const Rank> lost, Duration timeout);
 
-// The survivors of `previous` agree on a new Membership with a later round in which the ranks keep
-// their order. `lost` are the ranks this survivor knows to be gone; it waits for all others until
-// the deadline and then goes on without them. A rank that dies meanwhile costs a round: the result
-// has only ranks that were there when all had agreed. A rank that comes after the decision gets
-// kAborted. All survivors pass a membership of the same group: groups of a job rejoin side by side.
-// A rank may still die before Communicator::connect() has ended, which then fails on all ranks:
-// call rejoin() again with the membership that it was given, or use rejoin_group()
-// (comm/groups/rejoin_group.h), which does so.
+// The survivors of `previous` agree on a new Membership with a later round, in which the ranks keep
+// their order. `lost` lists the ranks that this survivor knows to be lost. The survivor waits for
+// all others until the deadline and then goes on without them. If a rank dies meanwhile, this takes
+// another round: the result has only ranks that were there when all had agreed. A rank that comes
+// after the decision gets kAborted. All survivors must pass a membership of the same group; several
+// groups of a job may rejoin at the same time. A rank may still die before Communicator::connect()
+// has ended, which then fails on all ranks: call rejoin() again with the new Membership, or use
+// rejoin_group() (comm/groups/rejoin_group.h), which does so.
 CADRE_EXPORT Result<Membership> rejoin(os::System& system, const Membership& previous,
                                        std::span<const Rank> lost, Deadline deadline);
 

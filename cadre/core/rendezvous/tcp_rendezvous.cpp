@@ -11,24 +11,25 @@
 namespace cadre {
 namespace {
 
-// The store of a rank that hosts the server too: the client ends before the server does.
+// The store of a rank that also hosts the server. The client must end before the server does.
 struct HostedStore {
   std::unique_ptr<TcpStoreServer> server;
   std::unique_ptr<TcpStore> client;
 };
 
-// The host of a TCP address; empty for unix.
+// Returns the host of a TCP address; an empty text for a unix address.
 std::string host_of(const os::Address& address) {
   return address.kind == os::Address::Kind::kTcp ? address.host : std::string();
 }
 
-// Time for ranks that have come to read what stands at the store: some round trips.
+// Waits, so that ranks that have come can read what the store holds. That takes a few round trips.
 void linger(os::System& system, Deadline deadline) {
   constexpr Duration kLingerTime = std::chrono::seconds(1);
   system.make_waiter()->park(deadline.earlier(system.deadline_in(kLingerTime)));
 }
 
-// How a message begins if rank 0 could not host the store and reached none at the address either.
+// Returns how the message begins if rank 0 could not host the store and reached none at the address
+// either.
 std::string why_not_hosted(const os::Address& address, const std::string& reason) {
   const bool is_in_use = reason.find("Address already in use") != std::string::npos;
   if (!is_in_use || address.kind != os::Address::Kind::kTcp) {
@@ -37,7 +38,7 @@ std::string why_not_hosted(const os::Address& address, const std::string& reason
   return format("port {} of rank 0 is in use by another program ({}): ", address.port, reason);
 }
 
-// Here and not in parse_tcp_url(): a world of one may name any address.
+// This check is not in parse_tcp_url(), because a world of one may name any port.
 Status check_port(const os::Address& address) {
   if (address.kind != os::Address::Kind::kTcp || address.port != 0) return {};
   return Error(ErrorCode::kInvalidArgument,
@@ -81,7 +82,8 @@ Result<Membership> TcpRendezvous::join(Deadline deadline) {
   if (!store.ok()) return store.error();
   membership.store = std::move(store).value();
   membership.store_host = host_of(route.server);
-  // Before the others can know of this rank, so that none waits for one that has died since.
+  // The will is left before the others can know of this rank, so that none waits for a rank that
+  // has died since.
   CADRE_RETURN_IF_ERROR(leave_presence_will(system_, membership, deadline));
   const auto views = exchange_addresses(system_, *membership.store,
                                         {.rank = options_.rank,
@@ -109,7 +111,7 @@ Result<std::shared_ptr<Store>> TcpRendezvous::open_store(Deadline deadline, Stor
   if (options_.rank == 0 && options_.may_host_store) {
     auto server = TcpStoreServer::start(
         system_, {.address = options_.address, .token = options_.job_token, .log = options_.log});
-    // kUnavailable: somebody listens there already, and then rank 0 is a client of it.
+    // kUnavailable means that another process listens there already. Rank 0 is then a client of it.
     if (!server.ok() && server.error().code() != ErrorCode::kUnavailable) return server.error();
     if (server.ok()) {
       hosted->server = std::move(server).value();

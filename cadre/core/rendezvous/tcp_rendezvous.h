@@ -1,9 +1,9 @@
 // A rendezvous of ranks that know their number and the address of the store: "tcp://host:port".
 //
 // Rank 0 hosts the store in its own process if no process listens at the address; the Membership
-// then owns the server. Listening addresses follow from the routes to it (exchange_addresses.h):
-// no name of a host is resolved but the one in the address. With port 0, which the others could not
-// know, only a world of one may join.
+// then owns the server. Listening addresses follow from the routes to the store
+// (exchange_addresses.h): the only name of a host that is resolved is that in the address. With
+// port 0, which the other ranks could not know, only a world of one may join.
 //
 // Threads, blocking, lifetime and errors: rendezvous.h; the System and the log outlive the
 // Membership. Source: torch/distributed/rendezvous.py, "tcp://".
@@ -25,15 +25,17 @@ struct TcpRendezvousOptions {
   int world_size = 1;
   os::Secret job_token;
   StoreProtocol protocol = StoreProtocol::kNative;
-  bool may_host_store = true;  // false: a launcher hosts it, and rank 0 is a client as well
-  uint64_t round = 0;          // unlike that of any earlier Membership in the same store
-  // How soon what listens there must greet, and after which time a wait is told in the log, once.
+  bool may_host_store = true;  // false: a launcher hosts the store, and rank 0 is a client, too
+  uint64_t round = 0;          // must differ from that of any earlier Membership in the same store
+  // `greeting_timeout`: how soon the process that listens at the address must greet. `warn_after`:
+  // a wait is logged, once, after this time.
   Duration greeting_timeout = std::chrono::seconds(5);
   Duration warn_after = kStoreWarnTime;
-  LogSink* log = nullptr;  // for waits, and for a store that is hosted here; null: dropped
+  // Gets lines about waits, and those of a store that is hosted here; null: nothing is logged.
+  LogSink* log = nullptr;
 };
 
-// "tcp://host:port".
+// Parses "tcp://host:port".
 CADRE_EXPORT Result<os::Address> parse_tcp_url(std::string_view url);
 
 class CADRE_EXPORT TcpRendezvous final : public Rendezvous {

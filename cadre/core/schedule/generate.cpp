@@ -57,7 +57,8 @@ struct Pipeline {
   int num_ranks;
   int stages_per_rank;
   int num_microbatches;
-  // For interleaved schedules: the number of turns into which microbatches are divided.
+  // The number of rounds of an interleaved schedule. The microbatches of one round go through all
+  // stages of a rank before those of the next round.
   int num_rounds;
 };
 

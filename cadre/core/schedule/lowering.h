@@ -17,11 +17,13 @@
 namespace cadre {
 
 enum class ReceivePlacement {
-  // Directly before the computation that uses the message: for receives that block.
+  // The receive is directly before the computation that uses the message. Use it if receives block.
   kBeforeUse,
-  // At the point where the message is sent if all actions take the same time, so that a rank's
-  // receives are in the order of its peers' sends: for receives that are posted and waited for
-  // later.
+  // The receive is at the point where the message is sent if all actions take the same time, so
+  // that
+  // a rank's receives are in the order of its peers' sends. Use it if receives are posted and
+  // waited
+  // for later.
   kAsSent,
 };
 

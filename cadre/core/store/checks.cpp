@@ -20,7 +20,7 @@ Status check_key(std::string_view key) {
                       key.size(), key.substr(0, 64), kMaxStoreKeyBytes));
 }
 
-// "key "a"", "key "b" and 2 more of 7 keys".
+// Returns, for example, "key "a"", "key "b" and 2 more of 7 keys".
 std::string list_missing(std::span<const std::string> missing, size_t num_keys) {
   if (missing.empty()) return format("{} keys", num_keys);
   constexpr size_t kMaxNamed = 4;

@@ -12,12 +12,12 @@
 
 namespace cadre {
 
-// The limits of store.h.
+// Check the limits of store.h.
 Status check_store_request(const wire::StoreRequest& request);
 Status check_store_entry(std::string_view key, std::string_view value);
 
-// kTimeout of a request that waited for `missing`: all of its keys where it is not known which of
-// them are set. A request that waits for no key has had no answer.
+// Returns the kTimeout of a request that waited for `missing`. Pass all of its keys if it is not
+// known which of them are set. If a request waits for no key, the error says that it had no answer.
 Error store_timeout(const wire::StoreRequest& request, std::span<const std::string> missing);
 
 }  // namespace cadre

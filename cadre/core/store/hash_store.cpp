@@ -84,7 +84,7 @@ bool HashStore::park(store::KeyTable::Ticket ticket, Deadline deadline,
   state_->waiters.emplace(ticket, waiter.get());
   lock.unlock();
   const auto leave = [&] {
-    // Taking the lock again also means that the thread that unparks is done with the Waiter.
+    // Taking the lock again also ensures that the thread that unparks no longer uses the Waiter.
     lock.lock();
     state_->waiters.erase(ticket);
   };
@@ -92,10 +92,10 @@ bool HashStore::park(store::KeyTable::Ticket ticket, Deadline deadline,
   try {
     unparked = waiter->park(deadline);
   } catch (...) {
-    // A rank that the simulator kills here must not leave its waiter to those that live on.
+    // A rank that the simulator kills here must not leave its waiter in the shared state.
     leave();
     state_->table.cancel(ticket);
-    wake_ready();  // the next rank gets the item that this one was given
+    wake_ready();  // the next rank gets the item that this rank was given
     throw;
   }
   leave();

@@ -1,9 +1,8 @@
-// A Store in the memory of one process: for ranks that are threads, and for a world of one.
+// A Store in the memory of one process, for ranks that are threads, and for a world of one.
 //
-// Threads: any. Blocking: the verbs that wait, until their Deadline; they park on os::Waiters,
-// so it also runs in the simulator. Lifetime: no call may be in progress when it is destroyed.
-// Errors: as in store.h; never kPeerLost.
-// Source: c10d::HashStore.
+// Threads: any. Blocking: the verbs that wait, until their Deadline; they park on os::Waiters, so
+// the store also runs in the simulator. Lifetime: no call may be in progress when the store is
+// destroyed. Errors: those of store.h; never kPeerLost. Source: c10d::HashStore.
 #pragma once
 
 #include <memory>
@@ -21,7 +20,7 @@ class CADRE_EXPORT HashStore final : public Store {
 
  public:
   explicit HashStore(os::System& system);
-  // Use clone().
+  // Programs call clone() instead.
   HashStore(os::System& system, std::shared_ptr<State> state);
 
   Result<std::shared_ptr<Store>> clone(Deadline deadline) override;
@@ -36,17 +35,18 @@ class CADRE_EXPORT HashStore final : public Store {
   };
 
   Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override;
-  // These return with `lock` held.
+  // await_keys(), pop() and arrive() return with `lock` held.
   Status await_keys(const wire::StoreRequest& request, Deadline deadline,
                     std::unique_lock<std::mutex>& lock);
   Result<wire::StoreResponse> pop(const wire::StoreRequest& request, Deadline deadline,
                                   std::unique_lock<std::mutex>& lock);
   Result<wire::StoreResponse> arrive(const wire::StoreRequest& request, Deadline deadline,
                                      std::unique_lock<std::mutex>& lock);
-  // Parks until the ticket is ready or the deadline; with `lock` held before and after. True when
-  // unparked. The ticket of a caller that leaves by an exception is cancelled.
+  // Parks until the ticket is ready or the deadline has passed; `lock` is held before and after.
+  // Returns true if the thread was unparked. If the caller leaves by an exception, its ticket is
+  // cancelled.
   bool park(store::KeyTable::Ticket ticket, Deadline deadline, std::unique_lock<std::mutex>& lock);
-  // Unparks whose keys have appeared. REQUIRES: the lock held.
+  // Unparks the callers whose keys have appeared. REQUIRES: the lock is held.
   void wake_ready();
 
   std::shared_ptr<State> state_;

@@ -1,4 +1,5 @@
-// A HashStore of which one rank is killed: what it was given goes to the next rank that waits.
+// Tests a HashStore of which one rank is killed: an item that the rank was given goes to the next
+// rank that waits.
 #include <gtest/gtest.h>
 
 #include <array>

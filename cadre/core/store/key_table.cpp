@@ -109,7 +109,7 @@ std::vector<std::string> KeyTable::list_keys() const {
   std::vector<std::string> keys;
   keys.reserve(values_.size());
   for (const auto& [key, value] : values_) keys.push_back(key);
-  std::sort(keys.begin(), keys.end());  // the order of a hash table is nobody's contract
+  std::sort(keys.begin(), keys.end());  // callers must not depend on the order of a hash table
   return keys;
 }
 
@@ -247,7 +247,8 @@ void KeyTable::cancel(Ticket ticket) {
   if (delivery == deliveries_.end()) return;
   const Delivery given = std::move(delivery->second);
   deliveries_.erase(delivery);
-  // It was the oldest item, so it goes to the front, or to the next that waits for one.
+  // The item was the oldest, so it goes to the front of the queue, or to the next ticket that waits
+  // for one.
   const std::optional<Ticket> popper = first_popper(given.queue);
   if (popper && waits_.at(*popper).kind == Kind::kPop) {
     waits_.erase(*popper);
@@ -271,8 +272,8 @@ bool KeyTable::advance(Wait& wait) const {
     const std::string* key = first_missing(rest);
     return key ? begin + static_cast<size_t>(key - rest.data()) : wait.keys.size();
   };
-  // Going on from the cursor makes a wait for n keys cost n look-ups and not n^2; the second scan,
-  // from the start, is for keys that were erased meanwhile.
+  // The wait goes on from the cursor, so that a wait for n keys costs n look-ups and not n^2. The
+  // second scan, from the start, finds keys that were erased meanwhile.
   wait.cursor = missing_from(wait.cursor);
   if (wait.cursor == wait.keys.size()) wait.cursor = missing_from(0);
   return wait.cursor == wait.keys.size();

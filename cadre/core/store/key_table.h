@@ -24,7 +24,7 @@ namespace cadre::store {
 
 class KeyTable {
  public:
-  // Names one pending wait; chosen by the owner, unique among the pending ones.
+  // Identifies one pending wait; chosen by the owner, unique among the pending ones.
   using Ticket = uint64_t;
 
   static constexpr size_t kDefaultMaxBytes = size_t{1} << 30;
@@ -33,9 +33,10 @@ class KeyTable {
   explicit KeyTable(size_t max_bytes = kDefaultMaxBytes) : max_bytes_(max_bytes) {}
 
   Status set(const std::string& key, std::string value);
-  // Null when absent.
+  // Returns null if the key is absent.
   const std::string* find(const std::string& key) const;
-  // The value of a key that has_all() finds; kInvalidArgument when it is a queue, which has none.
+  // Returns the value of a key that has_all() finds; kInvalidArgument if the key is a queue, which
+  // has no value.
   Result<std::string> read(const std::string& key) const;
   Result<int64_t> add(const std::string& key, int64_t amount);
   Result<std::string> compare_set(const std::string& key, const std::string& expected,
@@ -44,33 +45,35 @@ class KeyTable {
   bool erase(const std::string& key);
   int64_t num_keys() const { return static_cast<int64_t>(values_.size()); }
   std::vector<std::string> list_keys() const;
-  // Whether every key is set or names a queue that is not empty.
+  // Returns whether every key is set or names a queue that is not empty.
   bool has_all(std::span<const std::string> keys) const;
-  // The first key that has_all() misses; nullptr when none.
+  // Returns the first key for which has_all() is false; nullptr if there is none.
   const std::string* first_missing(std::span<const std::string> keys) const;
 
-  // First in, first out. A push serves one: the oldest that waits to pop gets the item itself.
+  // Queues are first in, first out. A push serves one ticket: the oldest that waits to pop gets the
+  // item itself.
   Status push(const std::string& queue, std::string value);
   std::optional<std::string> pop(const std::string& queue);
-  // The first item; if there is none, the ticket becomes ready once it has one (take_item).
+  // Returns the first item. If the queue is empty, the ticket becomes ready once it has been given
+  // an item (take_item).
   std::optional<std::string> pop_or_wait(Ticket ticket, const std::string& queue);
-  // What a ticket of pop_or_wait() was given; once. Cancelling the ticket instead puts the item
-  // back where it was.
+  // Returns the item that a ticket of pop_or_wait() was given, once. Cancelling the ticket instead
+  // puts the item back where it was.
   std::optional<std::string> take_item(Ticket ticket);
   int64_t queue_length(const std::string& queue) const;
 
-  // Whether a push wakes this wait always, or as one of those of whom each push wakes one: a c10d
-  // client that waits for a queue is going to pop.
+  // kAlways: every push to an awaited queue wakes the wait. kOnePerPush: each push wakes one of
+  // these waits, because a c10d client that waits for a queue is going to pop.
   enum class Wake { kAlways, kOnePerPush };
-  // True when all keys are there; else the ticket becomes ready once they are.
+  // Returns true if all keys are there; else the ticket becomes ready once they are.
   bool wait(Ticket ticket, std::vector<std::string> keys, Wake wake = Wake::kAlways);
-  // Counts an arrival at `key`. True when it is the last of `num_arrivals`, whose tickets all
-  // become ready; else the ticket waits.
+  // Counts an arrival at `key`. Returns true if it is the last of `num_arrivals`; the tickets of
+  // the others then become ready. Else the ticket waits.
   Result<bool> arrive(Ticket ticket, const std::string& key, int64_t num_arrivals);
   bool is_waiting(Ticket ticket) const { return waits_.contains(ticket); }
-  // Forgets a pending ticket; unknown ones are ignored.
+  // Forgets a pending ticket; ignores unknown tickets.
   void cancel(Ticket ticket);
-  // Tickets that became ready since the last call, in the order of becoming so.
+  // Returns the tickets that became ready since the last call, in that order.
   std::vector<Ticket> take_ready();
 
  private:
@@ -81,20 +84,22 @@ class KeyTable {
     Kind kind = Kind::kKeys;
     Wake wake = Wake::kAlways;
   };
-  // An item handed to a ticket that has not taken it yet.
+  // An item that was given to a ticket, which has not taken it yet.
   struct Delivery {
     std::string queue;
     std::string item;
   };
 
-  // Counted for every key and queued item beside its bytes, so that a bound on bytes bounds memory.
+  // The table counts so much for every key and queued item beside its bytes, so that a limit on
+  // bytes limits memory.
   static constexpr size_t kEntryBytes = 64;
 
   Status reserve(const std::string& key, size_t old_bytes, size_t new_bytes);
-  // Moves the wait to its next missing key. True when there is none.
+  // Moves the wait to its next missing key. Returns true if no key is missing.
   bool advance(Wait& wait) const;
   void key_appeared(const std::string& key);
-  // Takes the first of the tickets parked on `queue` that is there to pop; nullopt when none is.
+  // Removes and returns the first of the tickets parked on `queue` that is going to pop; nullopt if
+  // there is none.
   std::optional<Ticket> first_popper(const std::string& queue);
   void wake_watchers(const std::string& queue);
   void unpark(Ticket ticket);
@@ -105,7 +110,7 @@ class KeyTable {
   std::unordered_map<std::string, std::deque<std::string>> queues_;
   std::map<Ticket, Wait> waits_;
   std::map<Ticket, Delivery> deliveries_;
-  // Tickets by the key they are parked on, oldest first.
+  // Tickets, oldest first, by the key on which they are parked.
   std::unordered_map<std::string, std::vector<Ticket>> parked_;
   std::vector<Ticket> ready_;
 };

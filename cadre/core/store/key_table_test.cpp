@@ -1,5 +1,5 @@
-// What a key table does when a rank leaves between being served and taking what it was given, or
-// when keys are erased during a wait; no test of a whole store can bring this about at will.
+// Tests what a key table does if a rank leaves before it takes what it was given, or if keys are
+// erased during a wait. A test of a whole store cannot produce these cases reliably.
 #include "cadre/core/store/key_table.h"
 
 #include <gtest/gtest.h>

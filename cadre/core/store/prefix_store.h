@@ -1,9 +1,9 @@
 // A view of another Store in which every key gets a prefix: "round 3" + "/" + key.
 //
-// Threads, blocking and errors: those of the store beneath. Lifetime: shares the store beneath.
-// num_keys() counts the keys of the whole store beneath, as c10d's does; list_keys() gives the
-// view's own, without the prefix. Source: c10d::PrefixStore, whose join with "/" it keeps, so that
-// Python and C++ ranks agree.
+// Threads, blocking and errors: those of the underlying store. Lifetime: shares the underlying
+// store. num_keys() counts the keys of the whole underlying store, as c10d's does; list_keys()
+// returns the view's own keys, without the prefix. Source: c10d::PrefixStore, which also joins with
+// "/", so that Python and C++ ranks use the same keys.
 #pragma once
 
 #include <memory>
@@ -16,7 +16,7 @@ namespace cadre {
 
 class CADRE_EXPORT PrefixStore final : public Store {
  public:
-  // Throws kInvalidArgument without a store. A view that was moved from refuses every verb.
+  // Throws kInvalidArgument if `store` is null. After a view was moved from, every verb fails.
   PrefixStore(std::string prefix, std::shared_ptr<Store> store);
 
   Result<std::unique_ptr<StoreWill>> leave_will(std::string_view key, std::string_view value,

@@ -18,7 +18,7 @@ using wire::StoreRequest;
 using wire::StoreResponse;
 using wire::StoreVerb;
 
-// The number of values that the response of a verb has.
+// Returns how many values the response of a verb has.
 size_t num_values_of(StoreVerb verb, size_t num_keys) {
   switch (verb) {
     case StoreVerb::kGet:

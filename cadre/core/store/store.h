@@ -1,16 +1,16 @@
 // A small key-value store through which the ranks of a job find each other.
 //
-// Each verb takes the time that it may last. A program passes a Duration, for example 10s: the verb
-// returns its result or throws cadre::Error. Code that has a Deadline passes it: the verb returns a
-// Result. A duration that is not above 0 does not wait.
+// Each verb takes the time that it may last. If the program passes a Duration, for example 10s, the
+// verb returns its result or throws cadre::Error. If it passes a Deadline, the verb returns a
+// Result. If a duration is not above 0, the verb does not wait.
 // Threads: every method may be called from any thread; a blocking call of one thread does not delay
-// another's. Blocking: every method until its time is over at most; at a server that does not
-// answer (TcpStore), half a second longer.
-// Lifetime: values are copies; the System outlives the store. Errors: kTimeout names the keys that
-// are missing; kPeerLost when the server is gone; kInvalidArgument for a key or value over the
+// another's. Blocking: every method, until its time is over at most; if a server does not answer
+// (TcpStore), half a second longer.
+// Lifetime: values are copies; the System must outlive the store. Errors: kTimeout names the keys
+// that are missing; kPeerLost if the server is gone; kInvalidArgument for a key or value over the
 // limits below.
-// Source: the verbs are c10d's Store, all of torch 2.13 but the handle's own timeout: here every
-// call has its own.
+// Source: c10d's Store, all verbs of torch 2.13. Only the timeout of a handle is missing: each call
+// has its own timeout.
 #pragma once
 
 #include <chrono>
@@ -38,25 +38,27 @@ class System;
 
 inline constexpr size_t kMaxStoreKeyBytes = 4096;
 inline constexpr size_t kMaxStoreValueBytes = 16 << 20;
-// A rank that waits so long for the store, or at the store for other ranks, says so in its log.
+// A rank that waits so long for the store, or for other ranks, logs a warning.
 inline constexpr Duration kStoreWarnTime = std::chrono::seconds(10);
 
 // The time of a call: a Duration from now, or a Deadline.
 template <typename Time>
 concept StoreTime = std::same_as<Time, Deadline> || std::convertible_to<Time, Duration>;
 
-// What a call returns: a T, else an exception, after a Duration; a Result<T> at a Deadline.
+// The result of a call with a Duration is a T (errors are exceptions); with a Deadline it is a
+// Result<T>.
 template <StoreTime Time, typename T>
 using StoreResult = std::conditional_t<std::same_as<Time, Deadline>, Result<T>, T>;
 
-// What a process has left with a store for the case of its death. Destroying it retracts it.
+// A key and a value that a process has left with a store in case it dies. Destroying the object
+// retracts them.
 class CADRE_EXPORT StoreWill {
  public:
   virtual ~StoreWill() = default;
 };
 
-// An implementation answers requests; the verbs make requests of their arguments. Whatever stands
-// between a caller and a store, for example a prefix, overrides answer() alone.
+// An implementation answers requests; the verbs make requests from their arguments. A class between
+// a caller and a store, for example one that adds a prefix, overrides only answer().
 class CADRE_EXPORT Store {
  public:
   // The system measures the durations of calls.
@@ -74,7 +76,7 @@ class CADRE_EXPORT Store {
   StoreResult<Time, std::string> get(std::string_view key, Time time) {
     return ask(&value_of, {.verb = Verb::kGet, .keys = {std::string(key)}}, time);
   }
-  // Adds to a decimal counter (absent: 0) and returns the new value.
+  // Adds to a decimal counter (0 if absent) and returns the new value.
   template <StoreTime Time>
   StoreResult<Time, int64_t> add(std::string_view key, int64_t amount, Time time) {
     return ask(&number_of, {.verb = Verb::kAdd, .amount = amount, .keys = {std::string(key)}},
@@ -85,7 +87,7 @@ class CADRE_EXPORT Store {
   StoreResult<Time, void> wait(std::span<const std::string> keys, Time time) {
     return ask(&status_of, {.verb = Verb::kWait, .keys = {keys.begin(), keys.end()}}, time);
   }
-  // Whether all keys are set at present.
+  // Returns whether all keys are set at present.
   template <StoreTime Time>
   StoreResult<Time, bool> check(std::span<const std::string> keys, Time time) {
     return ask(&flag_of, {.verb = Verb::kCheck, .keys = {keys.begin(), keys.end()}}, time);
@@ -101,7 +103,7 @@ class CADRE_EXPORT Store {
                 .values = {std::string(expected), std::string(desired)}},
                time);
   }
-  // Whether the key was there.
+  // Returns whether the key was there.
   template <StoreTime Time>
   StoreResult<Time, bool> erase(std::string_view key, Time time) {
     return ask(&flag_of, {.verb = Verb::kErase, .keys = {std::string(key)}}, time);
@@ -110,7 +112,7 @@ class CADRE_EXPORT Store {
   StoreResult<Time, int64_t> num_keys(Time time) {
     return ask(&number_of, {.verb = Verb::kNumKeys}, time);
   }
-  // Appends to the value (absent: empty).
+  // Appends to the value (empty if absent).
   template <StoreTime Time>
   StoreResult<Time, void> append(std::string_view key, std::string_view value, Time time) {
     return ask(&status_of,
@@ -132,14 +134,14 @@ class CADRE_EXPORT Store {
                 .values = {values.begin(), values.end()}},
                time);
   }
-  // The keys that are set, sorted. Queues are not among them.
+  // Returns the keys that are set, sorted, without queues.
   template <StoreTime Time>
   StoreResult<Time, std::vector<std::string>> list_keys(Time time) {
     return ask(&values_of, {.verb = Verb::kListKeys}, time);
   }
 
-  // Queues of values, first in, first out, each under a name of its own; apart from the keys, but a
-  // queue that is not empty counts as a key that is set for wait() and check().
+  // FIFO queues of values. A queue has a name, and names of queues are separate from keys. Only for
+  // wait() and check() does a queue that is not empty count as a key that is set.
   template <StoreTime Time>
   StoreResult<Time, void> queue_push(std::string_view queue, std::string_view value, Time time) {
     return ask(
@@ -147,12 +149,12 @@ class CADRE_EXPORT Store {
         {.verb = Verb::kQueuePush, .keys = {std::string(queue)}, .values = {std::string(value)}},
         time);
   }
-  // Waits until there is an item, and takes it; each item goes to one caller.
+  // Waits until there is an item and takes it. Each item goes to one caller.
   template <StoreTime Time>
   StoreResult<Time, std::string> queue_pop(std::string_view queue, Time time) {
     return ask(&value_of, {.verb = Verb::kQueuePop, .keys = {std::string(queue)}}, time);
   }
-  // Without waiting; nullopt when the queue is empty.
+  // Takes an item without waiting; returns nullopt if the queue is empty.
   template <StoreTime Time>
   StoreResult<Time, std::optional<std::string>> try_queue_pop(std::string_view queue, Time time) {
     return ask(&item_of, {.verb = Verb::kTryQueuePop, .keys = {std::string(queue)}}, time);
@@ -162,33 +164,35 @@ class CADRE_EXPORT Store {
     return ask(&number_of, {.verb = Verb::kQueueLength, .keys = {std::string(queue)}}, time);
   }
 
-  // Waits until `num_arrivals` calls were made with this key, in one step where add() and wait()
-  // are two. A key serves one barrier; a call that timed out has arrived all the same.
+  // Waits until `num_arrivals` calls were made with this key. This is one request, where add() and
+  // wait() would be two. A key serves for one barrier; a call that timed out still counts as
+  // arrived.
   template <StoreTime Time>
   StoreResult<Time, void> barrier(std::string_view key, int64_t num_arrivals, Time time) {
     return ask(&status_of,
                {.verb = Verb::kBarrier, .amount = num_arrivals, .keys = {std::string(key)}}, time);
   }
 
-  // When this process dies before it has destroyed the result, `value` is appended to the key. Null
-  // where nobody would notice the death: in one process, in a file, and over c10d's protocol.
+  // If this process dies before it has destroyed the result, the store appends `value` to the key.
+  // Returns null if the store cannot notice the death: in one process, in a file, and over c10d's
+  // protocol.
   virtual Result<std::unique_ptr<StoreWill>> leave_will(std::string_view /*key*/,
                                                         std::string_view /*value*/,
                                                         Deadline /*deadline*/) {
     return std::unique_ptr<StoreWill>();
   }
 
-  // Another handle on the same keys, which shares no connection with this one.
+  // Returns another handle to the same keys, which shares no connection with this one.
   virtual Result<std::shared_ptr<Store>> clone(Deadline deadline) = 0;
 
-  // Any verb but leave_will(), as a value: refuses a request over the limits, and has it answered.
-  // An error in the response becomes the result.
+  // Carries out a request of any verb except leave_will(). Refuses a request over the limits. If
+  // the response has an error, returns it.
   Result<wire::StoreResponse> call(wire::StoreRequest request, Deadline deadline);
 
   os::System& system() const { return *system_; }
 
  protected:
-  // The end of a call that takes a time as the verbs do.
+  // Converts the time of a verb to a deadline.
   static Deadline deadline_of(os::System& system, Duration timeout);
   static Deadline deadline_of(os::System&, Deadline deadline) { return deadline; }
   template <StoreTime Time, typename T>
@@ -203,8 +207,8 @@ class CADRE_EXPORT Store {
  private:
   using Verb = wire::StoreVerb;
 
-  // `request` is within the limits; the response has the values that its verb promises, or an
-  // error (cadre/core/wire/store/store_message.h).
+  // `request` is within the limits. The response has the values that the verb promises, or an error
+  // (cadre/core/wire/store/store_message.h).
   virtual Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) = 0;
 
   template <StoreTime Time, typename T>
@@ -213,7 +217,7 @@ class CADRE_EXPORT Store {
     return finish(read(call(std::move(request), deadline_of(*system_, time))), time);
   }
 
-  // What a verb returns of its response.
+  // Convert the response to the result of a verb.
   static Status status_of(Result<wire::StoreResponse> response);
   static Result<bool> flag_of(Result<wire::StoreResponse> response);
   static Result<int64_t> number_of(Result<wire::StoreResponse> response);

@@ -1,5 +1,5 @@
-// Who may reach which keys of a store server: clients of c10d's protocol, which cannot prove the
-// job's token, and other users of the machine.
+// Tests which clients of a store server may use which keys: clients of c10d's protocol, which
+// cannot prove the job's token, and processes of other users of the machine.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,7 +30,8 @@ class StoreAccessTest : public TcpStoreTest {
   size_t num_log_lines() { return static_cast<size_t>(std::ranges::count(log_.text(), '\n')); }
 };
 
-// validate, the requests, and a ping that tells when they were carried out.
+// Returns validate, the requests, and a ping, whose answer shows that the requests were carried
+// out.
 std::string c10d_stream(const std::vector<StoreRequest>& requests) {
   std::string stream;
   const auto append = [&stream](const StoreRequest& request) {
@@ -70,7 +71,7 @@ TEST_F(StoreAccessTest, WhatAC10dClientSetsWithoutASlashReachesNoNativeClient) {
   auto server = start();
   const auto native = connect(*server).value_or_throw();
   const std::vector<std::string> trouble = {"cadre/0/world/trouble"};
-  // An unknown verb ends the connection once all before it was carried out.
+  // An unknown verb ends the connection after everything before it was carried out.
   std::string stream =
       c10d_stream({{.verb = StoreVerb::kSet, .keys = trouble, .values = {"2made up"}},
                    {.verb = StoreVerb::kBarrier, .amount = 1, .keys = {"met"}}});
@@ -140,7 +141,7 @@ TEST_F(StoreAccessTest, WithoutATokenAnotherUserCannotSpeakTheNativeProtocolEith
   }
 }
 
-// With a token it is the token that decides.
+// If there is a token, the token decides.
 TEST_F(StoreAccessTest, WithATokenAnotherUserIsAskedForIt) {
   if (!obstacle_to_other_user().empty()) GTEST_SKIP() << obstacle_to_other_user();
   auto server = start();

@@ -1,4 +1,4 @@
-// What every Store must do with keys and values, run against each implementation.
+// Tests what every Store must do with keys and values, for each implementation.
 #include "cadre/testing/core/store_conformance.h"
 
 #include <algorithm>
@@ -41,7 +41,7 @@ TEST_P(StoreConformance, GetOfAMissingKeyTimesOutAndNamesIt) {
       << value.error().message();
 }
 
-// With the verb that was called, whatever the store does to carry it out.
+// The timeout names the verb that was called, whatever requests the store makes for it.
 TEST_P(StoreConformance, ATimeoutNamesItsVerbAndWhatIsMissing) {
   EXPECT_OK(store_->set("set", "", soon()));
   const std::vector<std::string> keys = {"set", "gone/b", "gone/c"};
@@ -126,7 +126,7 @@ TEST_P(StoreConformance, EveryWaitForSeveralKeysEndsAtItsDeadline) {
   EXPECT_EQ(values.error().code(), ErrorCode::kTimeout);
 }
 
-// Each change that makes a key appear, for several that wait for it.
+// Tests each change that makes a key appear while several callers wait for it.
 TEST_P(StoreConformance, EveryWaiterIsWokenByWhateverMakesTheKeyAppear) {
   const std::vector<std::pair<std::string, std::function<Status(Store&, const std::string&)>>>
       changes = {{"set", [&](Store& store,
@@ -217,7 +217,7 @@ TEST_P(StoreConformance, OneOfManyWinsACompareSet) {
     });
   }
   run_together(std::move(bodies));
-  // All are told the value that stands, which is that of one of them.
+  // All get the value that is now set, which is the value of one of them.
   const std::string winner = store_->get("winner", soon()).value();
   EXPECT_EQ(winner.size(), 1u);
   EXPECT_NE(std::string("0123").find(winner), std::string::npos) << winner;

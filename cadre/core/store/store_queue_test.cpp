@@ -1,5 +1,5 @@
-// What every Store must do with queues, barriers, lists of keys and clones; the rest of the suite
-// is in store_conformance_test.cpp, which also names the implementations.
+// Tests what every Store must do with queues, barriers, lists of keys and clones. The rest of the
+// suite is in store_conformance_test.cpp, which also names the implementations.
 #include <algorithm>
 #include <atomic>
 #include <set>
@@ -44,7 +44,8 @@ TEST_P(StoreConformance, GetOfAQueueIsRefusedByName) {
   const auto value = store_->get("work/queue", soon());
   const auto values = store_->multi_get(std::vector<std::string>{"key", "work/queue"}, soon());
   if (std::string(GetParam().name) == "TcpStoreC10d") {
-    // c10d's protocol has no answer for an error: a queue reads as empty, as at torch's server.
+    // c10d's protocol has no answer for an error: get of a queue returns an empty value, as with
+    // torch's server.
     EXPECT_EQ(value.value(), "");
     EXPECT_EQ(values.value(), (std::vector<std::string>{"value", ""}));
     return;
@@ -73,7 +74,8 @@ TEST_P(StoreConformance, PopWaitsForAPushAndTimesOutWithTheQueuesName) {
   EXPECT_EQ(store_->queue_length("work/left", soon()).value(), 1);
 }
 
-// Each item arrives about when a pop gives up: it is delivered, or stays for the next pop.
+// Each item arrives about when a pop times out. Either the pop returns it, or it stays for the next
+// pop.
 TEST_P(StoreConformance, NoItemIsLostWhenPopsTimeOut) {
   // After a timeout a client of c10d's protocol connects anew, which takes longer.
   const bool is_c10d = std::string(GetParam().name) == "TcpStoreC10d";

@@ -1,6 +1,6 @@
-// Fuzzes what stands behind the parser: a session of the store server fed with a stranger's bytes,
-// that of a rank and that of a c10d client, past the handshake. No stream may break the key table
-// or leave a wait behind.
+// Fuzzes the session of the store server: it gets the bytes of an unknown client, or those of a
+// rank or of a c10d client after the handshake. No stream may break the key table or leave a wait
+// behind.
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -18,7 +18,7 @@ extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 namespace cadre::store {
 namespace {
 
-// A small table, so that its limit is reached too.
+// The table is small, so that its limit is reached, too.
 constexpr size_t kTableBytes = 64 << 10;
 const os::Secret kToken = "token";
 
@@ -52,7 +52,8 @@ void feed(KeyTable& table, Session& session, wire::StreamBuffer& in) {
 }
 
 void check_table(KeyTable& table) {
-  // Whoever waits is gone; setting every key wakes nobody, and the table still counts its bytes.
+  // All waiting clients are gone: setting every key wakes none, and the table still counts its
+  // bytes correctly.
   for (const std::string& key : table.list_keys()) {
     require(table.find(key) != nullptr);
     (void)table.append(key, "x");
@@ -71,8 +72,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   KeyTable table(store::kTableBytes);
   wire::StreamBuffer in;
   std::optional<store::Session> session;
-  // The lowest bit of the first byte chooses the client, the next whether a good greeting precedes
-  // the input.
+  // The lowest bit of the first byte selects the client; the next bit selects whether a valid
+  // greeting precedes the input.
   const bool is_rank = data[0] & 1;
   const bool is_greeted = data[0] & 2;
   if (is_rank) {
@@ -92,7 +93,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 namespace cadre::store {
 namespace {
 
-// A request with keys of a small alphabet, so that requests meet.
+// Returns a request whose keys come from a small alphabet, so that requests use the same keys.
 std::vector<std::byte> sample(unsigned seed) {
   const std::string key = std::string("/") + static_cast<char>('a' + seed % 3);
   const std::string value(seed % 5, static_cast<char>('0' + seed % 10));
@@ -105,7 +106,7 @@ std::vector<std::byte> sample(unsigned seed) {
     for (size_t num_values = 0; num_values <= 2; ++num_values) {
       request.keys.assign(num_keys, key);
       request.values.assign(num_values, value);
-      // Lists of keys that may have any length have one.
+      // If the number of keys is free, the list gets one key.
       const bool is_list = num_keys == 0 && num_values == 0 &&
                            wire::check_shape({.verb = request.verb, .keys = {key}}).ok();
       if (!is_list && wire::check_shape(request).ok()) return wire::encode(request);
@@ -117,7 +118,7 @@ std::vector<std::byte> sample(unsigned seed) {
 }  // namespace
 }  // namespace cadre::store
 
-// Half of the time appends a good request to the input; else mutates it.
+// Appends a valid request to the input half of the time; else mutates the input.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data, size_t size, size_t max_size,
                                           unsigned seed) {
   if (size == 0 || seed % 2 == 0) return LLVMFuzzerMutate(data, size, max_size);

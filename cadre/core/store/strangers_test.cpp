@@ -1,5 +1,5 @@
-// Connections that have not proved the token: they do not keep a rank of the job out, whatever
-// their number is and however few descriptors the server has.
+// Tests connections that have not proved the token: however many they are, and however few
+// descriptors the server has, they do not keep a rank of the job out.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -22,11 +22,11 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using testing::require;
 
-// Longer than the tests wait: nobody is dropped for its age.
+// This is longer than the tests wait, so no connection is dropped for its age.
 constexpr Duration kNeverLate = seconds(600);
 constexpr int kNumStrangers = 100;
 
-// A pipe of which one process tells others something.
+// A pipe with which one process signals others.
 class Whistle {
  public:
   Whistle() {
@@ -110,7 +110,7 @@ TEST_F(StrangersTest, OverTheirLimitTheOldestIsDropped) {
   EXPECT_NE(log_.text().find("have not proved themselves"), std::string::npos) << log_.text();
 }
 
-// Whichever of its descriptors is missing.
+// The start fails whichever of its descriptors cannot be made.
 TEST(Strangers, AServerWithoutADescriptorIsAnErrorOfItsStart) {
   const auto result = testing::run_ranks_as_processes(1, [](testing::RankContext& context) {
     const rlimit few{.rlim_cur = 64, .rlim_max = 64};

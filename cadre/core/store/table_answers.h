@@ -1,7 +1,7 @@
-// Answers the requests of a store from a KeyTable: shared by every store that has one.
+// Answers the requests of a store from a KeyTable. Every store that has a KeyTable uses it.
 //
-// Threads: one at a time; the owner of the table locks. Blocking: never; requests that wait are
-// answered once what they wait for is there. Errors: in the response.
+// Threads: one at a time; the owner of the table locks. Blocking: never; the owner answers a
+// request that waits once what it waits for is there. Errors: in the response.
 #pragma once
 
 #include <cstdint>
@@ -12,14 +12,14 @@
 
 namespace cadre::store {
 
-// Answers any request but a barrier and those of a connection. REQUIRES: the keys of get, wait and
-// multi_get are there, and queue_pop's queue is not empty. An answer of more than `max_bytes` is
-// refused before it is built.
+// Answers any request except barriers and those about a connection. REQUIRES: the keys of get, wait
+// and multi_get are there, and the queue of queue_pop is not empty. An answer of more than
+// `max_bytes` is refused before it is built.
 wire::StoreResponse answer_from(KeyTable& table, const wire::StoreRequest& request,
                                 size_t max_bytes = std::numeric_limits<size_t>::max());
 
-// The timeout of a request that waits, naming what the table lacks: the missing keys, the empty
-// queue, or the number of arrivals.
+// Returns the timeout of a request that waits. The error names what the table lacks: the missing
+// keys, the empty queue, or the number of arrivals.
 Error timeout_from(const KeyTable& table, const wire::StoreRequest& request);
 
 }  // namespace cadre::store

@@ -105,8 +105,8 @@ class ByteReader {
   bool ok() const { return ok_; }
   size_t offset() const { return all_.size() - rest_.size(); }
   size_t remaining() const { return rest_.size(); }
-  // Whether a read failed because the bytes ended. num_needed() is the least number of bytes with
-  // which that read succeeds.
+  // Returns whether a read failed because the bytes ended. num_needed() is the least number of
+  // bytes with which that read succeeds.
   bool is_truncated() const { return num_needed_ > 0; }
   size_t num_needed() const { return num_needed_; }
   // Returns whether no read failed and all bytes were read.

@@ -33,7 +33,7 @@ inline constexpr Duration kPatience = std::chrono::seconds(60);
 inline constexpr std::string_view kMarkerName = "CADRE_TEST_MARKER";
 
 struct CommandResult {
-  int exit_code = -1;  // as a shell reports it; -1 when it did not end in time
+  int exit_code = -1;  // as a shell reports it; -1 if the command did not end in time
   std::string output;
   std::string error;
 };
@@ -42,7 +42,7 @@ class CadreCommand {
  public:
   struct Options {
     std::vector<std::pair<std::string, std::string>> environment = {};
-    bool reads_output = true;  // false: as a reader that fell asleep
+    bool reads_output = true;  // false: acts as a reader that has stopped reading
     // A script for sh that executes the command as "$@", for limits and redirections.
     std::string shell = "";
   };
@@ -74,7 +74,7 @@ class CadreCommand {
   int pid() const { return process_->pid(); }
   void send(int signal) { ::kill(process_->pid(), signal); }
   void start_reading() { reads_output_ = true; }
-  // The output until the last wait.
+  // Returns the output until the last wait.
   const CommandResult& seen() const { return result_; }
 
   // Waits until `text` was written to either stream.
@@ -94,7 +94,8 @@ class CadreCommand {
     return result_;
   }
 
-  // Processes with this command's marker in their environment, except those of the test itself.
+  // Returns the processes with this command's marker in their environment, except those of the test
+  // itself.
   std::vector<int> marked_processes() const {
     std::vector<int> pids;
     const std::string wanted = std::string(kMarkerName) + "=" + marker_;
@@ -109,7 +110,7 @@ class CadreCommand {
     }
     return pids;
   }
-  // Whether all of them end before the deadline.
+  // Returns whether all of them end before the deadline.
   bool leaves_nothing() {
     return step_until([&] {
       process_->try_wait();
@@ -160,7 +161,7 @@ inline CommandResult run_cadre(std::vector<std::string> words,
   return CadreCommand(std::move(words), {.environment = std::move(environment)}).wait();
 }
 
-// `cadre run --nproc-per-node N sh -c SCRIPT`.
+// Returns the words of `cadre run --nproc-per-node N sh -c SCRIPT`.
 inline std::vector<std::string> shell_job(int num_workers, std::string script) {
   return {"run", "--nproc-per-node", cadre::format("{}", num_workers), "sh",
           "-c",  std::move(script)};

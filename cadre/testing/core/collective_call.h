@@ -1,6 +1,6 @@
-// A call of any collective as a value: the number of elements that each rank brings and receives,
-// the Collective over given buffers, and the place that each element of the result comes from.
-// Tests of all collectives are written once over it.
+// A call of any collective as a value. It gives the number of elements that each rank brings and
+// receives, the Collective over given buffers, and the source of each element of the result. So
+// tests of all collectives are written once.
 //
 // Errors: kInternal for an OpKind that is not a collective.
 #pragma once
@@ -17,8 +17,9 @@ namespace cadre::testing {
 
 // Consecutive elements of a result.
 struct OutputPiece {
-  std::optional<int> from;  // the rank whose input they are; nullopt: the reduction of all inputs
-  uint64_t begin = 0;       // their place in that input
+  // The rank whose input has these elements; nullopt: they are the reduction of all inputs.
+  std::optional<int> from;
+  uint64_t begin = 0;  // index of the first element in that input
   uint64_t count = 0;
 };
 
@@ -29,16 +30,17 @@ struct CollectiveCall {
   Rank root = 0;
   Reduction reduction = {};
   int world_size = 1;
-  // Elements from one rank to another in all_to_all_v; (rank, 0) are those of the rank's part in
-  // all_gather_v and reduce_scatter_v. Null: `count` everywhere. Other kinds do not use it.
+  // Returns how many elements one rank sends to another in all_to_all_v. parts(rank, 0) is the size
+  // of the rank's part in all_gather_v and reduce_scatter_v. Null: `count` everywhere. Other kinds
+  // do not use it.
   std::function<uint64_t(int from, int to)> parts = {};
 
-  // A rank that brings or receives nothing has 0 elements. Every rank brings data to a broadcast.
+  // Return 0 for a rank that brings or receives nothing. Every rank brings data to a broadcast.
   uint64_t num_input(Rank rank) const;
   uint64_t num_output(Rank rank) const;
-  // A broadcast is in place in `out`.
+  // A broadcast is done in place in `out`.
   Collective collective(Rank rank, ConstBytes in, Bytes out) const;
-  // The result of a rank, in order.
+  // Returns the sources of a rank's result, in order.
   std::vector<OutputPiece> output(Rank rank) const;
 };
 

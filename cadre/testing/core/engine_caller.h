@@ -1,4 +1,4 @@
-// Calls an engine as the Communicator does, one call at a time: for tests of one engine without a
+// Calls an engine as the Communicator does, one call at a time, for tests of one engine without a
 // group.
 //
 // Threads: one rank each; progress() from any. Blocking: every operation, until its deadline.
@@ -27,7 +27,7 @@ class EngineCaller {
   EngineCaller& operator=(const EngineCaller&) = delete;
 
   virtual Backend& engine() = 0;
-  // Shared by all operations; shows the last one.
+  // All operations share it; it shows the last operation.
   OpProgress& progress() { return progress_; }
   void set_patience(Duration patience) { patience_ = patience; }
 
@@ -37,7 +37,7 @@ class EngineCaller {
   Status broadcast(Bytes data, Rank root) {
     return run(Collective::broadcast(data, DType::kUint8, root));
   }
-  // `out` of other ranks than the root may be empty.
+  // `out` may be empty on other ranks than the root.
   Status reduce(ConstBytes in, Bytes out, ReduceKind kind, Rank root) {
     return run(Collective::reduce(in, out, kind.dtype, kind.op, root));
   }
@@ -54,7 +54,7 @@ class EngineCaller {
     return run(Collective::all_to_all_v(in, out, DType::kUint8, {sizes.sent, sizes.received}));
   }
   Status barrier() { return run(Collective::barrier()); }
-  // One call of the engine.
+  // Makes one call of the engine.
   Status submit(std::span<Collective> collectives) {
     std::vector<Fingerprint> fingerprints;
     for (Collective& collective : collectives) {
@@ -72,7 +72,7 @@ class EngineCaller {
                 collectives)
         .status();
   }
-  // As an operation that fails before it is announced.
+  // Skips a number, as an operation does that fails before it is announced.
   void skip_number() { ++number_; }
 
  protected:

@@ -1,4 +1,4 @@
-// One rank's NetEngine with its counter of operations, and elements of every dtype: for tests.
+// One rank's NetEngine with its counter of operations, and elements of every dtype, for tests.
 //
 // Threads: one rank each. Blocking: every operation, until its deadline. Lifetime: borrows the
 // System and the Transport.
@@ -33,8 +33,8 @@ class EngineRank final : public EngineCaller {
   NetEngine engine_;
 };
 
-// A number as an element of the dtype; it must be one that the dtype can hold, but for float16 and
-// bfloat16, which round.
+// Appends a number as an element of the dtype. The dtype must be able to represent it; only float16
+// and bfloat16 round.
 inline void append_element(std::vector<std::byte>& bytes, DType dtype, double value) {
   bytes.resize(bytes.size() + size_of(dtype));
   testing::write_number(bytes, bytes.size() / size_of(dtype) - 1, dtype, value);

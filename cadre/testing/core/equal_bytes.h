@@ -1,5 +1,5 @@
-// Whether two buffers hold the same bytes, by memcmp: std::equal would take ThreadSanitizer a call
-// for each byte.
+// Returns whether two buffers have the same bytes. Uses memcmp, because std::equal would need a
+// call of ThreadSanitizer for each byte.
 //
 // Threads: a pure function. Blocking: never.
 #pragma once

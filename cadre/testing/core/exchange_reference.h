@@ -1,5 +1,5 @@
-// What gather, scatter and all_to_all must move, as bytes of which each tells where it came from:
-// the truth for the tests of both engines.
+// The bytes that gather, scatter and all_to_all must move. Each byte shows where it came from. The
+// tests of both engines use them as expected results.
 //
 // Threads: pure functions over values. Blocking: never.
 #pragma once
@@ -12,7 +12,7 @@
 
 namespace cadre {
 
-// Byte `index` of what rank `from` means for rank `to`.
+// Returns byte `index` of the data that rank `from` sends to rank `to`.
 inline std::byte exchanged_byte(int from, int to, size_t index) {
   return static_cast<std::byte>(
       (static_cast<size_t>(from) * 37 + static_cast<size_t>(to) * 101 + index * 7 + index / 256) %
@@ -25,7 +25,7 @@ inline void append_part(std::vector<std::byte>& bytes, int from, int to, size_t 
   for (size_t i = 0; i < size; ++i) part[i] = exchanged_byte(from, to, i);
 }
 
-// sizes[i][j]: bytes from rank i to rank j.
+// sizes[i][j] is the number of bytes from rank i to rank j.
 using SizeMatrix = std::vector<std::vector<uint64_t>>;
 
 inline SizeMatrix even_sizes(int world_size, uint64_t size) {
@@ -33,7 +33,7 @@ inline SizeMatrix even_sizes(int world_size, uint64_t size) {
   return SizeMatrix(num_ranks, std::vector<uint64_t>(num_ranks, size));
 }
 
-// Each part below `limit`, every third one empty.
+// Returns sizes below `limit`, about a third of which are 0.
 inline SizeMatrix random_sizes(int world_size, uint64_t limit, uint64_t seed) {
   Random random(seed);
   SizeMatrix sizes = even_sizes(world_size, 0);
@@ -66,14 +66,14 @@ inline std::vector<std::byte> exchange_output(const SizeMatrix& sizes, int rank)
   return bytes;
 }
 
-// What `rank` gives to a gather, what a root's scatter gives to `rank` (from == root).
+// Returns what `rank` sends in a gather, or what the root's scatter sends to `rank` (from == root).
 inline std::vector<std::byte> part_between(int from, int to, size_t size) {
   std::vector<std::byte> bytes;
   append_part(bytes, from, to, size);
   return bytes;
 }
 
-// The root's buffer of a gather (every rank's part for the root) or of a scatter.
+// Returns the root's buffer of a gather (every rank's part for the root) or of a scatter.
 inline std::vector<std::byte> gathered(int world_size, int root, size_t size) {
   std::vector<std::byte> bytes;
   for (int rank = 0; rank < world_size; ++rank) append_part(bytes, rank, root, size);

@@ -1,9 +1,9 @@
-// A blocking engine for tests: moves bytes between fake peers, and lets a test count, drop, change,
-// delay or fail any collective in one place.
+// A blocking engine for tests. It moves bytes between fake peers, and a test can count, drop,
+// change, delay or fail any collective in one function.
 //
-// Threads: as Backend; FakeCalls from any. Blocking: as its peers and on_call do. Lifetime: shares
-// its peers and its FakeCalls with the test. Errors: those of the peers and of on_call. For tests
-// only.
+// Threads: those of Backend; FakeCalls from any. Blocking: as long as its peers and on_call block.
+// Lifetime: shares its peers and its FakeCalls with the test. Errors: those of the peers and of
+// on_call. For tests only.
 #pragma once
 
 #include <cstdint>
@@ -20,22 +20,22 @@
 
 namespace cadre::testing {
 
-// A collective on its way through a fake engine.
+// A collective that a fake engine was asked to run.
 struct FakeCall {
-  const Rank rank;                  // that calls it
+  const Rank rank;                  // the rank that calls the collective
   const uint64_t number;            // counts the group's collectives from 1
   const OpKind called;              // kAllocate, if the collective serves an allocation
-  Collective collective;            // may be changed before it is passed on
-  std::function<Status()> pass_on;  // runs it with the peers, as it is by then
+  Collective collective;            // on_call may change it before it passes it on
+  std::function<Status()> pass_on;  // runs `collective`, as it is at that time, with the peers
 };
 
-// What a test sets and reads; may be shared by the engines of several ranks.
+// The function of a test and a log of the calls. The engines of several ranks may share it.
 class FakeCalls {
  public:
   using OnCall = std::function<Status(FakeCall& call)>;
 
   FakeCalls() = default;
-  // Runs in place of each collective, and passes it on unless it is to be dropped:
+  // `on_call` runs in place of each collective. It passes the collective on unless it drops it:
   //   count   ++n; return call.pass_on();
   //   drop    return {};
   //   change  call.collective.reduction = ReduceOp::kSum; return call.pass_on();
@@ -43,13 +43,13 @@ class FakeCalls {
   //   fail    return Error(...);
   explicit FakeCalls(OnCall on_call) : on_call_(std::move(on_call)) {}
 
-  // What runs in place of each collective from now on. REQUIRES: the groups have no pending
+  // Sets what runs in place of each collective from now on. REQUIRES: the groups have no pending
   // operations.
   void set_on_call(OnCall on_call) { on_call_ = std::move(on_call); }
-  // "all_reduce(sum, float32 x 12)", in the order of the calls.
+  // Returns, for example, "all_reduce(sum, float32 x 12)", in the order of the calls.
   std::vector<std::string> log() const;
   void clear_log();
-  // The body of a fake engine.
+  // Runs one collective of a fake engine.
   Status run(FakePeers& peers, const FakeRank& self, const OpContext& op,
              const Collective& collective);
 
@@ -72,7 +72,7 @@ class FakeBackend final : public Backend {
   const std::shared_ptr<FakeCalls> calls_;
 };
 
-// For CommunicatorOptions::backend.
+// Returns a value for CommunicatorOptions::backend.
 BackendFactory fake_backend(std::shared_ptr<FakePeers> peers,
                             std::shared_ptr<FakeCalls> calls = std::make_shared<FakeCalls>());
 

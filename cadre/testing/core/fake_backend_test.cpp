@@ -1,4 +1,5 @@
-// A Communicator with an engine of the program's choice, and what the fake engine lets a test do.
+// Tests a Communicator with an engine that the program chose, and what a test can do with the fake
+// engine.
 #include "cadre/testing/core/fake_backend.h"
 
 #include <gmock/gmock.h>
@@ -198,7 +199,7 @@ TEST(FakeBackendTest, ARankThatDoesNotComeIsNamedByATimeout) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Runs `what` for one collective of one rank; the others pass through.
+// Returns a function that runs `what` for one collective of one rank and passes the others on.
 FakeCalls::OnCall on(Rank rank, uint64_t number, const FakeCalls::OnCall& what) {
   return [=](FakeCall& call) {
     return call.rank == rank && call.number == number ? what(call) : call.pass_on();

@@ -1,10 +1,9 @@
-// Where the engines of tests get the other ranks from: they are threads of this process, or a
-// formula.
+// The other ranks that the engines of tests use: threads of this process, or a formula.
 //
 // Threads: run() from one thread of each rank at a time. Blocking: RanksInProcess::run(), until all
-// ranks have called it, the deadline of the operation, or the group's Interrupt where one is given.
-// Lifetime: shared by the engines of all ranks. Errors: as Backend: kTimeout, kAborted, and
-// kInvalidArgument for a mismatch, on all ranks. For tests only.
+// ranks have called it, until the deadline of the operation, or until the group's Interrupt if
+// there is one. Lifetime: shared by the engines of all ranks. Errors: those of Backend: kTimeout,
+// kAborted, and kInvalidArgument on all ranks for a mismatch. For tests only.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +25,7 @@
 
 namespace cadre::testing {
 
-// One rank of a group, as its engine knows it.
+// What an engine knows of its own rank.
 struct FakeRank {
   std::string group;
   Rank rank;
@@ -35,14 +34,15 @@ struct FakeRank {
   const os::Interrupt* interrupt = nullptr;  // null: run() cannot be aborted
 };
 
-// Computes one collective, given that of each rank in rank order. Folds in rank order, as the host
-// engine does. REQUIRES: validate() of each, equal fingerprints, parts that fit.
+// Computes one collective from the calls of all ranks, in rank order. Reduces in rank order, as the
+// host engine does. REQUIRES: each call is valid (validate()), fingerprints are equal, and parts
+// fit.
 void compute_collective(std::span<const Collective* const> calls);
 
 class FakePeers {
  public:
   virtual ~FakePeers() = default;
-  // Those of full_capabilities() that peers of this kind do not have are taken out.
+  // Removes those of full_capabilities() that peers of this kind do not have.
   virtual void restrict(Capabilities&) const {}
   virtual Status run(const FakeRank& self, const OpContext& op, const Collective& collective) = 0;
 };
@@ -56,20 +56,20 @@ class RanksInProcess final : public FakePeers {
   struct Arrival {
     const Collective* collective =
         nullptr;  // borrowed from a rank that waits; null before and after
-    std::optional<Fingerprint> fingerprint;  // kept when the rank has left
+    std::optional<Fingerprint> fingerprint;  // stays when the rank has left
     os::Waiter* waiter = nullptr;
   };
-  // A collective from the first rank that calls it until the last one has left it.
+  // A collective, from the first rank that calls it until the last rank has left it.
   struct PendingCall {
     std::vector<Arrival> arrivals;  // by rank
     int num_left = 0;
     bool is_mismatched = false;
     bool is_done = false;
-    std::optional<PartTable> parts;  // for an all_to_all_v
+    std::optional<PartTable> parts;  // parts of an all_to_all_v
   };
   using Key = std::pair<std::string, uint64_t>;  // group, number
 
-  // Under the mutex.
+  // REQUIRES: the mutex is locked.
   static void arrive(PendingCall& pending, const FakeRank& self);
   static Status result_of(const PendingCall& pending, const FakeRank& self, const OpContext& op);
   Status wait(const FakeRank& self, const OpContext& op, const PendingCall& pending,
@@ -79,15 +79,15 @@ class RanksInProcess final : public FakePeers {
   std::map<Key, PendingCall> pending_;
 };
 
-// The other ranks of rank 0, for tests of one rank. Derive from it for other peers.
+// The peers of rank 0 in tests of one rank. Derive from it for other peers.
 class FormulaPeers : public FakePeers {
  public:
   void restrict(Capabilities& can) const override;
   Status run(const FakeRank& self, const OpContext& op, const Collective& collective) override;
 
  protected:
-  // The input of another rank, given rank 0's. As it is here: of a reduction, r + 1 times rank 0's
-  // floating-point values; otherwise, and of integers, the same.
+  // Returns the input of another rank r, computed from rank 0's. Here it is r + 1 times rank 0's
+  // values in a reduction of floating-point values, and equal to rank 0's otherwise.
   virtual std::vector<std::byte> input_of(Rank peer, const Collective& collective) const;
 };
 

@@ -11,7 +11,7 @@
 namespace cadre::testing {
 namespace {
 
-// An upper bound for a sleep: every change wakes the sleeper.
+// An upper limit of a sleep; every change wakes the sleeper earlier.
 constexpr Duration kLookAgain = std::chrono::seconds(60);
 
 }  // namespace
@@ -110,8 +110,8 @@ Capabilities FakeStreamBackend::capabilities() const {
   return can;
 }
 
-// Results in the memory of the host are waited for; others are ordered before what a stream does
-// next.
+// If a result is in host memory, callers wait for it. Otherwise streams are ordered after the
+// operation.
 Completion FakeStreamBackend::make_completion(std::span<const Collective> collectives,
                                               const std::shared_ptr<FakeEvent>& end) {
   const bool is_on_host = std::ranges::any_of(
@@ -136,7 +136,7 @@ Completion FakeStreamBackend::submit(const OpContext& op, std::span<const Collec
   }
   const auto end = std::make_shared<FakeEvent>(self_.system);
   const Completion completion = make_completion(collectives, end);
-  // What submit() has borrowed ends before the operation.
+  // Copies what is needed, because what submit() was given may end before the operation.
   struct Call {
     uint64_t number;
     std::vector<Fingerprint> fingerprints;

@@ -1,10 +1,11 @@
 // A stream-ordered engine for tests, on a fake device whose memory is the host's: submit() enqueues
 // on a stream that a thread executes, and the Completion is done later. It cannot be aborted.
 //
-// Threads: FakeStream from any; FakeStreamBackend as Backend. Blocking: FakeStream::synchronize(),
-// and the destructors, until what is enqueued has run; submit() never. Lifetime: a FakeStream is
-// Collective::stream and outlives the operations that it is used with. Errors: as FakeBackend, at
-// the end of the Completion. For tests only. Source: CUDA's streams and events, NCCL's use of them.
+// Threads: FakeStream from any; FakeStreamBackend those of Backend. Blocking:
+// FakeStream::synchronize(), and the destructors, until everything enqueued has run; submit()
+// never. Lifetime: a FakeStream is a Collective::stream and must outlive the operations with which
+// it is used. Errors: those of FakeBackend, at the end of the Completion. For tests only. Source:
+// CUDA's streams and events, NCCL's use of them.
 #pragma once
 
 #include <deque>
@@ -28,7 +29,7 @@ class FakeEvent {
   explicit FakeEvent(os::System& system) : system_(system) {}
   void set();
   bool is_set() const;
-  // False at the deadline.
+  // Returns false at the deadline.
   bool wait(Deadline deadline);
 
  private:
@@ -38,7 +39,7 @@ class FakeEvent {
   std::vector<os::Waiter*> waiting_;
 };
 
-// Runs what is enqueued in order, in a thread of its own.
+// Runs in order what is enqueued, in a thread of its own.
 class FakeStream {
  public:
   explicit FakeStream(os::System& system);
@@ -47,18 +48,18 @@ class FakeStream {
   FakeStream& operator=(const FakeStream&) = delete;
 
   void enqueue(std::function<void()> task);
-  // What is enqueued from now on runs after the event.
+  // Makes what is enqueued from now on run after the event.
   void wait_event(std::shared_ptr<FakeEvent> event);
-  // Set when everything that is enqueued now has run.
+  // Returns an event that is set when everything enqueued until now has run.
   std::shared_ptr<FakeEvent> record_event();
-  // Until everything that is enqueued now has run; false at the deadline.
+  // Waits until everything enqueued until now has run; returns false at the deadline.
   bool synchronize(Deadline deadline) { return record_event()->wait(deadline); }
 
  private:
   void run();
 
   os::System& system_;
-  const std::unique_ptr<os::Waiter> waiter_;  // for the thread
+  const std::unique_ptr<os::Waiter> waiter_;  // the stream's thread waits on it
   std::mutex mutex_;
   std::deque<std::function<void()>> tasks_;
   bool is_stopping_ = false;
@@ -80,10 +81,10 @@ class FakeStreamBackend final : public Backend {
   const FakeRank self_;
   const std::shared_ptr<FakePeers> peers_;
   const std::shared_ptr<FakeCalls> calls_;
-  FakeStream stream_;  // last: its thread uses the rest
+  FakeStream stream_;  // last, because its thread uses the other members
 };
 
-// For CommunicatorOptions::backend.
+// Returns a value for CommunicatorOptions::backend.
 BackendFactory fake_stream_backend(
     std::shared_ptr<FakePeers> peers,
     std::shared_ptr<FakeCalls> calls = std::make_shared<FakeCalls>());

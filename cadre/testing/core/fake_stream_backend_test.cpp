@@ -1,5 +1,5 @@
-// A stream-ordered engine by itself and behind a Communicator: what it enqueues begins after the
-// caller's stream, completes later, and orders streams behind it.
+// Tests a stream-ordered engine alone and behind a Communicator: the operations that it enqueues
+// begin after the caller's stream, complete later, and order streams after them.
 #include "cadre/testing/core/fake_stream_backend.h"
 
 #include <gmock/gmock.h>
@@ -25,12 +25,12 @@ using ::testing::HasSubstr;
 
 constexpr Duration kStreamPatience = std::chrono::seconds(20);
 
-// Rank 0 of two ranks: the other one brings twice what it brings.
+// Tests rank 0 of two ranks. The other rank's input is twice that of rank 0.
 class FakeStreamBackendTest : public ::testing::Test {
  protected:
   Deadline soon() { return system_.deadline_in(kStreamPatience); }
 
-  // Not through `this`: an engine that a group has left may begin after the test.
+  // The calls do not use `this`: an engine that a group has left may begin after the test.
   std::shared_ptr<FakeCalls> make_gated_calls(Status status = {}) {
     return std::make_shared<FakeCalls>(
         [gate = gate_, &system = system_, status](FakeCall& call) -> Status {
@@ -76,11 +76,11 @@ class FakeStreamBackendTest : public ::testing::Test {
     }
     EXPECT_TRUE(is_met());
   }
-  // Until the engine works on its first collective.
+  // Waits until the engine works on its first collective.
   void await_begin(const FakeCalls& calls) {
     await([&] { return !calls.log().empty(); });
   }
-  // The status of a completion, which the caller does not let end before.
+  // Returns the status of a completion. It must not end before the caller allows it.
   Status wait_for(const Completion& completion) {
     FakeEvent end(system_);
     Status status;
@@ -230,7 +230,8 @@ TEST_F(FakeStreamBackendTest, AnErrorThatCompletesLaterIsTheFailureOfTheGroup) {
 
 constexpr const char* kEndProcess = "end the process instead of rebuilding the group";
 
-// The engine cannot abort: the waits end with the failure, and the memory stays until it is done.
+// The engine cannot abort: the waits end with the failure, and the memory is kept until the engine
+// is done.
 TEST_F(FakeStreamBackendTest, AFailureEndsTheWaitsAndKeepsTheMemoryUntilTheEngineIsDone) {
   const auto calls = make_gated_calls();
   const auto group = make_group(calls);
@@ -252,7 +253,7 @@ TEST_F(FakeStreamBackendTest, AFailureEndsTheWaitsAndKeepsTheMemoryUntilTheEngin
   await([&] { return memory.expired(); });
 }
 
-// Both are ended by one thread, which a callback must not hold up.
+// One thread ends both calls. A callback must not block it.
 TEST_F(FakeStreamBackendTest, ACallbackWaitsForAnotherCallThatAFailureEnds) {
   const auto calls = make_gated_calls();
   const auto group = make_group(calls);
@@ -284,7 +285,7 @@ TEST_F(FakeStreamBackendTest, ACallThatTheEngineDoesNotEndFailsAtItsDeadline) {
   group->close(soon());
 }
 
-// The engine must not have the call: it would write the buffer after the call has thrown.
+// The engine must not get the call: it would write the buffer after the call has thrown.
 TEST_F(FakeStreamBackendTest, ACallThatCannotBeWatchedIsNotSubmitted) {
   struct NoWatch final : ForwardingSystem {
     using ForwardingSystem::ForwardingSystem;
@@ -300,7 +301,7 @@ TEST_F(FakeStreamBackendTest, ACallThatCannotBeWatchedIsNotSubmitted) {
   const auto run = [&] { group->run(sum(value)); };
   EXPECT_EQ(failed_fields_of(run), "kUnavailable culprit=0 operation=all_reduce#1");
   group->close(soon());
-  group.reset();  // the engine would run what it has been given
+  group.reset();  // the engine would run what it was given
   EXPECT_EQ(value, 1);
   EXPECT_THAT(calls->log(), ElementsAre());
 }
@@ -319,8 +320,8 @@ TEST_F(FakeStreamBackendTest, CloseEndsACallThatTheEngineDoesNotEnd) {
   gate_->set();
 }
 
-// A destructor that waited for the engine would wait for as long as a lost rank stays away. In a
-// process of its own, which ends with what the group leaves to it.
+// A destructor that waited for the engine would wait until a lost rank returns. The test runs in
+// its own process, which ends with what the group leaves to it.
 TEST_F(FakeStreamBackendTest, AGroupIsDestroyedWhileItsEngineCannotEnd) {
   const auto result = run_ranks_as_processes(1, [this](RankContext& context) {
     const auto calls = make_gated_calls();

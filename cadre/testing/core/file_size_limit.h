@@ -1,7 +1,7 @@
-// Stands in for a full disk: while it lives, the kernel lets no file of this process grow beyond a
-// size.
+// Replaces a full disk: while the object lives, the kernel does not let any file of this process
+// grow beyond a size.
 //
-// Threads: of the whole process; make and destroy it in one. Blocking: never.
+// Threads: affects the whole process; make and destroy it in one thread. Blocking: never.
 #pragma once
 
 #include <signal.h>

@@ -1,6 +1,6 @@
 // The operating system's files, for tests that change some of the operations.
 //
-// Threads: as os::FileSystem. Blocking: as what it forwards to.
+// Threads: those of os::FileSystem. Blocking: that of the file system to which it forwards.
 #pragma once
 
 #include <memory>

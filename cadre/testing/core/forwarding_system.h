@@ -1,6 +1,7 @@
-// A System that passes everything on to another one: tests override the calls that they disturb.
+// A System that forwards every call to another System. Tests override the calls that they change.
 //
-// Threads, blocking, errors: as the inner System. Lifetime: the inner System outlives it.
+// Threads, blocking and errors: those of the inner System. Lifetime: the inner System must outlive
+// it.
 #pragma once
 
 #include <functional>

@@ -1,4 +1,5 @@
-// One rank of a host group for the tests of the host engine: its engine, its counter of operations.
+// One rank of a host group for the tests of the host engine: its engine and its counter of
+// operations.
 //
 // Threads: one rank each. Blocking: every operation, until its deadline. Lifetime: borrows the
 // System. Errors: the Status of the engine.
@@ -30,11 +31,12 @@ inline const std::vector<std::byte>& of(const testing::Inputs& inputs, Rank rank
 
 struct TestMemoryOptions {
   size_t slice_bytes = 0;             // symmetric memory per rank
-  std::vector<size_t> num_free = {};  // bytes each rank can commit; empty: no limit
+  std::vector<size_t> num_free = {};  // bytes that each rank can commit; empty: no limit
 };
 
-// The memory of a group of ranks: a block of each, and symmetric memory. A slot more, the test's,
-// holds the blocks, so that what engines left there can be looked at when they are gone.
+// The memory of a group of ranks: a block for each rank, and symmetric memory. The test itself has
+// one more slot, which holds the blocks, so that a test can read what engines left there after they
+// have ended.
 class TestMemory {
  public:
   explicit TestMemory(int num_ranks, const TestMemoryOptions& options = {})
@@ -53,7 +55,7 @@ class TestMemory {
     }
   }
 
-  // For the engine of the rank, once.
+  // Returns the setup for the engine of the rank; called once for each rank.
   HostEngineSetup setup_of(Rank rank) {
     const auto index = static_cast<size_t>(rank.value);
     return {.memory = memories_[index],
@@ -73,7 +75,7 @@ class TestMemory {
     }
     return host::Arena(std::move(blocks));
   }
-  // Large operations that went through the staging left something there.
+  // Returns whether no large operation has written to the staging memory.
   bool is_staging_untouched() const {
     const host::Arena all = arena();
     const std::vector<std::byte> zeros(host::kChunkBytes);

@@ -9,7 +9,7 @@
 namespace cadre::testing {
 namespace {
 
-// The other ranks, as an engine reaches them.
+// The other ranks, which are reached through an engine.
 class PeersOfEngine final : public FakePeers {
  public:
   explicit PeersOfEngine(std::unique_ptr<Backend> engine) : engine_(std::move(engine)) {}
@@ -30,7 +30,8 @@ void intercept(Communicator& group, std::shared_ptr<FakeCalls> calls) {
     throw Error(ErrorCode::kInvalidArgument, "intercept: the group has run operations already");
   }
   Communicator::Impl& impl = CommunicatorParts::impl_of(group);
-  std::shared_ptr<FakePeers> peers = std::make_shared<FormulaPeers>();  // a world of one has none
+  // FormulaPeers never run, because a world of one has no other rank.
+  std::shared_ptr<FakePeers> peers = std::make_shared<FormulaPeers>();
   if (impl.engine != nullptr) peers = std::make_shared<PeersOfEngine>(std::move(impl.engine));
   impl.engine = std::make_unique<FakeBackend>(FakeRank{.group = group.name(),
                                                        .rank = impl.rank,
@@ -38,7 +39,7 @@ void intercept(Communicator& group, std::shared_ptr<FakeCalls> calls) {
                                                        .system = impl.system,
                                                        .interrupt = nullptr},
                                               std::move(peers), std::move(calls));
-  // Those that have got the former engine.
+  // These parts of the group still have the former engine.
   const bool has_memory = impl.capabilities.shares_memory;
   impl.queue->close();
   impl.heap = std::make_unique<SymmetricHeap>(SymmetricHeap::Parts{

@@ -24,8 +24,9 @@ int num_entries(const char* folder) {
   return count;
 }
 
-// The parent of a process, from /proc/PID/stat: "pid (name) state ppid ..."; the name may hold
-// anything, so the fields are counted from its last parenthesis. 0 when the process has gone.
+// Returns the parent of a process, from /proc/PID/stat: "pid (name) state ppid ...". The name may
+// contain any character, so the fields are counted from the last parenthesis. Returns 0 if the
+// process has ended.
 int parent_of(const fs::path& process) {
   std::ifstream stat(process / "stat");
   std::string line;
@@ -55,8 +56,8 @@ int count_segments() {
   return count;
 }
 
-// ThreadSanitizer starts a thread of its own with the first one of a process; it must not be taken
-// for one that a test left.
+// ThreadSanitizer starts a thread of its own together with the first thread of a process. That
+// thread must not be counted as one that a test left.
 void let_sanitizer_start_its_thread() {
 #ifdef __SANITIZE_THREAD__
   std::thread([] {}).join();

@@ -12,17 +12,18 @@ namespace cadre::testing {
 struct Resources {
   int num_fds = 0;
   int num_threads = 0;
-  int num_children = 0;  // zombies too
+  int num_children = 0;  // includes zombies
   int num_segments = 0;  // mappings of shared segments
 };
 
 Resources count_resources();
 
-// "2 more descriptors, 1 more thread than before"; empty when nothing was left.
+// Returns, for example, "2 more descriptors, 1 more thread than before"; an empty text if nothing
+// was left.
 std::string leftovers_since(const Resources& before);
 
-// What the kernel has allocated for the shared segments that this process has open, whichever
-// process touched it.
+// Returns how many bytes the kernel has allocated for the shared segments that this process has
+// open, whichever process wrote to them.
 int64_t committed_shared_bytes();
 
 }  // namespace cadre::testing

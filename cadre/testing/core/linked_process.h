@@ -1,8 +1,8 @@
-// One process's end of TcpLinks in a test: it listens, accepts in a thread of its own, and opens
-// connections on first use. A connection begins with the rank that opened it, without a proof.
+// One process's end of TcpLinks in a test. It listens, accepts in a thread of its own, and opens
+// connections on first use. The opener sends its rank first, without a proof.
 //
-// Threads: all methods from any thread. Blocking: the destructor joins the thread.
-// Lifetime: the System outlives it. Errors: the constructor throws when it cannot listen.
+// Threads: all methods from any thread. Blocking: the destructor joins the thread. Lifetime: the
+// System must outlive it. Errors: the constructor throws if it cannot listen.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@
 
 namespace cadre::testing {
 
-// One byte one way, as greetings are.
+// Moves one byte in one direction, as greetings do.
 inline Status move_greeting(os::System& system, os::Socket& socket, std::byte& value,
                             bool is_sender, Deadline deadline) {
   while (true) {
@@ -34,7 +34,7 @@ inline Status move_greeting(os::System& system, os::Socket& socket, std::byte& v
 
 class LinkedProcess {
  public:
-  // Where a rank listens. It is asked when a connection is opened.
+  // Returns the address at which a rank listens. It is called when a connection is opened.
   using AddressOf = std::function<os::Address(int rank)>;
 
   LinkedProcess(os::System& system, const TcpLinksOptions& options, const os::Address& listen_at,
@@ -43,7 +43,7 @@ class LinkedProcess {
 
   TcpLinks& links() { return *links_; }
   os::Address address() const { return listener_->address(); }
-  // Connections that this process has opened.
+  // Returns how many connections this process has opened.
   int num_dialed() const { return num_dialed_.load(); }
 
  private:
@@ -57,7 +57,8 @@ class LinkedProcess {
   const std::unique_ptr<os::Listener> listener_;
   const std::unique_ptr<os::Event> stop_;
   std::atomic<int> num_dialed_{0};
-  const std::shared_ptr<TcpLinks> links_;  // shared with the transports that are opened on it
+  // Shared with the transports that are opened on the links.
+  const std::shared_ptr<TcpLinks> links_;
   const std::unique_ptr<os::Thread> acceptor_;
 };
 
@@ -79,7 +80,7 @@ inline LinkedProcess::~LinkedProcess() {
 
 inline Result<std::unique_ptr<os::Socket>> LinkedProcess::dial(int peer, Deadline deadline) {
   auto socket = system_.connect(address_of_(peer), deadline);
-  // In a test a peer that does not listen yet will.
+  // The error is kTimeout, because in a test a peer that does not listen yet will do so.
   if (!socket.ok()) return Error(ErrorCode::kTimeout, socket.error().message());
   auto greeting = static_cast<std::byte>(rank_);
   CADRE_RETURN_IF_ERROR(move_greeting(system_, **socket, greeting, true, deadline));

@@ -19,7 +19,7 @@ class LogLines : public LogSink {
     const std::lock_guard lock(mutex_);
     lines_.push_back(std::string(component) + " " + std::string(message));
   }
-  // "component message".
+  // Returns the lines as "component message".
   std::vector<std::string> get() const {
     const std::lock_guard lock(mutex_);
     return lines_;

@@ -1,9 +1,9 @@
-// A memory cgroup that processes of a test enter: what they use beyond its limit, the kernel writes
-// back to files or takes from them, or it ends one of them by SIGKILL.
+// A memory cgroup for processes of a test. If they exceed its limit, the kernel writes pages back
+// to files or drops pages of files, or it kills one of the processes with SIGKILL.
 //
-// Threads: one owner. Blocking: the destructor for a moment, until the kernel has let go of the
-// processes that were in it. Lifetime: the cgroup goes with the object.
-// Errors: reason() says why there is none: no right to make one, or no memory controller.
+// Threads: one owner. Blocking: the destructor for a moment, until the kernel has released the
+// processes that were in the cgroup. Lifetime: the destructor removes the cgroup. Errors: reason()
+// says why there is no cgroup: no right to make one, or no memory controller.
 #pragma once
 
 #include <sys/stat.h>
@@ -22,7 +22,7 @@ namespace cadre::testing {
 
 class MemoryCgroup {
  public:
-  // name: unique among those of this process. Below the cgroup that this process is in.
+  // Makes a cgroup below that of this process. name: unique among the cgroups of this process.
   MemoryCgroup(const std::string& name, size_t num_bytes) {
     std::ifstream own("/proc/self/cgroup");
     for (std::string line; std::getline(own, line);) {
@@ -53,11 +53,11 @@ class MemoryCgroup {
 
   bool is_there() const { return is_there_; }
   const std::string& reason() const { return reason_; }
-  // The calling process, which stays in it.
+  // Moves the calling process into the cgroup, where it stays.
   void enter() const {
     require(write("cgroup.procs", format("{}", ::getpid())), "cannot enter " + path_);
   }
-  // The most that was in use at one time; of the kernel's own figures.
+  // Returns the largest use of memory at any time, as the kernel reports it.
   std::string peak() const {
     for (const char* name : {"memory.max_usage_in_bytes", "memory.peak"}) {
       std::string text;
@@ -72,7 +72,7 @@ class MemoryCgroup {
     path_ = format("{}/cadre-test-{}-{}", parent, ::getpid(), name);
     is_there_ = ::mkdir(path_.c_str(), 0755) == 0;
     if (is_there_ && write(limit_file, format("{}", num_bytes))) {
-      write(swap_file, swap);  // where the kernel counts swap
+      write(swap_file, swap);  // only if the kernel counts swap
       return;
     }
     reason_ = format("cannot limit memory with {}/{}", path_, limit_file);

@@ -29,7 +29,7 @@ void require_call(bool succeeded, const char* what) {
   throw Error(ErrorCode::kInternal, format("{}: {}", what, std::strerror(errno)));
 }
 
-// The file lies over `target` for this process alone.
+// Mounts a file with the content over `target`, for this process only.
 void cover(const std::string& target, const std::string& content) {
   std::string path = std::filesystem::temp_directory_path() / "cadre-hosts-XXXXXX";
   const os::Fd fd(::mkstemp(path.data()));
@@ -64,7 +64,7 @@ Namespaces::Namespaces(int num_hosts) : num_hosts_(num_hosts) {
 
 Namespaces::~Namespaces() {
   for (int host = 0; host < num_hosts_; ++host) {
-    // One that was never made because another failed before it is not there to remove.
+    // A namespace may be missing because making another one failed before it.
     const int status =
         std::system(format("ip netns delete {} >/dev/null 2>&1", name_of(host)).c_str());
     static_cast<void>(status);

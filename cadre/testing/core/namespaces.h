@@ -1,9 +1,9 @@
-// Several hosts on one machine: network namespaces joined by links, each with a host name and an
-// /etc/hosts of its own, and without DNS.
+// Simulates several hosts on one machine: network namespaces that are joined by links. Each has its
+// own host name and /etc/hosts, and no DNS.
 //
 // Threads: call from a process with no other thread. Blocking: for the time of a few commands.
-// Lifetime: the destructor removes the namespaces with all that is in them.
-// Errors: throws Error(kInternal) with the command that failed.
+// Lifetime: the destructor removes the namespaces and everything in them. Errors: throws
+// Error(kInternal) with the command that failed.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ namespace cadre::testing {
 
 class Namespaces {
  public:
-  // Why this process may not make namespaces; empty when it may.
+  // Returns why this process may not make namespaces; an empty text if it may.
   static std::string obstacle();
 
   explicit Namespaces(int num_hosts);
@@ -23,17 +23,17 @@ class Namespaces {
 
   struct End {
     int host = 0;
-    std::string address;  // with its prefix length: "10.77.0.1/24"
+    std::string address;  // includes the prefix length: "10.77.0.1/24"
   };
-  // A cable between two hosts; its ends are called "to<other host>".
+  // Makes a link between two hosts; its ends are called "to<other host>".
   void link(const End& a, const End& b);
-  // `ip` with these arguments on a host.
+  // Runs `ip` with these arguments on a host.
   void ip(int host, const std::string& arguments);
-  // Hosts that route for others.
+  // Makes a host route packets for others.
   void forward(int host);
 
-  // Moves this process to a host, which is called "node<host>" and knows the names in `hosts`,
-  // lines of /etc/hosts, and no others.
+  // Moves this process to a host, which is called "node<host>" and knows only the names in `hosts`,
+  // which has lines of /etc/hosts.
   void enter(int host, const std::string& hosts = "") const;
 
  private:

@@ -1,5 +1,5 @@
 // A job of control planes for tests: ranks that connect to each other, and groups that record the
-// events delivered to them. Runs on threads, where hosts exist in the addresses only, and in the
+// events delivered to them. It runs on threads, where hosts exist only in the addresses, and in the
 // simulator.
 #pragma once
 
@@ -46,7 +46,7 @@ class RecordedGroup final : public GroupEvents {
     std::lock_guard lock(mutex_);
     return losses_;
   }
-  // Lost ranks of all reports, with repetitions; ascending.
+  // Returns the lost ranks of all reports, ascending, with repetitions.
   std::vector<int> lost() const {
     std::vector<int> ranks;
     for (const LossReport& loss : losses()) ranks.push_back(loss.rank);
@@ -72,7 +72,7 @@ class RecordedGroup final : public GroupEvents {
   std::vector<GroupFailure> failures_;
 };
 
-// Polls every millisecond; false at the deadline.
+// Polls every millisecond; returns false at the deadline.
 inline bool await(os::System& system, const std::function<bool()>& is_met, Deadline deadline) {
   while (!is_met()) {
     if (deadline.has_passed(system.now())) return false;
@@ -86,7 +86,7 @@ inline void sleep_until(os::System& system, Duration since_start) {
   while (!until.has_passed(system.now())) system.make_waiter()->park(until);
 }
 
-// Shared by the ranks of one job.
+// The object that the ranks of one job share.
 class PlaneJob {
  public:
   struct Options {
@@ -94,10 +94,10 @@ class PlaneJob {
     std::function<std::vector<GroupActivity>(int)> last_activities = {};
     std::function<void(int, std::unique_ptr<os::Socket>)> on_data_connection = {};
     std::vector<std::unique_ptr<os::Pollable>> processes = {};
-    Duration patience = std::chrono::seconds(30);  // until all ranks listen
+    Duration patience = std::chrono::seconds(30);  // how long to wait until all ranks listen
   };
 
-  // Where a rank listens: loopback on threads, its host's address in the simulator.
+  // Returns where a rank listens: loopback on threads, its host's address in the simulator.
   using ListenHost = std::function<std::string(int host)>;
   PlaneJob(const std::vector<int>& ranks_per_host, ListenHost listen_host)
       : listen_host_(std::move(listen_host)) {

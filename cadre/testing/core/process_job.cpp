@@ -21,7 +21,7 @@ namespace {
 constexpr char kToken[] = "token of the test";
 constexpr Duration kConnectTime = std::chrono::seconds(20);
 
-// Every rank holds the writing end as long as it lives; nobody writes.
+// A pipe whose writing end every rank holds as long as it lives. No rank writes.
 struct LifeLine {
   os::Fd reading_end;
   os::Fd writing_end;
@@ -33,7 +33,7 @@ LifeLine make_life_line() {
   return {os::Fd(ends[0]), os::Fd(ends[1])};
 }
 
-// Until the last rank is gone, killed or ended.
+// Serves the store until the last rank is gone, killed or ended.
 void hold_store(RankContext& context, LifeLine& line) {
   const auto server = TcpStoreServer::start(
                           context.system, {.address = context.rendezvous_address, .token = kToken})

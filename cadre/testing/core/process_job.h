@@ -1,5 +1,5 @@
-// A job for tests with real processes: ranks, and one process more that holds their store, so that
-// any rank may be killed. The store goes when the last rank is gone.
+// A job for tests with real processes: the ranks, and one more process that holds their store, so
+// that any rank may be killed. The store ends when the last rank is gone.
 //
 // Threads: call from a process with no other thread. Blocking: until all have ended.
 #pragma once
@@ -21,31 +21,32 @@ struct JobOptions {
 
 using JobMain = std::function<void(RankContext&, const Membership&)>;
 
-// The outcomes of the ranks, without that of the store.
+// Returns the outcomes of the ranks, without that of the store's process.
 RanksResult run_job(const JobOptions& options, const JobMain& rank_main);
 
 std::unique_ptr<Communicator> connect(RankContext& context, const Membership& membership,
                                       const CommunicatorOptions& options,
                                       Duration budget = std::chrono::seconds(20));
 
-// Lets time pass, without work.
+// Sleeps.
 void nap(os::System& system, Duration duration);
 
-// What a rank that lived through a failure hands back, with moments on the clock that all processes
-// of a host share.
+// What a rank that survived a failure returns. Its times are on the clock that all processes of a
+// host share.
 struct FailureReport {
-  TimePoint raised;     // when it had the error
-  TimePoint disturbed;  // when it sent the signal, if it was the one to do so
+  TimePoint raised;     // when the rank had the error
+  TimePoint disturbed;  // when the rank sent the signal, if it was the rank to do so
   std::string message;  // "kCode: message"
 };
 std::string to_text(const FailureReport& report);
 FailureReport parse_report(const std::string& text);
 
-// Pids, host names, durations, operation numbers and phases replaced by words.
+// Replaces pids, host names, durations, operation numbers and phases by words.
 std::string mask(std::string text);
 
 // Shortens "rank 1 of group "world" (world rank 2, " to "rank 1 (", as in the text of a group of
-// all ranks. first_world_rank: that of the group's rank 0; the others follow. A wrong number stays.
+// all ranks. first_world_rank: the world rank of the group's rank 0; the other ranks follow. A
+// wrong number is not removed.
 std::string without_world_ranks(std::string text, int first_world_rank);
 
 }  // namespace cadre::testing

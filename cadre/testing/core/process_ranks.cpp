@@ -35,17 +35,17 @@ void write_all(int fd, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(fd, text.data(), text.size());
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) return;  // the parent is gone, and with it whoever would read this
+    if (written < 0) return;  // the parent, which would read this, is gone
     text.remove_prefix(static_cast<size_t>(written));
   }
 }
 
-// On the pipe: the length of the failure in decimal, a newline, the failure, the output. A process
-// that was killed leaves the pipe without the newline.
+// The child writes to the pipe: the length of the failure in decimal, a newline, the failure, the
+// output. If a process was killed, there is no newline in the pipe.
 [[noreturn]] void run_child(os::Fd out, pid_t parent, int rank, int world_size,
                             const os::Address& rendezvous_address, const RankMain& rank_main) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  // The parent may have ended before the line above; then nobody would ever kill this process.
+  // The parent may have ended before prctl() was called; then nothing would ever kill this process.
   if (::getppid() != parent) ::_exit(1);
   std::string output;
   const std::string failure = failure_of([&] {
@@ -64,7 +64,7 @@ struct Child {
   std::string received;
 };
 
-// False when the pipe has ended.
+// Returns false if the pipe has ended.
 bool read_some(Child& child) {
   char buffer[4096];
   const ssize_t got = ::read(child.pipe.get(), buffer, sizeof(buffer));
@@ -101,7 +101,7 @@ RankOutcome parse_outcome(const std::string& received, int status, bool was_late
   return outcome;
 }
 
-// The started ranks; its destructor kills and reaps whatever still runs.
+// The started ranks. The destructor kills and reaps those that still run.
 class Children {
  public:
   ~Children() {
@@ -135,7 +135,7 @@ class Children {
     RanksResult result;
     for (Child& child : children_) {
       bool was_late = false;
-      // One after the other: the others' pipes hold 64 KiB meanwhile, and are read in their turn.
+      // The pipes are read one after the other. Meanwhile the others can hold 64 KiB each.
       while (!was_late) {
         if (!os::poll_one(child.pipe.get(), POLLIN, deadline)) {
           was_late = true;

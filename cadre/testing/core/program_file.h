@@ -1,7 +1,7 @@
-// A file of the program that gets the numbers of descriptors which the program has closed by
-// mistake: whatever is written to such a number afterwards destroys the file.
+// A file of the program. It gets the numbers of descriptors that the program has closed by mistake,
+// so that a write to such a number afterwards destroys the file.
 //
-// Threads: one. Lifetime: the numbers stay open until the process ends, or somebody closes them.
+// Threads: one. Lifetime: the numbers stay open until the process ends or they are closed.
 #pragma once
 
 #include <fcntl.h>
@@ -16,8 +16,9 @@
 
 namespace cadre::testing {
 
-// What a program does to a descriptor of Cadre. By the system call itself, because a detector of
-// data races reports the close of a descriptor that another thread uses, which is the purpose here.
+// Closes a descriptor of Cadre, as a program may do by mistake. It is a direct system call, because
+// a detector of data races reports the close of a descriptor that another thread uses, which is the
+// purpose here.
 inline void close_from_outside(int number) {
   ::syscall(SYS_close, number);
 }
@@ -34,12 +35,12 @@ class ProgramFile {
     ::syscall(SYS_dup3, fd, number, O_CLOEXEC);
     ::close(fd);
   }
-  // Whether all bytes and the size are what they were.
+  // Returns whether the bytes and the size are unchanged.
   bool is_intact() const {
     std::ifstream file(path_);
     return std::string(std::istreambuf_iterator<char>(file), {}) == content();
   }
-  // Whether the number still leads to the file, from whose beginning nobody has read or written.
+  // Returns whether the number still leads to the file, and nothing was read or written through it.
   static bool is_open(int number) { return ::lseek(number, 0, SEEK_CUR) == 0; }
 
  private:
@@ -48,7 +49,7 @@ class ProgramFile {
   std::string path_;
 };
 
-// The numbers of all descriptors of this process.
+// Returns the numbers of all descriptors of this process.
 inline std::set<int> open_descriptors() {
   std::set<int> numbers;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
@@ -58,7 +59,7 @@ inline std::set<int> open_descriptors() {
   return numbers;
 }
 
-// Those that were opened since `before`.
+// Returns the descriptors that were opened since `before`.
 inline std::set<int> opened_since(const std::set<int>& before) {
   std::set<int> numbers = open_descriptors();
   std::erase_if(numbers, [&](int number) { return before.contains(number); });

@@ -71,7 +71,7 @@ TEST(Leftovers, NameWhatIsHeld) {
   thread->join();
 }
 
-// Proves the rendezvous address: rank 0 listens there, whatever the ranks are.
+// Checks the rendezvous address: rank 0 listens there, whether ranks are threads or processes.
 void greet_rank_zero(RankContext& context) {
   const Deadline deadline = context.system.deadline_in(seconds(10));
   if (context.rank == 0) {

@@ -11,14 +11,15 @@
 namespace cadre::testing {
 namespace {
 
-// A 16-bit floating-point type as the list of its non-negative numbers.
+// A 16-bit floating-point type, as the list of its non-negative numbers.
 class Half {
  public:
   explicit Half(int num_mantissa_bits) {
     const int num_exponent_bits = 15 - num_mantissa_bits;
     const int bias = (1 << (num_exponent_bits - 1)) - 1;
     const int infinite = ((1 << num_exponent_bits) - 1) << num_mantissa_bits;
-    // The first number past the finite ones, where infinity has its code, is what ties round to.
+    // The list also has the number after the largest finite one, at the code of infinity, because
+    // rounding must compare with it.
     for (int code = 0; code <= infinite; ++code) {
       const int exponent = code >> num_mantissa_bits;
       const int hidden = exponent == 0 ? 0 : 1 << num_mantissa_bits;
@@ -37,7 +38,8 @@ class Half {
     return static_cast<float>((code & 0x8000U) != 0 ? -value : value);
   }
 
-  // The nearest number by exact distance; of two equally near, the one with the even code.
+  // Returns the nearest number by exact distance; of two equally near numbers, the one with the
+  // even code.
   uint16_t encode(float value) const {
     if (std::isnan(value)) return quiet_nan_;
     const double magnitude = std::abs(static_cast<double>(value));
@@ -133,7 +135,7 @@ void reduce_integers(const Inputs& inputs, ReduceOp op, std::vector<std::byte>& 
   }
 }
 
-// By counting the true ones: and is "all", or is "any", exclusive or is "an odd number".
+// Counts the true values: "and" means all, "or" means any, "exclusive or" means an odd number.
 void reduce_bools(const Inputs& inputs, ReduceOp op, std::vector<std::byte>& out) {
   for (size_t i = 0; i < out.size(); ++i) {
     const auto is_true = [i](const auto& input) { return input[i] != std::byte{0}; };
@@ -277,7 +279,7 @@ std::vector<ReduceKind> all_reduce_kinds() {
   for (int dtype = 0; dtype < kNumDTypes; ++dtype) {
     for (int op = 0; op < kNumReduceOps; ++op) {
       const ReduceKind kind{static_cast<DType>(dtype), static_cast<ReduceOp>(op)};
-      if (kind.op == ReduceOp::kPremulSum) continue;  // to an engine it comes as a sum
+      if (kind.op == ReduceOp::kPremulSum) continue;  // an engine gets it as a sum
       if (is_supported(kind.dtype, kind.op)) kinds.push_back(kind);
     }
   }

@@ -1,9 +1,9 @@
-// What a reduction must give, worked out one element at a time: the truth for tests of the kernels
-// and of every engine.
+// Computes what a reduction must give, one element at a time, as the expected result in tests of
+// the kernels and of every engine.
 //
-// Threads: any. Blocking: never. Lifetime: values. Errors: none.
-// Independent of core/collective/reduce: plain loops over scalars; float16 and bfloat16 are lists
-// of numbers, rounded to by comparing exact distances; truth values are counted.
+// Threads: any. Blocking: never. Lifetime: values. Errors: none. It shares no code with
+// core/collective/reduce: it has plain loops over scalars; float16 and bfloat16 are lists of
+// numbers, and rounding compares exact distances; truth values are counted.
 #pragma once
 
 #include <cstddef>
@@ -30,31 +30,31 @@ void write_element(std::vector<std::byte>& bytes, size_t i, T value) {
   std::memcpy(bytes.data() + i * sizeof(T), &value, sizeof(T));
 }
 
-// float16 or bfloat16, as `dtype` says. A NaN becomes the quiet one, 0x7e00 or 0x7fc0.
+// Convert float16 or bfloat16, as `dtype` says. A NaN becomes the quiet NaN, 0x7e00 or 0x7fc0.
 uint16_t to_half(float value, DType dtype);
 float from_half(uint16_t code, DType dtype);
 
-// Element i of the dtype; integers wrap, floats are rounded to nearest even.
+// Writes element i of the dtype. Integers wrap, floats are rounded to nearest even.
 void write_number(std::vector<std::byte>& bytes, size_t i, DType dtype, double value);
 
-// Every pair that engines compute: the supported ones but for PREMUL_SUM, which comes to them as
-// SUM.
+// Returns every pair that engines compute: all supported pairs except those with PREMUL_SUM, which
+// engines get as SUM.
 std::vector<ReduceKind> all_reduce_kinds();
 
-// A third of all_reduce_kinds(), another for each of three world sizes in a row, and of these the
-// share of this run (seeds.h): for tests that try many worlds. Every kind in every world is the
-// conformance program's.
+// Returns a third of all_reduce_kinds(), a different third for each of three consecutive world
+// sizes, and of these the share of this run (seeds.h). It is for tests that try many worlds. The
+// conformance program tests every kind in every world.
 std::vector<ReduceKind> reduce_kinds_in(int world_size);
 
-// Integers of any bits; finite floats of widely differing sizes, so that the order of the additions
-// shows in the result.
+// Returns integers with any bits, or finite floats whose sizes differ so much that the order of the
+// additions shows in the result.
 Inputs random_inputs(size_t num_inputs, size_t count, DType dtype, uint64_t seed);
 
-// The fold of all inputs in their order; one input as it is. REQUIRES: at least one input; all of
-// one size.
+// Reduces all inputs in their order; returns a single input unchanged. REQUIRES: at least one
+// input; all have one size.
 std::vector<std::byte> reference_reduction(const Inputs& inputs, ReduceKind kind);
 
-// Each element times the factor. REQUIRES: a floating-point dtype.
+// Multiplies each element by the factor. REQUIRES: a floating-point dtype.
 std::vector<std::byte> reference_scaling(const std::vector<std::byte>& input, DType dtype,
                                          double factor);
 

@@ -1,7 +1,7 @@
-// Shared memory of which only so many bytes can be reserved: what a host without free memory gives.
+// Shared memory of which only so many bytes can be reserved, as on a host without free memory.
 //
-// Threads: one. Blocking: never. Lifetime: shares the inner memory.
-// Errors: reserve() gives kUnavailable when too little is left.
+// Threads: one. Blocking: never. Lifetime: shares the inner memory. Errors: reserve() returns
+// kUnavailable if too little is left.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
-// The pipelines that the tests of this folder go through: every schedule on 2 to 8 ranks with 1 to
-// 16 microbatches and 1 to 4 stages on each rank.
+// The pipelines with which schedules are tested: every schedule on 2 to 8 ranks with 1 to 16
+// microbatches and 1 to 4 stages on each rank.
 //
 // Threads: one. Blocking: never.
 #pragma once
@@ -18,7 +18,7 @@ inline std::string text_of(const PipelineScheduleOptions& options) {
                        options.stages_per_rank.value_or(0));
 }
 
-// Calls `body` with each of them that the schedule does not refuse; returns their number.
+// Calls `body` with each pipeline that the schedule does not refuse; returns their number.
 inline int for_each_pipeline(
     const std::function<void(const PipelineScheduleOptions&, const PipelineSchedule&)>& body) {
   int count = 0;
@@ -39,7 +39,7 @@ inline int for_each_pipeline(
   return count;
 }
 
-// REQUIRES: none of them is refused.
+// REQUIRES: the schedule does not refuse the options.
 inline PipelineSchedule make(PipelineScheduleKind kind, int num_ranks, int num_microbatches) {
   return make_pipeline_schedule(
              {.kind = kind, .num_ranks = num_ranks, .num_microbatches = num_microbatches})

@@ -1,6 +1,7 @@
 // A queue of collectives on a runner that a test scripts.
 //
-// Threads: as OperationQueue. Blocking: the destructor, until the queue is closed. For tests only.
+// Threads: those of OperationQueue. Blocking: the destructor, until the queue is closed. For tests
+// only.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -37,7 +38,7 @@ inline Completion out_of_memory_at_first(const Operation& operation) {
   return Status();
 }
 
-// Barriers on streams that are told apart by their addresses.
+// Returns an operation of barriers. The addresses of their streams distinguish them.
 inline Operation barrier_operation(size_t num_collectives = 1) {
   static std::array<Collective, 3> collectives;
   static const Fingerprint fingerprint = OpDescriptor{}.fingerprint();

@@ -1,4 +1,4 @@
-// The seeds that a randomised test runs with.
+// The seeds of randomised tests.
 //
 // Threads: any. Blocking: never.
 #pragma once
@@ -8,23 +8,25 @@
 
 namespace cadre::testing {
 
-// 1, 2, ... count; or the one seed in the environment variable CADRE_TEST_SEED, to replay a failure
-// (each such test names its seed when it fails).
+// Returns 1, 2, ... count; or only the seed in the environment variable CADRE_TEST_SEED, to replay
+// a failure (each such test names its seed if it fails).
 std::vector<uint64_t> test_seeds(int count);
 
-// test_seeds() of 200, or of as many as CADRE_SIM_SEEDS says: for runs of the simulator.
+// Returns test_seeds() of 200, or of CADRE_SIM_SEEDS if it is set, for runs of the simulator.
 std::vector<uint64_t> simulator_seeds();
-// The most ranks of such a run: CADRE_SIM_MAX_RANKS, at least 2; default 4.
+// Returns the largest number of ranks in such a run: CADRE_SIM_MAX_RANKS, at least 2; default 4.
 int max_simulated_ranks();
 
-// What picks the share of the cases of this run where a test has too many for every run: the
-// environment variable CADRE_CASES_SEED, or 1. .ci/run derives it from the commit and prints it.
+// Returns the number that picks this run's share of the cases, if a test has too many for every
+// run: the environment variable CADRE_CASES_SEED, or 1. .ci/run derives it from the commit and
+// prints it.
 uint64_t cases_seed();
 
-// The environment variable CADRE_CASES_ONE_IN, at least 1; default 1, which is all cases.
+// Returns the environment variable CADRE_CASES_ONE_IN, at least 1; default 1, with which all cases
+// run.
 uint64_t cases_one_in();
 
-// One in cases_one_in() of `cases`, as cases_seed() picks them.
+// Returns one in cases_one_in() of `cases`; cases_seed() picks them.
 template <typename Case>
 std::vector<Case> share_of(const std::vector<Case>& cases) {
   std::vector<Case> share;

@@ -1,4 +1,4 @@
-// A socket that takes all bytes and receives none: tests override the calls that they use.
+// A socket that takes all bytes and receives none. Tests override the calls that they use.
 //
 // Threads: one at a time. Blocking: never. For tests only.
 #pragma once

@@ -1,8 +1,8 @@
 // Runs one function as several ranks of a simulation.
 //
-// Threads: call from one thread. Blocking: in real time, for as long as the ranks compute.
-// Errors: see ranks.h; a rank that was killed or stopped has "killed" or "stopped" as its failure,
-// and a simulation that did not end by itself (deadlock) fails every rank.
+// Threads: call from one thread. Blocking: in real time, for as long as the ranks compute. Errors:
+// see ranks.h. The failure of a rank that was killed or stopped is "killed" or "stopped". If a
+// simulation does not end by itself (deadlock), every rank fails.
 #pragma once
 
 #include "cadre/core/sim/simulator.h"
@@ -14,8 +14,8 @@ struct SimulatedRanksResult : RanksResult {
   sim::SimResult sim;
 };
 
-// All ranks on one host unless options.ranks_per_host says otherwise. On one host they meet at a
-// unix address, else at a TCP address of host 0.
+// All ranks are on one host unless options.ranks_per_host says otherwise. On one host they meet at
+// a unix address, else at a TCP address of host 0.
 SimulatedRanksResult run_ranks_in_simulator(uint64_t seed, sim::SimOptions options, int world_size,
                                             const RankMain& rank_main);
 

@@ -1,7 +1,7 @@
 // A file system of a given size, so that a test can fill it.
 //
-// Threads: one owner. Blocking: never. Lifetime: what lies on it goes when the last file is closed.
-// Errors: is_there() is false where this process may not mount one.
+// Threads: one owner. Blocking: never. Lifetime: its files are lost when the last one is closed.
+// Errors: is_there() is false if this process may not mount a file system.
 #pragma once
 
 #include <sys/mount.h>

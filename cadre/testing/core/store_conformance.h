@@ -1,8 +1,8 @@
 // What the conformance tests of every Store share: the kinds of stores, and a fixture with one of
 // them.
 //
-// Threads: one, and those of run_together(). Blocking: for the time of the test. Lifetime: the
-// test's.
+// Threads: one, and those of run_together(). Blocking: for the time of the test. Lifetime: that of
+// the test.
 #pragma once
 
 #include <gmock/gmock.h>
@@ -29,7 +29,7 @@ using std::chrono::seconds;
 class StoreHarness {
  public:
   virtual ~StoreHarness() = default;
-  // A handle as a rank would hold it; handles see the same keys.
+  // Returns a handle like that of a rank; all handles see the same keys.
   virtual std::shared_ptr<Store> open() = 0;
 };
 
@@ -53,7 +53,7 @@ class PrefixHarness final : public StoreHarness {
   std::shared_ptr<Store> store_;
 };
 
-// A server in this process; every handle is a client of its own.
+// A store server in this process. Every handle is a separate client.
 class TcpHarness final : public StoreHarness {
  public:
   TcpHarness(os::System& system, StoreProtocol protocol) : system_(system), protocol_(protocol) {
@@ -71,7 +71,7 @@ class TcpHarness final : public StoreHarness {
   std::unique_ptr<TcpStoreServer> server_;
 };
 
-// One file; every handle opens it anew.
+// A store in one file. Every handle opens the file anew.
 class FileHarness final : public StoreHarness {
  public:
   explicit FileHarness(os::System& system) : system_(system) {}

@@ -1,7 +1,7 @@
-// What every os::System does, as tests that each implementation instantiates.
+// Tests of what every os::System does. Each implementation instantiates them.
 //
-// To be included in one test file of the implementation, with INSTANTIATE_TEST_SUITE_P over a
-// SystemWorld. Bodies run inside SystemWorld::run, which is where a simulation has its baton.
+// Include this header in one test file of the implementation, with INSTANTIATE_TEST_SUITE_P over a
+// SystemWorld. Bodies run inside SystemWorld::run, because there a simulation has its baton.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -63,7 +63,7 @@ class SystemConformance : public ::testing::TestWithParam<SystemWorld> {
   static os::Address tcp(const std::string& host = "127.0.0.1") {
     return {os::Address::Kind::kTcp, host, 0};
   }
-  // One of each kind.
+  // Returns one address of each kind.
   static std::vector<os::Address> addresses(os::System& system) {
     return {tcp(), tcp("::1"), tcp("localhost"), make_rendezvous_address(system)};
   }
@@ -87,7 +87,7 @@ class SystemConformance : public ::testing::TestWithParam<SystemWorld> {
       if (got == 0) require(wait_readable(system, socket), "never readable");
     }
   }
-  // Reads until the stream fails, and returns how.
+  // Reads until the stream fails, and returns the error.
   static Error end_of(os::System& system, os::Socket& socket) {
     std::array<std::byte, 256> buffer{};
     for (;;) {
@@ -193,7 +193,7 @@ TEST_P(SystemConformance, WaitOnAWordEndsAtTheDeadline) {
   });
 }
 
-// The caller must see its abort flag although nobody publishes.
+// The caller must see its abort flag although no thread publishes.
 TEST_P(SystemConformance, WaitOnAWordNaps) {
   run([](os::System& system) {
     os::WaitWord word;
@@ -330,7 +330,7 @@ TEST_P(SystemConformance, AFullStreamTakesNothingUntilItIsRead) {
       const Pair pair = connect_pair(system, address);
       const std::vector<std::byte> block = pattern(64 << 10);
       size_t total = 0;
-      // Room may come back while the kernel moves bytes to the other end; then the stream fills on.
+      // While the kernel moves bytes to the other end, the stream may take more bytes.
       size_t sent = 0;
       do {
         sent = pair.client->try_send(block).value_or_throw();
@@ -451,7 +451,7 @@ TEST_P(SystemConformance, SegmentsPassOverUnixSocketsAndShareOneMapping) {
     auto sent = system.create_segment(8192).value_or_throw();
     sent->bytes()[4000] = std::byte{42};
     EXPECT_EQ(pair.server->try_recv_segment().value_or_throw(), nullptr);
-    // Bytes before and after keep their places around the segment.
+    // Bytes before and after the segment keep their order relative to it.
     send_all(system, *pair.client, pattern(3));
     EXPECT_TRUE(pair.client->try_send_segment(*sent).value_or_throw());
     send_all(system, *pair.client, pattern(5));

@@ -28,7 +28,7 @@ struct Transfer {
   Bytes in;
 };
 
-// Both directions at once, until all of it has moved.
+// Moves all bytes in both directions at once.
 inline Status transfer(Transport& transport, Transfer what, Deadline deadline) {
   Channel& channel = transport.channel(what.peer);
   while (!what.out.empty() || !what.in.empty()) {
@@ -57,7 +57,7 @@ class TcpLinksTest : public ::testing::Test {
     transfer(transport, {peer, {}, bytes}, soon()).value_or_throw();
     return bytes;
   }
-  // Fills a channel until nothing more is taken for a while; the bytes taken.
+  // Sends until the channel has taken nothing for a while. Returns how many bytes it took.
   size_t send_until_full(Transport& transport, Rank peer) {
     const std::vector<std::byte> piece(1 << 20);
     size_t total = 0;

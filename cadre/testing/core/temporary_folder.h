@@ -1,4 +1,4 @@
-// A folder for one test, removed with all it holds by the destructor.
+// A folder for one test. The destructor removes the folder and everything in it.
 //
 // Threads: one owner. Blocking: for the time of the disk.
 #pragma once
@@ -13,14 +13,14 @@ namespace cadre::testing {
 
 class TemporaryFolder {
  public:
-  // Throws Error(kUnavailable) when none can be made.
+  // Throws Error(kUnavailable) if no folder can be made.
   TemporaryFolder()
       : folder_(os::TemporaryFolder::make(std::filesystem::temp_directory_path(), "cadre-test-")
                     .value_or_throw()),
         path_(folder_->path()) {}
 
   const std::filesystem::path& path() const { return path_; }
-  // The path of a file in it.
+  // Returns the path of a file in the folder.
   std::string file(const std::string& name) const { return path_ / name; }
 
  private:

@@ -1,5 +1,5 @@
 // What the tests of groups share: ranks on threads of one native System, over shared memory and
-// over TCP, with a store of their own.
+// over TCP, with their own store.
 //
 // Threads: run() makes one for each rank. Blocking: until all ranks have ended.
 #pragma once
@@ -80,7 +80,8 @@ inline void await_leave(RankContext& context, const Communicator& group, Rank ra
   });
 }
 
-// The offset in this rank's slice of the host memory at which it would cut its next piece.
+// Returns the offset, in this rank's slice of the host memory, of the next piece that it would
+// allocate.
 inline size_t next_offset(const Communicator& world) {
   HostMemory& memory = *CommunicatorParts::impl_of(world).fabric->host_memory();
   return memory.allocate({.num_bytes = 1}).value_or_throw().place().offset;

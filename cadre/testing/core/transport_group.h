@@ -1,9 +1,8 @@
-// All transports of one group in one process, connected: for tests and benches of what runs over
-// them.
+// All transports of one group in one process, connected, for tests and benches of what uses them.
 //
-// Threads: of(rank) belongs to the thread that plays that rank; run() starts one for each.
-// Blocking: the constructor connects; run() until all ranks have ended.
-// Lifetime: nothing is left behind. Errors: the constructor throws; run() reports as text.
+// Threads: of(rank) belongs to the thread that acts as that rank; run() starts one for each.
+// Blocking: the constructor connects; run() until all ranks have ended. Lifetime: nothing is left
+// behind. Errors: the constructor throws; run() returns errors as text.
 #pragma once
 
 #include <functional>
@@ -36,13 +35,14 @@ class TransportGroup {
   os::Interrupt& interrupt_of(Rank rank) const {
     return *interrupts_[static_cast<size_t>(rank.value)];
   }
-  // The rank's TCP links, on which a further group between the ranks is opened. TCP only.
+  // Returns the rank's TCP links, on which a further group between the ranks can be opened. TCP
+  // only.
   TcpLinks& links_of(Rank rank) const { return *links_[static_cast<size_t>(rank.value)]; }
-  // Closes all channels of the rank, as its orderly end does.
+  // Closes all channels of the rank, as a rank that ends in good order does.
   void close(Rank rank) { transports_[static_cast<size_t>(rank.value)].reset(); }
 
-  // Runs the body as every rank, each in a thread. What ranks threw, one line each; empty when all
-  // returned.
+  // Runs the body as every rank, each in a thread. Returns what ranks threw, one line each; an
+  // empty text if all returned.
   std::string run(const std::function<void(Transport&)>& body) const;
 
  private:
@@ -52,7 +52,8 @@ class TransportGroup {
 
   os::System& system_;
   std::vector<std::unique_ptr<os::Interrupt>> interrupts_;
-  std::vector<std::shared_ptr<TcpLinks>> links_;  // shared with the transports; none of memory
+  // Shared with the transports; empty over shared memory.
+  std::vector<std::shared_ptr<TcpLinks>> links_;
   std::vector<std::unique_ptr<Transport>> transports_;
 };
 

@@ -12,7 +12,7 @@
 
 namespace cadre::testing {
 
-// Tied and untied heads alternate.
+// Layouts with tied and untied heads alternate.
 inline std::vector<Layout> axes_layouts() {
   constexpr AxesGptKind kUntied{.is_tied = false};
   constexpr AxesGptKind kSequence{.is_sequence_parallel = true};
@@ -28,8 +28,8 @@ inline std::vector<Layout> axes_layouts() {
        .axes = {{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}},
        .sharding = kFsdp,
        .kind = kUntied},
-      // Three ranks do not divide the vocabulary and the hidden features, so shards end at other
-      // places of what the ranks replicate.
+      // Three ranks do not divide the vocabulary and the hidden features evenly, so shards end at
+      // other elements of the parameters that the ranks replicate.
       {.name = "zero1_x_tp_uneven",
        .axes = {{"dp", 2}, {"tp", 3}},
        .sharding = kZero1,

@@ -1,9 +1,9 @@
 // What the tests of meshes of several axes train: a decoder of two blocks that can be cut into up
 // to four stages, with a tied or an untied head, counter-based dropout, sizes that 4 ranks do not
-// divide, and, if wanted, a layer of experts. Names of parameters are those of the whole decoder in
-// every stage.
+// divide, and, if requested, a layer of experts. In every stage, parameters have the names that
+// they have in the whole decoder.
 //
-// Threads: one for each model. Blocking: as the layers, once they are divided.
+// Threads: one for each model. Blocking: like the layers, once they are divided.
 #pragma once
 
 #include <torch/nn.h>
@@ -29,7 +29,8 @@ struct AxesGptKind {
   bool has_experts = false;
 };
 
-// Stage `stage` of `num_stages`, at most four: embeddings, two blocks, and the head are shared out.
+// Stage `stage` of `num_stages`, at most four, which divide the embeddings, the two blocks and the
+// head among them.
 struct AxesGpt : nn::Module {
   static constexpr int64_t kTokens = 12;
   static constexpr int64_t kWidth = DividedBlockImpl::kWidth;
@@ -62,8 +63,8 @@ struct AxesGpt : nn::Module {
   }
   bool has_block() const { return has(1) || has(2); }
 
-  // x: whole sequences of tokens (B, T) for the first stage, else what the stage before returned.
-  // The last one returns logits, of this rank's tokens and part of the vocabulary.
+  // x: whole sequences of tokens (B, T) for the first stage, else the output of the previous stage.
+  // The last stage returns logits, of this rank's tokens and part of the vocabulary.
   Tensor forward(const Tensor& x) {
     Tensor h = x;
     if (has(0)) {
@@ -84,7 +85,7 @@ struct AxesGpt : nn::Module {
     return kind.is_tied ? tokens->logits(h) : head(h);
   }
 
-  // Entries for what the stage has.
+  // Returns entries for the layers that the stage has.
   std::vector<PlanEntry> plan() const {
     using enum ParallelStyle;
     std::vector<PlanEntry> entries;
@@ -113,8 +114,9 @@ struct AxesGpt : nn::Module {
   int num_stages;
   std::shared_ptr<DropoutStream> stream = std::make_shared<DropoutStream>();
   std::optional<ContextParallel> context;
-  RouterLosses router_losses;  // those of the last forward
-  // Called before the blocks, and in backward behind them, where a test disturbs a rank.
+  RouterLosses router_losses;  // losses of the last forward
+  // Called before the blocks in the forward, and after them in the backward; a test disturbs a rank
+  // in them.
   std::function<void()> in_forward, in_backward;
   Embedding tokens{nullptr}, positions{nullptr};
   Block first{nullptr}, second{nullptr};
@@ -131,7 +133,7 @@ inline std::shared_ptr<AxesGpt> make_axes_gpt(const AxesGptKind& kind, torch::Sc
   return model;
 }
 
-// With the weights of the whole one.
+// Returns the stage with the weights of the whole model.
 inline std::shared_ptr<AxesGpt> stage_of(const AxesGpt& whole, int stage, int num_stages) {
   const auto part = std::make_shared<AxesGpt>(whole.kind, stage, num_stages);
   const torch::NoGradGuard no_grad;

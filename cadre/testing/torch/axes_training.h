@@ -41,11 +41,11 @@
 namespace cadre::testing {
 
 inline constexpr int64_t kAxesRows = 8;
-// So small that every step is clipped.
+// The norm is so small that every step is clipped.
 inline constexpr double kAxesMaxNorm = 0.25;
 inline constexpr RouterLossWeights kAxesRouterWeights{.load_balance = 0.1, .z = 0.02};
 
-// How a model lies on the ranks.
+// How a model is divided among the ranks.
 struct Layout {
   std::string name;
   std::vector<MeshAxis> axes;
@@ -74,12 +74,12 @@ enum class AxesMistake {
   kNone,
   kNoSumOverTp,  // a norm on shards of the sequence does not sum its gradients
   kNoSumOverDp,  // no wrapper, or a pipeline without replicas
-  kUntied,       // the stages' copies of a tied weight have gradients of their own
+  kUntied,       // each stage's copy of a tied weight has its own gradient
   kSwappedMicrobatches,
-  kCountedTwice,  // the norm adds up what all ranks of tp have, also of whole parameters
+  kCountedTwice,  // the norm sums what all ranks of tp have, also for whole parameters
 };
 
-// What the ranks have together in all steps.
+// What the ranks have computed together in all steps.
 struct AxesTraining {
   Training training;
   std::vector<double> norms;
@@ -117,7 +117,7 @@ inline AxesTraining train_axes_alone(const Case& test_case, AxesGpt& model,
   return result;
 }
 
-// One rank of a layout. The objects that it needs stand in the order in which they are made.
+// One rank of a layout. The members are in the order in which they are made.
 class AxesRank {
  public:
   AxesRank(const Layout& layout, const Case& test_case, const ProcessGroup& world,
@@ -140,7 +140,8 @@ class AxesRank {
     make_optimizer_for(test_case);
   }
 
-  // The mean loss over all rows; the gradients are those of the optimizer's step.
+  // Runs a step. Returns the mean loss over all rows; the gradients are those that the optimizer
+  // used.
   double step(const Tensor& batch) {
     optimizer_->zero_grad();
     for (const auto& part : parts_) {
@@ -173,10 +174,10 @@ class AxesRank {
     return result;
   }
 
-  // Whole ones, in the order of the plain module.
+  // Returns whole parameters, in the order of the plain module.
   Snapshot parameters() { return in_order(shard::gather_values(records())); }
 
-  // What this rank owns, for snapshots.
+  // Returns what this rank owns, for snapshots.
   std::vector<ParameterShard> records() {
     if (pipeline_) return pipeline_->parameter_shards();
     if (fsdp_) return fsdp_->parameter_shards();
@@ -184,17 +185,17 @@ class AxesRank {
     return shards_;
   }
   SnapshotParts parts() { return parts_of(records()); }
-  // Whose state is that of the records.
+  // Returns the optimizer whose state is that of the records.
   torch::optim::Optimizer& optimizer() { return zero_local_ ? zero_local_() : *optimizer_; }
   void step_optimizer() { optimizer_->step(); }
-  // In the forward or the backward of its first stage.
+  // Disturbs the rank in the forward or the backward of its first stage.
   void disturb(std::function<void()> in_forward, std::function<void()> in_backward) {
     parts_[0]->in_forward = std::move(in_forward);
     parts_[0]->in_backward = std::move(in_backward);
   }
-  // Closes the mesh, which after an error is left to its destructor.
+  // Closes the mesh. After an error its destructor does that instead.
   void close() { mesh_.close(); }
-  // So many steps have been made before.
+  // Continues after so many steps.
   void start_after(int num_steps) {
     for (const auto& part : parts_) part->stream->step = static_cast<uint64_t>(num_steps);
   }
@@ -207,7 +208,7 @@ class AxesRank {
   int64_t num_rows() const { return kAxesRows / data_.size; }
   int64_t first_row() const { return num_rows() * data_.rank; }
 
-  // The axes of this kind that the layout has.
+  // Returns those of the axes that the layout has.
   std::vector<std::string> axes_among(const std::vector<std::string>& names) const {
     std::vector<std::string> present;
     for (const std::string& name : names) {
@@ -218,7 +219,7 @@ class AxesRank {
   std::vector<std::string> data_axes() const {
     return axes_among({"dp", "dp_replicate", "dp_shard"});
   }
-  // Those of a wrapper.
+  // Returns the axes along which a wrapper reduces gradients.
   std::vector<std::string> reduced_axes() const {
     return ddp_ || fsdp_ ? data_axes() : std::vector<std::string>();
   }
@@ -327,14 +328,14 @@ class AxesRank {
     optimizer_ = std::move(zero);
   }
 
-  // What the optimizer steps.
+  // Returns the tensors that the optimizer updates.
   std::vector<Tensor> trained() const {
     if (pipeline_) return pipeline_->parameters();
     if (fsdp_) return fsdp_->parameters();
     return parameters_of(*parts_[0]);
   }
 
-  // Loss of this rank's rows, or of its tokens of them.
+  // Returns the loss of this rank's rows, or of its tokens of these rows.
   Tensor loss_of(const Tensor& logits, const Tensor& whole_targets) const {
     const Tensor targets = context_ ? context_->shard(whole_targets, 1) : whole_targets;
     const Tensor mean =
@@ -364,7 +365,7 @@ class AxesRank {
     return result.loss;
   }
 
-  // What no wrapper does.
+  // Sums the gradients that no wrapper sums.
   void sum_gradients() {
     if (experts_) {
       experts_->sum_gradients(gradient_records(), {.reduced_axes = reduced_axes()});

@@ -1,4 +1,4 @@
-// Common parts of the tests of DataLoader.
+// What the tests of DataLoader share.
 //
 // For tests only.
 #pragma once
@@ -13,7 +13,7 @@
 
 namespace cadre::testing {
 
-// Its samples are their own indices.
+// A dataset whose samples are their own indices.
 class Counting : public Dataset {
  public:
   explicit Counting(int64_t num_samples) : num_samples_(num_samples) {}

@@ -1,9 +1,9 @@
 // What the tests of sharded gradients share: a model of odd parameters, and a program that runs on
-// two copies of it, of which one is wrapped with replicated gradients and the other with sharded
-// ones. What it compares must have equal bits.
+// two copies of it. One copy is wrapped with replicated gradients and the other with sharded
+// gradients. What the program compares must have equal bits.
 //
-// Threads: expect_equal makes one for each rank. Blocking: until all ranks have ended. Errors: what
-// differs fails the test.
+// Threads: expect_equal makes one for each rank. Blocking: until all ranks have ended. Errors: a
+// difference fails the test.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -34,8 +34,8 @@ struct TiedHeadImpl : nn::Module {
 };
 TORCH_MODULE(TiedHead);
 
-// Sizes that no number of ranks divides, a tied and a frozen weight, two dtypes, a parameter of 0
-// dims, and branches that a forward may leave out.
+// Has sizes that no number of ranks divides, a tied and a frozen weight, two dtypes, a parameter of
+// 0 dims, and branches that a forward may leave out.
 struct Zoo : nn::Module {
   Zoo() {
     torch::manual_seed(5);
@@ -48,10 +48,10 @@ struct Zoo : nn::Module {
     down = register_module("down", nn::Linear(11, 5));
     to(torch::kDouble);
     head = register_module("head", TiedHead(embedding->weight));
-    small = register_module("small", nn::Linear(5, 13));  // float32
+    small = register_module("small", nn::Linear(5, 13));  // the parameters have dtype float32
     scale = register_parameter("scale", torch::full({}, 0.7, torch::kDouble));
   }
-  // x: (B, 3) int64. `use`: side and other.
+  // x: (B, 3) int64. `use`: whether the branches `side` and `other` are used.
   Tensor forward(const Tensor& x, std::pair<bool, bool> use) {
     Tensor h = torch::tanh(up(embedding(x)));
     h = h + torch::gelu(frozen(h));
@@ -70,7 +70,7 @@ struct Zoo : nn::Module {
 
 using Wrapped = DistributedDataParallel<Zoo>;
 
-// False also for a gradient that throws when it is touched.
+// Returns false also for a gradient that throws when it is touched.
 inline bool has_values(const Tensor& gradient) {
   if (!gradient.defined()) return false;
   try {
@@ -85,7 +85,7 @@ inline DistributedDataParallelOptions options_of(GradientPlacement placement) {
   return {.bucket_caps = {.first_bytes = 300, .bytes = 300}, .gradients = placement};
 }
 
-// One of the two copies, as a program sees it.
+// One of the two copies, through the interface that a program uses.
 struct Copy {
   Wrapped& model;
   Zoo& net;
@@ -93,7 +93,7 @@ struct Copy {
   int world_size;
 
   bool is_sharded() const { return !model.flat_parameters().empty(); }
-  // As optimizer.zero_grad(): of what the optimizer holds.
+  // Does the same as optimizer.zero_grad(), for the tensors that the optimizer has.
   void zero_grad(bool set_to_none = true) const {
     if (!is_sharded()) return net.zero_grad(set_to_none);
     for (const ParameterShard& shard : model.parameter_shards()) {
@@ -107,7 +107,7 @@ struct Copy {
       }
     }
   }
-  // Other rows on each rank and in each step.
+  // Returns rows that differ between ranks and steps.
   Tensor rows(int64_t count, int64_t step) const {
     return torch::arange(count * 3)
         .add(1 + 5 * rank + 11 * step)
@@ -129,10 +129,11 @@ inline bool equal_bits(const Tensor& a, const Tensor& b) {
          std::memcmp(left.const_data_ptr(), right.const_data_ptr(), left.nbytes()) == 0;
 }
 
-// What the program saw at each of its comparisons: the gradients of the whole model, or of the
-// shards.
+// What the program read at each of its comparisons: the gradients of the whole model, or those of
+// the shards.
 struct Seen {
-  std::vector<std::vector<Tensor>> gradients;  // by comparison and parameter, undefined without
+  // The gradients by comparison and parameter; undefined if a parameter has no gradient.
+  std::vector<std::vector<Tensor>> gradients;
   std::vector<std::string> names;
   std::vector<FlatRange> ranges;
 };
@@ -190,8 +191,8 @@ inline void require_slices(const Seen& replicated, const Seen& sharded) {
   }
 }
 
-// On each rank, with weights that are equal in both wrappers of rank 0. The process has one random
-// generator, so the models are made before the ranks begin.
+// Runs the program on each rank, with equal weights in both wrappers of rank 0. The process has one
+// random generator, so the models are made before the ranks begin.
 inline void run_pairs(
     int world_size,
     const std::function<void(const ProcessGroup&, Wrapped& replicated, Wrapped& sharded)>& body) {

@@ -1,4 +1,5 @@
-// What the tests of DistributedDataParallel on one rank share: a wrapper whose peers are a formula.
+// What the tests of DistributedDataParallel on one rank share: a wrapper whose peers' values are
+// computed by a formula.
 //
 // Threads: one. Blocking: never.
 #pragma once
@@ -21,8 +22,8 @@ namespace cadre::testing {
 inline constexpr int kWorld = 4;
 
 // Peers that know the wrapper's messages: the sums of the samples in int64, the counts by parameter
-// and by rank in int32, and the trailer behind the gradients. They say what this rank says unless
-// a test sets something else.
+// and by rank in int32, and the trailer behind the gradients. They send the same as this rank,
+// unless a test sets something else.
 class DdpPeers : public PeersFormula {
  public:
   using PeersFormula::PeersFormula;
@@ -38,8 +39,9 @@ class DdpPeers : public PeersFormula {
     }
   }
 
-  Tensor counts;  // of all peers, added, but for their samples; undefined: as this rank
-  std::optional<int64_t> samples;  // of all peers together; otherwise each has those of this rank
+  // Sum of the counts of all peers, without their samples; undefined: the same as on this rank.
+  Tensor counts;
+  std::optional<int64_t> samples;  // sum over all peers; nullopt: each has as many as this rank
   double flag = 0;                 // added to the last element of each floating-point reduction
 
  private:
@@ -51,7 +53,8 @@ class DdpPeers : public PeersFormula {
       return;
     }
     tensor.mul_(world_size());
-    // Where the samples, numbers of writes, wrappers, positions and suspicions of the ranks lie.
+    // The last elements hold the samples, numbers of writes, wrappers, positions and suspicions of
+    // the ranks.
     for (const int64_t place : {1, 2, 3, 4, 5, 6, 8}) {
       const Tensor of_ranks = tensor.narrow(0, -place * world_size(), world_size());
       of_ranks.fill_(of_ranks[0] / world_size());
@@ -69,7 +72,7 @@ class DdpTest : public ::testing::Test {
   std::shared_ptr<Net> net_ = std::make_shared<Net>();
   std::shared_ptr<DdpPeers> formula_ = std::make_shared<DdpPeers>(kWorld);
   FakeGroup peers_{formula_};
-  // Two buckets at least: each parameter of more than 64 bytes fills one.
+  // There are at least two buckets, because each parameter of more than 64 bytes fills one.
   DistributedDataParallelOptions options_{.bucket_caps = {.first_bytes = 64, .bytes = 64}};
 
   DistributedDataParallel<Net> wrap() { return {net_, peers_.group(), options_}; }

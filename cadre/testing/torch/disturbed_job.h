@@ -1,7 +1,8 @@
-// A job of which one rank kills or stops itself while it trains: runs it, and expects of every
-// other rank that training fails there in time and that nothing is left behind.
+// Runs a job of which one rank kills or stops itself while it trains. On every other rank, training
+// must fail in time, and nothing must be left behind.
 //
-// Threads: as run_job(). Blocking: run_disturbed(), until all ranks have ended. For tests only.
+// Threads: those of run_job(). Blocking: run_disturbed(), until all ranks have ended. For tests
+// only.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -28,7 +29,8 @@ namespace cadre::testing {
 
 inline constexpr int kVictim = 1;
 inline constexpr Duration kStopTimeout = std::chrono::seconds(2);
-// The guaranteed time: after the signal, or after the deadline if the victim is only stopped.
+// The guaranteed time. It counts from the signal, or from the deadline if the victim is only
+// stopped.
 inline constexpr Duration kLimit = std::chrono::seconds(2);
 
 struct DisturbedJob {
@@ -37,13 +39,13 @@ struct DisturbedJob {
       SIGKILL;  // SIGSTOP: the victim does not answer; 0: it leaves the group in good order
   TransportChoice transport = TransportChoice::kAuto;
 
-  // Timeout of its groups' operations.
+  // Returns the timeout of the operations of its groups.
   Duration timeout() const {
     return signal == SIGSTOP ? kStopTimeout : Duration(std::chrono::seconds(30));
   }
 };
 
-// When the victim disturbed itself, and its process.
+// When the victim disturbed itself, and the pid of its process.
 struct Moment {
   TimePoint time;
   int pid = 0;
@@ -76,7 +78,7 @@ struct DisturbedRank {
     // A stopped process that is continued must not take part again.
     throw Error(ErrorCode::kInternal, "the victim goes on");
   }
-  // What `train` throws, and when. `check` then sees the error.
+  // Returns what `train` throws, and when. `check` is then called with the error.
   FailureReport report_of(const std::function<void()>& train,
                           const std::function<void(const Error&)>& check = nullptr) const {
     FailureReport report;
@@ -91,11 +93,11 @@ struct DisturbedRank {
   }
 };
 
-// What a rank does; it must fail on every survivor. On the victim it ends in disturb_self(), or,
-// when the victim leaves in good order, with any message.
+// What a rank does; it must fail on every survivor. On the victim it ends in disturb_self(). If the
+// victim leaves in good order, the body returns with any message.
 using DisturbedBody = std::function<FailureReport(DisturbedRank&)>;
 
-// A body with a group of all ranks.
+// Returns a body that runs with a group of all ranks.
 inline DisturbedBody on_group(
     std::function<FailureReport(DisturbedRank&, const ProcessGroup&)> train) {
   return [train = std::move(train)](DisturbedRank& rank) {
@@ -108,7 +110,8 @@ inline DisturbedBody on_group(
 
 inline void live_through(DisturbedRank& rank, const DisturbedBody& body) {
   at::set_num_threads(1);
-  torch::ones({4}, torch::requires_grad()).sum().backward();  // what libtorch starts once
+  // Makes libtorch start now what it starts once.
+  torch::ones({4}, torch::requires_grad()).sum().backward();
   const Resources before = count_resources();
   const FailureReport report = body(rank);
   rank.context.output = to_text(report);
@@ -122,9 +125,9 @@ inline void live_through(DisturbedRank& rank, const DisturbedBody& body) {
 }
 
 struct DisturbedOutcome {
-  std::string victim;                   // how messages end its name: ", pid 812)"
+  std::string victim;                   // how messages name the victim at the end: ", pid 812)"
   std::string farewell;                 // the message of a victim that left in good order
-  std::map<int, std::string> messages;  // those of the survivors, by rank
+  std::map<int, std::string> messages;  // messages of the survivors, by rank
 };
 
 inline DisturbedOutcome run_disturbed(const DisturbedJob& job, const DisturbedBody& body) {
@@ -167,10 +170,10 @@ inline DisturbedOutcome run_disturbed(const DisturbedJob& job, const DisturbedBo
 }
 
 // A timeout in the group of one axis of a mesh names the rank that it waits for, and the group in
-// which that rank waits: only one rank then has to name the victim.
+// which that rank waits. So only one rank must name the victim.
 enum class WaitsIn { kOneGroup, kGroupsOfAxes };
 
-// The survivors' codes fit the signal, and their messages name the victim.
+// Checks that the survivors' codes fit the signal, and that their messages name the victim.
 inline void expect_victim_named(const DisturbedJob& job, const DisturbedOutcome& outcome,
                                 WaitsIn groups) {
   const std::string code = job.signal == SIGSTOP ? "kTimeout: " : "kPeerLost: ";

@@ -1,7 +1,8 @@
 // What the equality tests of expert parallelism train: a GPT whose MLPs are mixtures of experts,
-// and an MLP with one in the middle, of one selected expert and a capacity that drops choices.
+// and an MLP with one mixture in the middle, with one selected expert and a capacity that drops
+// choices.
 //
-// Threads: one for each model. Blocking: as the layers, once divided.
+// Threads: one for each model. Blocking: like the layers, once they are divided.
 #pragma once
 
 #include <torch/nn.h>
@@ -21,9 +22,9 @@ struct Degrees {
   int ep;
 };
 
-// loss() is the mean over the tokens of all ranks, and the auxiliary losses of the forward before.
+// loss() is the mean over the tokens of all ranks plus the auxiliary losses of the last forward.
 struct ExpertModel : Model {
-  // Null in one process.
+  // Null if there is one process.
   const ExpertParallel* experts = nullptr;
 
  protected:

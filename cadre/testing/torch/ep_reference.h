@@ -1,5 +1,6 @@
-// A mixture of experts by its definition, token by token and expert by expert in one process, as
-// the truth for the tests of the layer; and the models and numbers that these use.
+// Computes a mixture of experts by its definition, token by token and expert by expert in one
+// process, as the expected result in tests of the layer. Also has models and numbers that these
+// tests use.
 //
 // Threads: pure functions. Blocking: never.
 #pragma once
@@ -22,17 +23,17 @@ struct ExpertReference {
   Tensor z;             // ()
   std::vector<int64_t> choices_of_expert;
   int64_t num_dropped = 0;
-  // The smallest difference between a chosen logit and the next smaller one of its token.
+  // The smallest difference between a chosen logit and the next smaller one of the same token.
   double smallest_gap = 1e9;
 };
 
-// As the parameters of the layer, whole.
+// The parameters of the layer, whole.
 struct ExpertWeights {
   Tensor router, up_weight, up_bias, down_weight, down_bias;
   std::vector<Tensor> all() const { return {router, up_weight, up_bias, down_weight, down_bias}; }
 };
 
-// The experts of each token, best first; by comparison of single numbers.
+// Returns the experts of each token, best first, by comparing single numbers.
 inline std::vector<std::vector<int64_t>> best_experts(const Tensor& logits, int64_t num_selected,
                                                       double& smallest_gap) {
   std::vector<std::vector<int64_t>> chosen;
@@ -107,7 +108,7 @@ inline ExpertReference reference_of(const ExpertWeights& weights, const Tensor& 
   return result;
 }
 
-// Smooth numbers of the size of weights.
+// Returns smooth numbers that are as large as weights.
 inline Tensor smooth_numbers(at::IntArrayRef shape, double seed) {
   const int64_t count = c10::multiply_integers(shape);
   return (torch::arange(count, torch::kDouble) * 0.7 + seed).sin().view(shape) * 0.5;

@@ -1,5 +1,5 @@
-// The models of wrap_models.h with units in them, and more that tests of units need. The same
-// seed gives the same parameters in the same order.
+// The models of wrap_models.h with units in them, and more models that tests of units need. The
+// same seed gives the same parameters in the same order.
 //
 // Threads: one for each model. Blocking: never.
 #pragma once
@@ -17,7 +17,8 @@ namespace cadre::testing {
 using LinearUnit = nn::ModuleHolder<ShardUnit<nn::LinearImpl>>;
 using ConvUnit = nn::ModuleHolder<ShardUnit<nn::Conv2dImpl>>;
 
-// Unit<M> of the models below: a unit, or one that computes its forward again in backward.
+// Values for Unit<M> in the models below: a unit, or a unit that computes its forward again in
+// backward.
 template <typename M>
 using PlainShardUnit = ShardUnit<M>;
 template <typename M>
@@ -33,7 +34,7 @@ struct MlpOfUnits : Mlp {
 };
 using UnitMlp = MlpOfUnits<PlainShardUnit>;
 
-// Two units that follow each other without an operation between them, and a root of two layers.
+// Has two consecutive units without an operation between them, and a root of two layers.
 template <template <typename> typename Unit>
 struct CnnOfUnits : TinyCnn {
   explicit CnnOfUnits(torch::ScalarType dtype) : TinyCnn(dtype) {
@@ -53,7 +54,7 @@ struct CnnOfUnits : TinyCnn {
 };
 using UnitCnn = CnnOfUnits<PlainShardUnit>;
 
-// The halves of TinyGpt's block: units that take and return the residual stream.
+// The halves of TinyGpt's block, as units that take and return the residual stream.
 struct AttentionImpl : nn::Module {
   explicit AttentionImpl(int64_t width) {
     norm = register_module("norm", nn::LayerNorm(nn::LayerNormOptions({width})));
@@ -106,8 +107,8 @@ struct GptOfUnits : Model {
 };
 using UnitGpt = GptOfUnits<PlainShardUnit>;
 
-// Values that are the same in every thread: models made by ranks at the same time would share the
-// generator of the process.
+// Sets values that are the same in every thread: random values would not be, because ranks that
+// make models at the same time share the generator of the process.
 inline void set_values(nn::Module& module) {
   const torch::NoGradGuard no_grad;
   double phase = 0;
@@ -134,7 +135,7 @@ std::shared_ptr<Model> make_model_of_units(const Case& test_case) {
   return model;
 }
 
-// As make_model(), with other parameters' names in the GPT.
+// Does the same as make_model(), with other names for parameters of the GPT.
 inline std::shared_ptr<Model> make_unit_model(const Case& test_case, uint64_t seed) {
   const std::shared_ptr<Model> model = test_case.is_checkpointed
                                            ? make_model_of_units<CheckpointedUnit>(test_case)

@@ -1,8 +1,8 @@
-// A model of three units and a root, whose forward may write to a weight and call the test inside
-// of its backward.
+// A model of three units and a root. Its forward may write to a weight, and call the test also
+// during its backward.
 //
-// Threads: a model for each rank. Blocking: on_two_ranks() until both have ended. Errors: a rank
-// that fails fails the test.
+// Threads: a model for each rank. Blocking: on_two_ranks() until both have ended. Errors: if a rank
+// fails, the test fails.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace cadre::testing {
 
 inline constexpr int64_t kWide = 4;
 
-// A weight that its forward may write.
+// A layer whose forward may write to the weight.
 struct WritingImpl : nn::Module {
   WritingImpl() { weight = register_parameter("weight", torch::ones({kWide, kWide}, kDouble)); }
   Tensor forward(const Tensor& x) {
@@ -54,8 +54,8 @@ struct Stack : nn::Module {
   WritingUnit writing{nullptr};
   nn::Linear head{nullptr};
   bool uses_second = true;
-  std::function<void()> in_forward;   // between the units "second" and "writing"
-  std::function<void()> in_backward;  // between the units "writing" and "second"
+  std::function<void()> in_forward;   // called between the units "second" and "writing"
+  std::function<void()> in_backward;  // called between the units "writing" and "second"
 };
 
 inline Tensor stack_rows(int rank) {

@@ -1,7 +1,7 @@
-// Models of equal units that tests train beside their sharded selves.
+// Models of equal units. Tests train each beside its sharded form.
 //
 // Threads: expect_trains_as_plain() makes one for each rank. Blocking: until all ranks have ended.
-// Errors: what differs fails the test.
+// Errors: a difference fails the test.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@
 
 namespace cadre::testing {
 
-inline constexpr int64_t kWidth = 5;  // uneven on any number of ranks
+inline constexpr int64_t kWidth = 5;  // no number of ranks divides the parameters evenly
 inline constexpr int64_t kRows = 12;
 inline constexpr int kTowerSteps = 3;
 
@@ -45,14 +45,14 @@ struct Tower : nn::Module {
   nn::Linear head{nullptr};
 };
 
-// Computes with the weight of another module.
+// A module that computes with the weight of another module.
 struct BorrowerImpl : nn::Module {
   explicit BorrowerImpl(const Tensor& lent) { weight = register_parameter("weight", lent); }
   Tensor forward(const Tensor& x) { return torch::matmul(x, weight.t()); }
   Tensor weight;
 };
 
-// Units that are frozen in part or as a whole, unused, or tied to another one.
+// Has units that are frozen in part or as a whole, unused, or tied to another unit.
 struct Special : Tower {
   Special() : Tower(4) {
     units[1]->weight.requires_grad_(false);
@@ -75,7 +75,7 @@ struct MixedTower : Tower {
   Tensor scale;
 };
 
-// A unit of Tower with what stands around it there.
+// A unit of Tower with the operations around it in Tower.
 struct HalfImpl : nn::LinearImpl {
   using nn::LinearImpl::LinearImpl;
   Tensor forward(const Tensor& h) { return h + torch::tanh(nn::LinearImpl::forward(h)); }
@@ -101,7 +101,7 @@ struct Recomputed : nn::Module {
   nn::Linear head{nullptr};
 };
 
-// Size of the flat buffer of a Linear(kWidth, num_outputs).
+// Returns the size of the flat buffer of a Linear(kWidth, num_outputs).
 inline int64_t bytes_of_linear(int64_t num_outputs, int world_size) {
   const int64_t alignment = FlatParametersOptions().alignment;
   const FlatLayout layout({num_outputs * kWidth, num_outputs}, world_size,
@@ -122,7 +122,8 @@ inline FullyShardedDataParallelOptions every_unit() {
   return {.wrap_policy = wrap_by_size(1)};
 }
 
-// (model, step, rows): one step up to the gradients; `model` is the module or its wrapper.
+// Called with (model, step, rows), runs one step up to the gradients. `model` is the module or its
+// wrapper.
 struct PlainSteps {
   template <typename Model>
   void operator()(Model& model, const Tensor& rows) const {
@@ -130,7 +131,7 @@ struct PlainSteps {
   }
 };
 
-// Both halves of the rows, in the gradients of one step.
+// Accumulates the gradients of both halves of the rows in one step.
 template <bool kReduceEvery>
 struct Accumulation {
   template <typename Model>
@@ -148,7 +149,7 @@ struct Accumulation {
   }
 };
 
-// Each once, as in the wrapper.
+// Returns each parameter once, as the wrapper has them.
 template <typename M>
 std::vector<Tensor> parameters_of(const M& module) {
   std::vector<Tensor> parameters;

@@ -1,7 +1,7 @@
-// How the tests of FullyShardedDataParallel train, and how they put together what ranks own.
+// How the tests of FullyShardedDataParallel train, and how they assemble what ranks own.
 //
-// Threads: train_sharded() makes one for each rank. Blocking: until all ranks have ended. Errors: a
-// rank that fails fails the test.
+// Threads: train_sharded() makes one for each rank. Blocking: until all ranks have ended. Errors:
+// if a rank fails, the test fails.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@
 
 namespace cadre::testing {
 
-// The whole tensor of which each rank of the group owns a range, bit for bit: a sum of the bytes of
-// ranges that do not overlap. Undefined where the shard is. Collective.
+// Returns the whole tensor of which each rank of the group owns a range, bit for bit: it sums the
+// bytes of ranges that do not overlap. Undefined if the shard is. Collective.
 inline Tensor assembled(const ParameterShard& shard, const Tensor& own, const ProcessGroup& group) {
   if (!own.defined()) return {};
   if (!shard.flat_axis) return own.detach().clone().view(shard.sizes);
@@ -71,7 +71,8 @@ inline Training train_sharded_rank(const Case& test_case, const std::vector<Tens
   return training;
 }
 
-// By rank, on ranks as threads, from modules of different weights.
+// Trains on ranks as threads, which start with modules of different weights. Returns the results by
+// rank.
 inline std::vector<Training> train_sharded(const Case& test_case,
                                            const std::vector<Tensor>& batches, uint64_t seed,
                                            int world_size,

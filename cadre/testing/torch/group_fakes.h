@@ -1,10 +1,10 @@
-// The groups that tests of wrappers use: a real one whose collectives a test sees on their way to
-// the engine, or rank 0 of one whose other ranks are a formula.
+// The groups that tests of wrappers use: a real group whose collectives a test sees on their way to
+// the engine, or rank 0 of a group whose other ranks are computed by a formula.
 //
-// Threads: as ProcessGroup; on_call runs in the thread that runs the collective, which may be the
-// group's own. Blocking: as the real group; never with a formula. Lifetime: group() and on_call may
-// outlive this. Errors: those of the real group; what on_call throws fails the group. For tests
-// only.
+// Threads: those of ProcessGroup; on_call runs in the thread that runs the collective, which may be
+// the group's own. Blocking: that of the real group; never with a formula. Lifetime: group() and
+// on_call may outlive this object. Errors: those of the real group; an exception of on_call fails
+// the group. For tests only.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -30,24 +30,24 @@
 
 namespace cadre::testing {
 
-// The elements of an operand, without its shape.
+// Returns the elements of an operand, without its shape.
 inline at::Tensor tensor_of(ConstBytes bytes, DType dtype) {
   const auto numel = static_cast<int64_t>(bytes.size() / size_of(dtype));
   return at::from_blob(const_cast<std::byte*>(bytes.data()),  // NOLINT: a tensor is never const
                        {numel}, at::TensorOptions().dtype(to_scalar_type(dtype)));
 }
 
-// The other ranks of rank 0, for tests of one rank: rank r's floating-point values are r + 1 times
-// those of rank 0, and its integers are rank 0's. A wrapper that puts more into its messages than
-// gradients derives from this.
+// Computes the other ranks in tests of rank 0 alone. The floating-point values of rank r are r + 1
+// times those of rank 0, and its integers are those of rank 0. Derive from it for a wrapper that
+// puts more into its messages than gradients.
 class PeersFormula : public FormulaPeers {
  public:
   explicit PeersFormula(int world_size) : world_size_(world_size) {}
 
   int world_size() const { return world_size_; }
-  // The mean of all ranks' values over this rank's.
+  // Returns the mean of all ranks' values divided by this rank's value.
   double mean_factor() const { return (world_size_ + 1) / 2.0; }
-  // In place: this rank's values become those of all ranks, reduced.
+  // Replaces this rank's values, in place, by the result of the reduction over all ranks.
   virtual void reduce(const at::Tensor& tensor, ReduceOp op) const {
     if (tensor.is_floating_point()) {
       tensor.mul_(op == ReduceOp::kAvg ? mean_factor() : mean_factor() * world_size_);
@@ -60,7 +60,7 @@ class PeersFormula : public FormulaPeers {
     if (!reduces(c.kind)) return FormulaPeers::run(self, op, c);
     const at::NoGradGuard no_grad;
     const at::Tensor output = tensor_of(c.out, c.dtype);
-    // In a reduce_scatter this rank's part is rank 0's.
+    // This rank's part of a reduce_scatter is the first, because it is rank 0.
     const at::Tensor own = tensor_of(c.in, c.dtype).narrow(0, 0, output.numel());
     if (output.const_data_ptr() != own.const_data_ptr()) output.copy_(own);
     reduce(output, c.reduction.op());
@@ -82,12 +82,12 @@ class GroupCall {
         output(tensor_of(call.collective.out, call.collective.dtype)),
         call_(call) {}
 
-  // Whether it reduces gradients, as opposed to the integers that the ranks agree on.
+  // Returns whether it reduces gradients, as opposed to the integers that the ranks compare.
   bool is_reduction_of_values() const { return reduces(kind) && is_of_values(); }
   bool is_of_values() const { return input.is_floating_point(); }
   ReduceOp op() const { return call_.collective.reduction.op(); }
   void reduce_with(ReduceOp op) { call_.collective.reduction = op; }
-  // Runs it with the other ranks, as it is by then.
+  // Runs the collective, as it is at that time, with the other ranks.
   void pass_on() {
     const at::NoGradGuard no_grad;
     status_ = call_.pass_on();
@@ -97,7 +97,7 @@ class GroupCall {
   const OpKind kind;
   const uint64_t number;  // counts the group's collectives from 1
   const Rank root;
-  // The operands; the same memory where the collective is in place.
+  // The operands; both have the same memory if the collective is in place.
   const at::Tensor input;
   const at::Tensor output;
 
@@ -113,8 +113,8 @@ class FakeGroup {
       std::make_shared<OnCall>([](GroupCall& call) { call.pass_on(); });
 
  public:
-  // The ranks of `real`, which all make one: a group of its own, split off from it. The two fail
-  // together, so what fails together with `real` fails together with this group.
+  // Makes a group of the ranks of `real`, split off from it; all of them must make one. The two
+  // fail together, so groups that fail together with `real` also fail together with this group.
   explicit FakeGroup(const ProcessGroup& real)
       : FakeGroup(split(real.communicator(), {.color = 0, .name = real.name()},
                         real.communicator().system().deadline_in(kDefaultConnectTimeout))) {
@@ -125,9 +125,9 @@ class FakeGroup {
     intercept(*communicator_, calls_);
     install();
   }
-  // Rank 0 of a group whose other ranks are a formula. Its asynchronous collectives run when they,
-  // or later ones, are waited for, so a wrapper that reads before it waits sees what was there
-  // before.
+  // Makes rank 0 of a group whose other ranks are computed by a formula. Its asynchronous
+  // collectives run when they, or later collectives, are waited for. So a wrapper that reads before
+  // it waits sees the old values.
   explicit FakeGroup(const std::shared_ptr<PeersFormula>& formula) {
     const auto lone = std::make_shared<Lone>();
     CommunicatorOptions options;
@@ -140,13 +140,13 @@ class FakeGroup {
   FakeGroup(const FakeGroup&) = delete;
   FakeGroup& operator=(const FakeGroup&) = delete;
 
-  // Runs in place of each collective, and passes it on unless it is to be dropped:
+  // Runs in place of each collective. It passes the collective on unless it drops it:
   //   count   ++n; call.pass_on();
   //   drop    return;
   //   change  call.reduce_with(ReduceOp::kSum); call.pass_on();
   //   delay   delay(call);
   //   fail    throw Error(...);
-  // To be set while no operation is pending.
+  // Set it while no operation is pending.
   OnCall& on_call = *on_call_;
   // Passes a collective on late, as a slow group does.
   void delay(GroupCall& call) const {
@@ -155,20 +155,20 @@ class FakeGroup {
     call.pass_on();
   }
 
-  // Of a group beside a formula, whose callers run all operations: lets its own thread run what an
-  // abandoned pass has left, for which a wrapper's destructor waits.
+  // With a formula, callers run all operations. This lets the group's own thread run what an
+  // abandoned pass has left, for which a wrapper's destructor waits. Does nothing for a real group.
   void begin_threads() const {
     if (lone_ != nullptr) lone_->system.begin_threads();
   }
 
   ProcessGroup group() const { return ProcessGroup(communicator_); }
-  // How many own the group, without this.
+  // Returns how many objects own the group, without this object.
   long num_owners() const { return communicator_.use_count() - 1; }
 
-  // "all_reduce(sum, float32 x 12)", in the order in which they ran.
+  // Returns the collectives in the order in which they ran: "all_reduce(sum, float32 x 12)".
   std::vector<std::string> log() const { return calls_->log(); }
   void clear_log() const { calls_->clear_log(); }
-  // Allocations of symmetric memory in the log.
+  // Returns the number of allocations of symmetric memory in the log.
   int64_t num_allocated() const {
     return std::ranges::count_if(
         log(), [](const std::string& call) { return call.starts_with("allocate_symmetric"); });
@@ -219,7 +219,7 @@ class FakeGroup {
     bool have_begun_ = false;
   };
   struct Lone {
-    // A group that is destroyed waits for the end of what is pending.
+    // The destructor of a group waits until pending operations have ended.
     ~Lone() { system.begin_threads(); }
     std::unique_ptr<os::System> native = os::make_native_system();
     CallersRunAll system{*native};
@@ -236,7 +236,7 @@ class FakeGroup {
 
   std::shared_ptr<FakeCalls> calls_ = std::make_shared<FakeCalls>();
   std::shared_ptr<Communicator> communicator_;
-  Lone* lone_ = nullptr;  // owned with the group
+  Lone* lone_ = nullptr;  // owned together with the group
 };
 
 }  // namespace cadre::testing

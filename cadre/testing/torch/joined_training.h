@@ -1,4 +1,4 @@
-// Puts together what ranks have trained that hold different parts of the parameters.
+// Assembles the results of ranks that trained different parts of the parameters.
 //
 // Threads: plain functions. Blocking: never. Errors: fails the test if whole parameters differ
 // between ranks.
@@ -16,10 +16,11 @@
 
 namespace cadre::testing {
 
-// The dimension along which each parameter is divided, by parameter.
+// The dimension along which each parameter is divided, by parameter; nullopt: it is not divided.
 using DividedDims = std::vector<std::optional<int64_t>>;
 
-// Joins the ranks' parts of each parameter. Undivided ones must be equal on all ranks.
+// Joins the ranks' parts of each parameter. Parameters that are not divided must be equal on all
+// ranks.
 inline Snapshot joined(const DividedDims& dims, const std::vector<Snapshot>& parts) {
   Snapshot whole;
   for (size_t i = 0; i < dims.size(); ++i) {

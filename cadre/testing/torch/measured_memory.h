@@ -1,9 +1,9 @@
-// Measures the memory of a process: the exact allocations of libtorch, and the figures of the
+// Measures the memory of a process: the exact allocations of libtorch, and the numbers of the
 // system.
 //
-// For tests and benches. Threads: any; an allocation belongs to the rank that the allocating thread
-// has set, whoever frees it. Blocking: reads /proc. Lifetime: install() is permanent. Errors:
-// cadre::Error if the system has no figures.
+// For tests and benches. Threads: any; an allocation counts for the rank that the allocating thread
+// has set, whichever thread frees it. Blocking: reads /proc. Lifetime: install() is permanent.
+// Errors: cadre::Error if the system has no numbers.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -44,7 +44,7 @@ class CountedMemory final : public c10::Allocator {
     const std::lock_guard lock(mutex_);
     return counts_[rank].bytes;
   }
-  // The maximum since reset_peak().
+  // Returns the maximum since reset_peak().
   int64_t peak_bytes(int rank) const {
     const std::lock_guard lock(mutex_);
     return counts_[rank].peak;
@@ -120,7 +120,7 @@ inline int64_t kilobytes_of(const std::string& line) {
   return std::stoll(line.substr(line.find(':') + 1)) * 1024;
 }
 
-// Pss of all mappings: one number that the kernel adds up.
+// Returns the Pss of all mappings, a number that the kernel sums.
 inline int64_t proportional_bytes() {
   std::ifstream file("/proc/self/smaps_rollup");
   for (std::string line; std::getline(file, line);) {
@@ -129,7 +129,7 @@ inline int64_t proportional_bytes() {
   throw Error(ErrorCode::kUnavailable, "/proc/self/smaps_rollup has no Pss");
 }
 
-// By mapping, which takes longer.
+// Sums the mappings one by one, which takes longer.
 inline ProportionalSize proportional_size() {
   ProportionalSize size;
   std::ifstream file("/proc/self/smaps");

@@ -1,4 +1,4 @@
-// Shared by the tests of the fused optimizers: parameters of unusual shapes, equal gradients for
+// What the tests of the fused optimizers share: parameters of unusual shapes, equal gradients for
 // several copies of them, and the rules with their options.
 #pragma once
 
@@ -23,7 +23,7 @@ using Optimizer = torch::optim::Optimizer;
 
 constexpr double kRate = 0.01;
 
-// A rule with its options: makes Cadre's optimizer of two groups, or torch::optim's.
+// A rule with its options. It makes Cadre's optimizer with two groups, or that of torch::optim.
 struct Rule {
   std::string name;
   std::function<std::unique_ptr<Optimizer>(const Tensors&)> ours;
@@ -32,7 +32,7 @@ struct Rule {
   friend void PrintTo(const Rule& rule, std::ostream* out) { *out << rule.name; }
 };
 
-// The first half of the parameters with twice the learning rate.
+// Makes an optimizer in which the first half of the parameters has twice the learning rate.
 template <typename Made, typename Options>
 std::unique_ptr<Optimizer> make(const Tensors& parameters, const Options& options) {
   const auto middle = parameters.begin() + static_cast<std::ptrdiff_t>(parameters.size() / 2);
@@ -93,8 +93,9 @@ inline std::vector<Rule> rules() {
                      slowing.lr_decay(0.1).weight_decay(0.1).initial_accumulator_value(0.5))};
 }
 
-// Leaves of many shapes and strides: a matrix, a transposed one, filters in channels_last, odd
-// lengths, one of several vectors, a scalar, an empty one. The last one often has no gradient.
+// Returns leaves of many shapes and strides: a matrix, a transposed matrix, filters in
+// channels_last, odd lengths, a length of several vectors, a scalar and an empty tensor. The last
+// leaf often has no gradient.
 inline Tensors make_parameters(at::ScalarType dtype) {
   torch::manual_seed(1);
   Tensors parameters = {
@@ -122,8 +123,8 @@ inline Tensors copies(const Tensors& tensors) {
   return made;
 }
 
-// The same gradients for both, contiguous, so that those of transposed parameters have other
-// strides.
+// Sets the same gradients for both. They are contiguous, so that those of transposed parameters
+// have other strides.
 inline void set_gradients(const Tensors& a, const Tensors& b, int step) {
   torch::manual_seed(100 + step);
   for (size_t i = 0; i < a.size(); ++i) {
@@ -135,9 +136,11 @@ inline void set_gradients(const Tensors& a, const Tensors& b, int step) {
   }
 }
 
-// The largest difference allowed between two computations of `num_steps` steps of about kRate. Each
-// rounds a parameter at most twice in a step (decay, update), by half of epsilon * |p|; the update
-// itself, of some ten rounded operations, is small against that. Twice that sum is allowed.
+// Returns the largest difference allowed between two computations of `num_steps` steps of about
+// kRate. Each rounds a parameter at most twice in a step (decay, update), by half of epsilon *
+// p
+// . The error of the update itself, about ten rounded operations, is small against that. Twice the
+// sum is allowed.
 inline double bound(const at::Tensor& parameter, int num_steps) {
   const double epsilon =
       parameter.scalar_type() == at::kDouble ? std::ldexp(1, -52) : std::ldexp(1, -23);
@@ -145,7 +148,7 @@ inline double bound(const at::Tensor& parameter, int num_steps) {
   return 4 * epsilon * num_steps * std::max(scale, 1.0);
 }
 
-// The error of a step; empty when there is none.
+// Returns the error of a step; an empty text if there is none.
 inline std::string refusal(Optimizer& optimizer) {
   try {
     optimizer.step();

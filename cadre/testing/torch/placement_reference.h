@@ -1,4 +1,4 @@
-// The parts that the ranks of a mesh hold of a tensor, computed with torch's chunk, sum, mean,
+// Computes the parts that the ranks of a mesh hold of a tensor, with torch's chunk, sum, mean,
 // amax, amin and prod in one process: the reference for placements and redistributions.
 //
 // Threads: plain functions. Blocking: never. Errors: those of torch.
@@ -21,7 +21,7 @@ inline int num_ranks_of(const std::vector<int>& shape) {
   return number;
 }
 
-// Row-major.
+// Returns the coordinates of the rank; the order is row-major.
 inline std::vector<int> coordinates_in(const std::vector<int>& shape, int rank) {
   std::vector<int> coordinates(shape.size());
   for (size_t axis = shape.size(); axis-- > 0;) {
@@ -31,7 +31,7 @@ inline std::vector<int> coordinates_in(const std::vector<int>& shape, int rank) 
   return coordinates;
 }
 
-// The part of a tensor that the rank holds. Partial axes count as replicated.
+// Returns the part of a tensor that the rank holds. Partial axes count as replicated.
 inline torch::Tensor reference_part(torch::Tensor part, const std::vector<int>& shape,
                                     const std::vector<int>& coordinates,
                                     const std::vector<Placement>& placements) {
@@ -45,8 +45,9 @@ inline torch::Tensor reference_part(torch::Tensor part, const std::vector<int>& 
   return part;
 }
 
-// The operands of a tensor of these sizes under these placements have one dimension more for each
-// axis, in front: of the axis' size where it is Partial, else of size 1.
+// Returns the sizes of the operands of a tensor that has these sizes and placements. They have one
+// more dimension in front for each axis, which has the axis' size if the axis is Partial, else size
+// 1.
 inline std::vector<int64_t> operand_sizes(const std::vector<int64_t>& sizes,
                                           const std::vector<int>& shape,
                                           const std::vector<Placement>& placements) {
@@ -90,7 +91,7 @@ inline torch::Tensor fold(const torch::Tensor& operands, ReduceOp op) {
   return result;
 }
 
-// The tensor that the operands represent.
+// Returns the tensor that the operands represent.
 inline torch::Tensor value_of(torch::Tensor operands, const std::vector<Placement>& placements) {
   for (const Placement& placement : placements) {
     const Partial* partial = placement.partial();
@@ -99,7 +100,7 @@ inline torch::Tensor value_of(torch::Tensor operands, const std::vector<Placemen
   return operands;
 }
 
-// d (weights * value_of(operands)).sum() / d operands, by autograd of one process.
+// Returns d (weights * value_of(operands)).sum() / d operands, by autograd in one process.
 inline torch::Tensor operand_gradients(const torch::Tensor& weights, const std::vector<int>& shape,
                                        const std::vector<Placement>& placements) {
   const torch::Tensor operands =

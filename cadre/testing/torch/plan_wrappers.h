@@ -1,7 +1,7 @@
-// The wrappers and the optimizer that a memory plan describes, and one step of them.
+// The wrappers and the optimizer that a memory plan describes, and one step with them.
 //
-// Threads: one for each rank. Blocking: collective, as the wrappers. Lifetime: the wrappers live as
-// long as the call of with_planned_wrappers(). Errors: those of the wrappers.
+// Threads: one for each rank. Blocking: collective, like the wrappers. Lifetime: the wrappers live
+// as long as the call of with_planned_wrappers(). Errors: those of the wrappers.
 #pragma once
 
 #include <torch/optim/adamw.h>
@@ -34,8 +34,8 @@ inline FullyShardedDataParallelOptions sharding_of(const PlanOptions& options) {
   return sharding;
 }
 
-// Calls use(model, optimizer, groups) with AdamW over the wrapped module; all operations are in the
-// groups, the first of which has all ranks.
+// Calls use(model, optimizer, groups) with AdamW over the wrapped module. All operations are in the
+// groups; the first group has all ranks.
 template <typename Module, typename Use>
 void with_planned_wrappers(const Module& net, const ProcessGroup& world, const PlanOptions& options,
                            const Use& use) {
@@ -70,7 +70,7 @@ void with_planned_wrappers(const Module& net, const ProcessGroup& world, const P
   use(model, optimizer, all);
 }
 
-// The backwards before a step of the optimizer; the last one reduces.
+// Runs the backwards before a step of the optimizer; the last backward reduces.
 template <typename Model, typename Optimizer>
 void accumulate_gradients(Model& model, Optimizer& optimizer, const at::Tensor& x,
                           int64_t num_backwards) {

@@ -17,7 +17,7 @@ namespace cadre::testing {
 
 using torch::Tensor;
 
-// Values that differ for each stage and name, the same on every rank.
+// Returns values that differ for each stage and name, and are the same on every rank.
 inline Tensor filled(const std::vector<int64_t>& sizes, double offset) {
   const Tensor values = torch::empty(sizes, torch::kDouble);
   return values.copy_((torch::arange(values.numel(), torch::kDouble) + offset).sin().view(sizes) /
@@ -86,7 +86,7 @@ inline std::vector<std::shared_ptr<StageNet>> all_stages(int num_stages) {
   return stages;
 }
 
-// One process: all stages after each other.
+// Runs all stages one after the other in one process.
 inline Tensor forward_all(const std::vector<std::shared_ptr<StageNet>>& stages,
                           const Tensor& tokens) {
   std::vector<Tensor> values{tokens};
@@ -94,7 +94,7 @@ inline Tensor forward_all(const std::vector<std::shared_ptr<StageNet>>& stages,
   return values[0];
 }
 
-// (rows, 5) of words, others for each step.
+// Returns words, (rows, 5), that differ in each step.
 inline Tensor tokens_of(int64_t rows, int step) {
   const Tensor numbers = torch::arange(rows * 5, torch::kLong) * 7 + step * 3;
   return (numbers + numbers.floor_divide(4)).remainder(StageNet::kWords).view({rows, 5});

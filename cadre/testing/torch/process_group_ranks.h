@@ -24,8 +24,8 @@ namespace cadre::testing {
 
 inline constexpr Duration kRankTimeout = std::chrono::seconds(20);
 
-// `body(group, output)`: what it writes to `output` is the rank's in the result. `log`: of all
-// groups, if it is not null.
+// `body(group, output)`: the result has for each rank what the body writes to `output`. `log`: the
+// log of all groups, if it is not null.
 inline RanksResult run_groups(int world_size,
                               const std::function<void(const ProcessGroup&, std::string&)>& body,
                               const std::shared_ptr<LogSink>& log = nullptr,
@@ -46,7 +46,7 @@ inline RanksResult run_groups(int world_size,
   });
 }
 
-// For a body that writes no output.
+// Does the same for a body that writes no output.
 inline RanksResult run_groups(int world_size, const std::function<void(const ProcessGroup&)>& body,
                               TransportChoice transport = TransportChoice::kAuto) {
   return run_groups(
@@ -54,9 +54,9 @@ inline RanksResult run_groups(int world_size, const std::function<void(const Pro
       transport);
 }
 
-// The sentence with which both ranks of a group of two refuse `wrap(module, group)`, the same on
-// both. make_module: returns a pointer to a module with a layer `in`, whose weight keeps its memory
-// and sizes. The group works afterwards.
+// Returns the sentence with which both ranks of a group of two refuse `wrap(module, group)`; it
+// must be the same on both. make_module: returns a pointer to a module with a layer `in`, whose
+// weight must keep its memory and sizes. The group must work afterwards.
 template <typename MakeModule, typename Wrap>
 std::string refusal_of_both_ranks(const MakeModule& make_module, const Wrap& wrap) {
   const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {

@@ -1,4 +1,4 @@
-// Expectations of tests on ranks as threads: all ranks succeed, or a call on a rank is refused.
+// Expectations of tests whose ranks are threads: all ranks succeed, or a call on a rank is refused.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,13 +13,14 @@
 
 namespace cadre::testing {
 
-// `body` returns on each of `num_ranks` ranks.
+// Expects that `body` returns on each of `num_ranks` ranks.
 inline void expect_on_ranks(int num_ranks, const std::function<void(const ProcessGroup&)>& body) {
   const auto result = run_groups(num_ranks, body);
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// For the body of a rank: `call` throws kInvalidArgument, with `sentence` in its message.
+// Used in the body of a rank: requires that `call` throws kInvalidArgument with `sentence` in its
+// message.
 inline void require_refused(const std::function<void()>& call, const std::string& sentence) {
   const std::string message = error_of(call, ErrorCode::kInvalidArgument);
   require(message.find(sentence) != std::string::npos, message);

@@ -12,9 +12,9 @@
 
 namespace cadre::testing {
 
-// The records are those of all parameters of `whole`, in any order, and their values the tensors of
-// `divided`, each with the elements of its local box. Returns how many are divided along the axis
-// of this number.
+// Requires that there is a record for each parameter of `whole`, in any order, and that the
+// records' values are the tensors of `divided`, each with the elements of its local box. Returns
+// how many parameters are divided along the axis of this number.
 inline int num_divided(const std::vector<ParameterShard>& records, const torch::nn::Module& divided,
                        const torch::nn::Module& whole, size_t axis) {
   const auto expected = whole.named_parameters();

@@ -1,7 +1,8 @@
-// A small network of several units on flat parameters, trained by hand as a wrapper would do it:
-// what tests of mapped shards compare with the gathering form.
+// A small network of several units on flat parameters, trained by hand in the way a wrapper would.
+// Tests of mapped shards compare it with the gathering form.
 //
-// Threads: one for each rank. Blocking: as the group. Errors: as FlatParameters. For tests only.
+// Threads: one for each rank. Blocking: that of the group. Errors: those of FlatParameters. For
+// tests only.
 #pragma once
 
 #include <torch/optim/adamw.h>
@@ -42,7 +43,7 @@ inline torch::Tensor parameter_of(const torch::Tensor& values) {
   return values.clone().requires_grad_(true);
 }
 
-// Runs `pause` before it steps, inside the update.
+// An optimizer that calls `pause` before it steps, inside the update.
 class PausingAdamW : public torch::optim::AdamW {
  public:
   using torch::optim::AdamW::AdamW;
@@ -57,9 +58,9 @@ class PausingAdamW : public torch::optim::AdamW {
 struct ShardedTrainingOptions {
   FlatParametersOptions flat = {};
   torch::ScalarType dtype = torch::kFloat;
-  // Sizes of the hidden layers; each with its bias is a unit.
+  // Sizes of the hidden layers. Each layer with its bias is a unit.
   std::vector<int64_t> widths = {7, 40, 33, 5};
-  // Before each call of the units and of the optimizer.
+  // Called before each call of the units and of the optimizer.
   std::function<void()> pause = [] {};
 };
 
@@ -92,7 +93,7 @@ class ShardedTraining {
         options_.flat.fence, leaves, torch::optim::AdamWOptions(0.05).weight_decay(0.01));
   }
 
-  // With the gradients reduced. Returns the loss of this rank.
+  // Runs a forward and a backward and reduces the gradients. Returns the loss of this rank.
   double backward(int step) {
     optimizer->zero_grad();
     const torch::Tensor loss = forward(step, /*keeps=*/true).pow(2).sum();
@@ -105,7 +106,7 @@ class ShardedTraining {
     return loss.item<double>();
   }
 
-  // Without grad, of the whole network.
+  // Computes the loss with the whole network, without grad.
   double evaluate(int step) {
     const torch::NoGradGuard no_grad;
     return forward(step, /*keeps=*/false).pow(2).sum().item<double>();
@@ -116,7 +117,7 @@ class ShardedTraining {
     optimizer->step();
   }
 
-  // What every step computes on this rank: the loss, and one between backward and step.
+  // Returns what every step computes on this rank: the loss, and a loss between backward and step.
   std::vector<double> train(int num_steps) {
     std::vector<double> losses;
     for (int step = 0; step < num_steps; ++step) {
@@ -127,7 +128,7 @@ class ShardedTraining {
     return losses;
   }
 
-  // Copies of all parameters.
+  // Returns copies of all parameters.
   std::vector<torch::Tensor> values() {
     std::vector<torch::Tensor> values;
     for (const auto& unit : units) {
@@ -165,7 +166,7 @@ class ShardedTraining {
         .requires_grad_(true);
   }
 
-  // keeps: until backward has passed.
+  // keeps: whether units stay gathered until the backward has passed.
   torch::Tensor forward(int step, bool keeps) {
     torch::Tensor x = input(step, group_.rank());
     for (size_t i = 0; i < units.size(); ++i) {
@@ -180,7 +181,7 @@ class ShardedTraining {
     return x;
   }
 
-  // Sums up in the dtype of the shard.
+  // The sum is computed in the dtype of the shard.
   void reduce(FlatParameters& unit) {
     const FlatLayout& layout = unit.layout();
     const torch::Tensor full = torch::zeros({layout.numel()}, options_.dtype);

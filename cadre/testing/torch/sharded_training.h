@@ -1,8 +1,8 @@
-// Trains the models of wrap_models.h on ranks under every wrapper, in every way that a program
-// may divide a batch.
+// Trains the models of wrap_models.h on ranks under every wrapper, with every way in which a
+// program may divide a batch.
 //
-// Threads: one for each rank. Blocking: collective, until the group's deadline. Errors: as the
-// wrappers. For tests only.
+// Threads: one for each rank. Blocking: collective, until the group's deadline. Errors: those of
+// the wrappers. For tests only.
 #pragma once
 
 #include <torch/optim/adamw.h>
@@ -34,15 +34,15 @@ struct Strategy {
   std::string name;
   Sharding sharding;
   FullyShardedDataParallelOptions fsdp = {};
-  int num_replicas = 1;   // for kFsdp: ranks that own the same shards
-  bool has_units = true;  // for kFsdp: else all parameters belong to the root
+  int num_replicas = 1;   // for kFsdp: the number of ranks that own the same shards
+  bool has_units = true;  // for kFsdp; false: all parameters belong to the root
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Strategy& strategy) {
   return out << strategy.name;
 }
 
-// Those that are possible on so many ranks.
+// Returns the strategies that are possible on so many ranks.
 inline std::vector<Strategy> all_strategies(int world_size) {
   std::vector<Strategy> strategies = {
       {"ddp", Sharding::kNone},
@@ -77,11 +77,11 @@ inline std::vector<Strategy> all_strategies(int world_size) {
   return strategies;
 }
 
-// How the rows of a step come to the ranks.
+// How the rows of a step are divided among ranks and parts.
 enum class Division : uint8_t {
   kWhole,   // one forward and backward over each rank's share
-  kEmpty,   // the same; in each step another rank has no rows
-  kNoSync,  // two parts, of which the first, or in some steps both, are accumulated locally
+  kEmpty,   // the same, but in each step another rank has no rows
+  kNoSync,  // two parts; the first, or in some steps both, are accumulated locally
   kSynced,  // two parts, both reduced
 };
 
@@ -102,7 +102,7 @@ inline const char* name_of(Division division) {
 struct ShardedCase {
   Case training;
   Division division = Division::kWhole;
-  bool is_fused = true;  // the optimizer is Cadre's, else libtorch's
+  bool is_fused = true;  // true: Cadre's optimizer; false: libtorch's
 };
 
 inline std::ostream& operator<<(std::ostream& out, const ShardedCase& test_case) {
@@ -110,13 +110,13 @@ inline std::ostream& operator<<(std::ostream& out, const ShardedCase& test_case)
              << (test_case.is_fused ? "_fused" : "_libtorch");
 }
 
-// Whether the bits are those of every other strategy for which this is the same, not empty text.
+// All strategies for which this returns the same text, unless it is empty, have equal bits.
 inline std::string bits_class(const Strategy& strategy, const ShardedCase& test_case) {
-  // Two reductions of each gradient, one along each axis, add up in another order; libtorch's
+  // Two reductions of each gradient, one along each axis, add in another order. libtorch's
   // optimizers round the last elements of a slice in another way.
   if (strategy.num_replicas > 1 || !test_case.is_fused) return "";
   if (test_case.division != Division::kSynced) return "all";
-  // Shards add up means, replicated gradients average the sum again:
+  // Shards sum means, replicated gradients average the sum again:
   // docs/guide/parallel/data-parallel.md.
   return strategy.sharding <= Sharding::kZero1 ? "replicated" : "sharded";
 }
@@ -124,7 +124,7 @@ inline std::string bits_class(const Strategy& strategy, const ShardedCase& test_
 // What a test does to the group that carries gradients and parameters.
 using Disturbance = std::function<void(const FakeGroup& group)>;
 
-// The rows of one rank in one part of a step's batch.
+// Returns the rows of one rank in one part of a step's batch.
 inline Share rows_of(const ShardedCase& test_case, size_t step, Share part,
                      const ProcessGroup& group) {
   const int world_size = group.world_size();
@@ -140,7 +140,7 @@ inline Share rows_of(const ShardedCase& test_case, size_t step, Share part,
   return {part.begin + share.begin, part.begin + share.end};
 }
 
-// Forward and backward of one step, of whose batch the loss is the mean. Returns that mean.
+// Runs forward and backward of one step; its loss is the mean over the batch. Returns that mean.
 template <typename Wrapper>
 double run_step(const ShardedCase& test_case, size_t step, const Tensor& batch, Wrapper& wrapper,
                 Model& model, const ProcessGroup& group) {
@@ -183,7 +183,7 @@ double run_step(const ShardedCase& test_case, size_t step, const Tensor& batch, 
   return mean;
 }
 
-// Tensors of which this rank owns parts, assembled from the parts of all ranks.
+// Assembles tensors, of which this rank owns parts, from the parts of all ranks.
 template <typename Wrapper, typename Part>
 Snapshot whole_of(const Wrapper& wrapper, const Part& part) {
   Snapshot tensors;
@@ -217,7 +217,7 @@ Training train_with(const Strategy& strategy, const ShardedCase& test_case,
   return training;
 }
 
-// `call` with the type of the optimizer and its options.
+// Calls `call` with the type of the optimizer and its options.
 template <typename Call>
 auto with_optimizer(const ShardedCase& test_case, const Call& call) {
   if (test_case.training.optimizer == "sgd") {
@@ -238,7 +238,7 @@ inline Training train_replicated(const Strategy& strategy, const ShardedCase& te
                                  const std::vector<Tensor>& batches, const ProcessGroup& group,
                                  const std::shared_ptr<Model>& module, const Disturbance& disturb) {
   const auto element_bytes = static_cast<int64_t>(torch::elementSize(test_case.training.dtype));
-  // Several buckets.
+  // The caps are small, so that there are several buckets.
   DistributedDataParallelOptions options{
       .bucket_caps = {.first_bytes = 64 * element_bytes, .bytes = 256 * element_bytes}};
   if (strategy.sharding == Sharding::kZero2) options.gradients = GradientPlacement::kSharded;
@@ -292,7 +292,7 @@ inline Training train_fully_sharded(const Strategy& strategy, const ShardedCase&
   return training;
 }
 
-// On one rank; all ranks call it, each with a module of its own.
+// Trains on one rank. All ranks call it, each with its own module.
 inline Training train_under(const Strategy& strategy, const ShardedCase& test_case,
                             const std::vector<Tensor>& batches, const ProcessGroup& group,
                             const std::shared_ptr<Model>& module, const Disturbance& disturb = {}) {

@@ -1,4 +1,4 @@
-// Common parts of the tests of sharded snapshots: tensors whose elements are a function of name and
+// What the tests of sharded snapshots share: tensors whose elements are a function of name and
 // position, divided among ranks in each way.
 //
 // Threads: plain functions. Blocking: never.
@@ -19,7 +19,7 @@
 
 namespace cadre::snapshot_test {
 
-// kUneven: two replicas, each in flat shards that end at places of their own.
+// kUneven: two replicas, whose flat shards end at different elements.
 enum class Division { kReplicated, kFlat, kHybrid, kUneven, kShard0, kOwner };
 
 struct World {
@@ -52,7 +52,7 @@ struct Sample {
   bool has_state;
 };
 
-// Even and uneven, of 0 to 4 dims, empty, frozen, and of several dtypes.
+// Returns even and uneven samples, of 0 to 4 dims, empty, frozen, and of several dtypes.
 inline std::vector<Sample> samples() {
   return {{"fc.weight", {7, 5}, at::kFloat, true},
           {"fc.bias", {7}, at::kFloat, true},
@@ -65,8 +65,8 @@ inline std::vector<Sample> samples() {
           {"embed.weight", {64, 8}, at::kFloat, true}};
 }
 
-// The value of an element; exact in every dtype of the samples, and different for up to 251
-// neighbours and for each name.
+// Returns the value of an element. It is exact in every dtype of the samples, and differs for up to
+// 251 neighbours and for each name.
 inline double value_at(const std::string& name, int64_t index) {
   return static_cast<double>((fnv1a(name) % 1000 + static_cast<uint64_t>(index) * 7) % 251);
 }
@@ -107,7 +107,8 @@ inline std::vector<Box> boxes_of(const World& world, int rank, const Sample& sam
   return {};
 }
 
-// The elements of the boxes, as (n), or with the sample's own sizes where that is one whole box.
+// Returns the elements of the boxes, as (n), or with the sample's own sizes if that is one whole
+// box.
 inline at::Tensor values_of(const std::string& name, const Sample& sample,
                             const std::vector<Box>& boxes) {
   std::vector<double> values;
@@ -129,8 +130,8 @@ inline at::Tensor values_of(const std::string& name, const Sample& sample,
   return is_whole ? flat.view(sample.sizes) : flat;
 }
 
-// The parts of a trained model on the rank. Unless `is_filled`, values are zeros without optimizer
-// state, as before loading.
+// Returns the parts of a trained model on the rank. If not `is_filled`, values are zeros and there
+// is no optimizer state, as before loading.
 inline SnapshotParts make_parts(const World& world, int rank, bool is_filled) {
   SnapshotParts parts;
   const std::vector<Sample> all = samples();
@@ -159,7 +160,7 @@ inline SnapshotParts make_parts(const World& world, int rank, bool is_filled) {
   return parts;
 }
 
-// "" if both are bitwise equal; otherwise the name of the first difference.
+// Returns "" if both are bitwise equal; else the name of the first difference.
 inline std::string difference(const SnapshotParts& a, const SnapshotParts& b) {
   const auto differ = [](const at::Tensor& x, const at::Tensor& y) {
     return x.scalar_type() != y.scalar_type() || x.sizes() != y.sizes() || !x.equal(y);

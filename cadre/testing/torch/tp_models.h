@@ -1,8 +1,8 @@
-// What the equality tests of tensor parallelism train: an MLP and a GPT of cadre's layers, with the
-// plans that divide them. Sizes that 3 and 4 ranks do not divide: the vocabulary, the hidden
+// What the equality tests of tensor parallelism train: an MLP and a GPT of Cadre's layers, with the
+// plans that divide them. 3 and 4 ranks do not divide some sizes: the vocabulary, the hidden
 // features, the features of the MLP. The sequence of the GPT can be divided among other ranks.
 //
-// Threads: one for each model. Blocking: as the layers, once parallelized.
+// Threads: one for each model. Blocking: like the layers, once they are parallelized.
 #pragma once
 
 #include <torch/nn.h>
@@ -29,11 +29,11 @@ namespace cadre::testing {
 // A model that knows how it is divided.
 struct DividedModel : Model {
   virtual std::vector<PlanEntry> plan() const = 0;
-  // Before each step.
+  // The stream of the dropout, which is set before each step.
   std::shared_ptr<DropoutStream> stream = std::make_shared<DropoutStream>();
-  // Ranks that share the model.
+  // The ranks that share the model.
   std::optional<ProcessGroup> group;
-  // Ranks that share the sequence.
+  // The ranks that share the sequence.
   std::optional<ContextParallel> context;
 };
 
@@ -122,7 +122,7 @@ struct DividedGpt : DividedModel {
       head = register_module("head", Linear(nn::LinearOptions(kWidth, kVocabulary).bias(false)));
     }
   }
-  // x: whole. The logits, of this rank's tokens and part of the vocabulary.
+  // x: whole. Returns the logits of this rank's tokens and part of the vocabulary.
   Tensor forward(const Tensor& x) override {
     const Tensor own = context ? context->shard(x, 1) : x;
     const Tensor places = context ? context->positions() : torch::arange(x.size(1));

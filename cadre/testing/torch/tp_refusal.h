@@ -1,4 +1,4 @@
-// What parallelize_module() refuses in a group of one rank.
+// Finds out what parallelize_module() refuses in a group of one rank.
 //
 // Threads: one. Blocking: runs a rank.
 #pragma once
@@ -16,7 +16,8 @@
 
 namespace cadre::testing {
 
-// For tests without a forward that leave a module as it was.
+// Returns the error for the plan. For tests that run no forward, in which the module must stay
+// unchanged.
 inline std::string refusal_of_plan(torch::nn::Module& module, const std::vector<PlanEntry>& plan) {
   std::string message;
   const auto result = run_groups(1, [&](const ProcessGroup& group) {

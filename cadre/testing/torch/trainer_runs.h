@@ -58,7 +58,7 @@ class TrainerTest : public ::testing::Test {
     std::string failures;
   };
 
-  // `stop_after`: the last rank is asked to stop while that step runs.
+  // `stop_after`: the last rank is asked to stop during that step.
   Run run(const Config& config, int world_size = 1, int64_t stop_after = -1) {
     Run run;
     const testing::RanksResult ranks = testing::run_groups(
@@ -90,11 +90,12 @@ class TrainerTest : public ::testing::Test {
     return SnapshotFolder(folder_ + "/" + run_name).path_of(step);
   }
 
-  // Tensors of a snapshot of either form, by name.
+  // Returns the tensors of a snapshot of either form, by name.
   std::vector<NamedTensor> tensors(const std::string& run_name, int64_t step,
                                    const std::string& file) const {
     std::string path = snapshot(run_name, step) + "/" + file;
-    const std::string prefix = "state.";  // begins the names in an optimizer's state in parts
+    // Prefix of the names of the optimizer's state in a snapshot in parts.
+    const std::string prefix = "state.";
     const bool is_whole = std::filesystem::exists(path);
     if (!is_whole) {
       path = folder_ + "/full.safetensors";

@@ -1,4 +1,4 @@
-// When training on ranks equals training in one process: what may differ, and by how much.
+// Defines when training on ranks equals training in one process: what may differ, and by how much.
 //
 // Threads: plain values. Blocking: never.
 //
@@ -42,7 +42,7 @@ inline double largest(const Tensor& tensor) {
   return tensor.abs().max().item<double>();
 }
 
-// By parameter, what the gradient of a step may differ by at most.
+// Returns, by parameter, how much the gradient of a step may differ.
 inline double gradient_tolerance(const Training& alone, size_t step, size_t parameter,
                                  double tolerance) {
   const Tensor& gradient = alone.gradients[step][parameter];
@@ -56,12 +56,12 @@ inline double gradient_tolerance(const Training& alone, size_t step, size_t para
   return tolerance * size;
 }
 
-// The share that the rounding of stored parameters adds to their bounds.
+// Returns the share that the rounding of stored parameters adds to their bounds.
 inline double rounding_share(const Case& test_case) {
   return has_bfloat16(test_case) ? 2 * kSteps * 0x1p-8 : 0;
 }
 
-// The same share of its largest value for every element of a tensor.
+// Returns, for every element of a tensor, the same share of the tensor's largest value.
 inline Snapshot share_of_largest(const Snapshot& tensors, double share) {
   Snapshot bounds;
   for (const Tensor& tensor : tensors) {
@@ -72,8 +72,8 @@ inline Snapshot share_of_largest(const Snapshot& tensors, double share) {
   return bounds;
 }
 
-// How far AdamW's parameters may differ after kSteps when no gradient of any step differs by more
-// than `tolerance` of its tensor's largest.
+// Bounds how far AdamW's parameters may differ after kSteps if no gradient of any step differs by
+// more than `tolerance` of its tensor's largest value.
 //
 // With m and s = sqrt(v), bias corrected, an update is u = lr m / (s + eps). m is a weighted mean
 // of the gradients so far and s a weighted root mean square of them, a norm: if gradient i differs
@@ -92,7 +92,7 @@ class AdamwBound {
         sum_(torch::zeros_like(parameter, torch::kDouble)),
         square_(torch::zeros_like(sum_)) {}
 
-  // difference: by which no element of the gradient differs by more.
+  // difference: the largest difference of an element of the gradient.
   void add_step(const Tensor& gradient, double difference) {
     ++step_;
     square_ = mix(square_, gradient.to(torch::kDouble).square(), kBeta2);
@@ -152,10 +152,11 @@ inline Snapshot parameter_bounds(const Case& test_case, const Training& alone) {
   return bounds;
 }
 
-// Bounds of the loss of each step: a difference of the parameters changes a loss by at most the sum
-// over all elements of |gradient| times their bound; twice that covers the change of the gradient
-// itself on the way. The bounds of the last step hold for earlier ones. The rounding of the sum
-// over the rows is added.
+// Returns bounds of the loss of each step. A difference of the parameters changes a loss by at most
+// the sum over all elements of
+// gradient
+// times their bound; twice that also covers the change of the gradient itself on the way. The
+// bounds of the last step hold for earlier steps. The rounding of the sum over the rows is added.
 inline std::vector<double> loss_bounds(const Case& test_case, const Training& alone) {
   const Snapshot parameters = parameter_bounds(test_case, alone);
   std::vector<double> bounds;
@@ -171,8 +172,10 @@ inline std::vector<double> loss_bounds(const Case& test_case, const Training& al
   return bounds;
 }
 
-// The largest |a - b| over its bound, of any element of any tensor; infinite for NaN, and where
-// only one of the two is there.
+// Returns the largest
+// a - b
+// divided by its bound, of any element of any tensor; infinite for NaN, and if only one of the two
+// is defined.
 inline double used_share(const Snapshot& a, const Snapshot& b, const Snapshot& bounds) {
   double share = 0;
   if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
@@ -188,13 +191,14 @@ inline double used_share(const Snapshot& a, const Snapshot& b, const Snapshot& b
   return share;
 }
 
-// Shares of the bounds that a training used: equal is what is at most 1.
+// The largest deviations of a training from the reference, each divided by its bound. Values of at
+// most 1 count as equal.
 struct Comparison {
   double first_gradients = 0;
-  double gradients = 0;  // the worst step
+  double gradients = 0;  // largest of all steps
   double parameters = 0;
-  double losses = 0;  // where the training reports losses of all ranks
-  // Not a share: the largest difference of a parameter over its tensor's largest.
+  double losses = 0;  // 0 unless the training reports losses of all ranks
+  // The largest difference of a parameter divided by its tensor's largest value, not by a bound.
   double relative = 0;
 };
 
@@ -219,7 +223,7 @@ inline Comparison compare(const Case& test_case, const Training& trained, const 
   return result;
 }
 
-// As compare(), and the losses, which are those of all ranks.
+// Does the same as compare(), and compares the losses, which are those of all ranks.
 inline Comparison compare_with_losses(const Case& test_case, const Training& trained,
                                       const Training& alone) {
   Comparison result = compare(test_case, trained, alone);

@@ -23,7 +23,7 @@ namespace nn = torch::nn;
 inline constexpr int64_t kVocabulary = 11;
 inline constexpr int64_t kContext = 6;
 
-// What a test trains: loss() is the mean over the rows of its batch.
+// A model that a test trains. loss() is the mean over the rows of its batch.
 struct Model : nn::Module {
   virtual Tensor forward(const Tensor& x) = 0;
   virtual Tensor loss(const Tensor& output, const Tensor& x) = 0;
@@ -46,10 +46,10 @@ struct Mlp : Model {
   nn::Sequential layers;
 };
 
-// The network of PyTorch's MNIST example in small, without its dropout. A kink (ReLU, the choice of
-// max pooling) turns a difference in the last bit of its input into a visible one of the gradient,
-// which no bound covers. In float64 none of some 10^5 activations comes so close to a kink; in
-// float32 some do, so there the same layers stand between smooth functions.
+// A small version of the network of PyTorch's MNIST example, without dropout. A kink (ReLU, the
+// choice of max pooling) turns a difference in the last bit of its input into a visible difference
+// of the gradient, which no bound covers. In float64 none of some 10^5 activations comes so close
+// to a kink. In float32 some do, so there the same layers are combined with smooth functions.
 struct TinyCnn : Model {
   explicit TinyCnn(torch::ScalarType dtype) : is_smooth(dtype == torch::kFloat) {
     conv1 = register_module("conv1", nn::Conv2d(nn::Conv2dOptions(1, 4, 3)));
@@ -76,7 +76,7 @@ struct TinyCnn : Model {
   nn::Linear fc1{nullptr}, fc2{nullptr};
 };
 
-// One pre-norm block with causal attention and a head tied to the token embedding.
+// Has one pre-norm block with causal attention, and a head tied to the token embedding.
 struct TinyGpt : Model {
   TinyGpt() {
     constexpr int64_t kWidth = 8;
@@ -122,7 +122,8 @@ struct GainedLinearImpl : nn::Module {
   Tensor weight, bias, gain;
 };
 
-// Uses its parameters for some rows only: with few rows on a rank, for none. `mark`: (rows).
+// Uses its parameters for some rows only, so a rank with few rows may not use them at all. `mark`:
+// (rows).
 struct RareLinearImpl : nn::Module {
   RareLinearImpl(int64_t in, int64_t out) {
     linear = register_module("linear", nn::Linear(in, out));
@@ -135,16 +136,16 @@ struct RareLinearImpl : nn::Module {
   nn::Linear linear{nullptr};
 };
 
-// Unit<M> takes the place of an M that a wrapper may treat as a unit.
+// A model uses Unit<M> for each M that a wrapper may treat as a unit.
 template <typename M>
 using PlainUnit = M;
 
-// Parameters of every kind: frozen ones in front of the first trained one and between trained ones,
-// a weight that two units share, a unit that is called twice, parameters outside of units for some
-// rows only, which some ranks or all may lack, a unit that is never used, and sizes that no number
-// of ranks divides. With bfloat16 one unit has that dtype, and one parameter of another unit.
-// Unit and TiedUnit: of modules that have their parameters alone, and of others; also of the one in
-// front, after whose backward nothing is left to do.
+// Has parameters of every kind: frozen ones before the first trained parameter and between trained
+// parameters, a weight that two units share, a unit that is called twice, parameters outside of
+// units that are used for some rows only, which some ranks or all may lack, a unit that is never
+// used, and sizes that no number of ranks divides. With bfloat16, one unit has that dtype, and one
+// parameter of another unit. Unit is used for modules that share no parameters, TiedUnit for others
+// and for the first module, after whose backward nothing is left to do.
 template <template <typename> typename Unit, template <typename> typename TiedUnit = Unit>
 struct Mixed : Model {
   explicit Mixed(bool has_bfloat16) : has_bfloat16_(has_bfloat16) {
@@ -164,7 +165,7 @@ struct Mixed : Model {
     }
     second->bias.set_requires_grad(false);
   }
-  // After to(): see above.
+  // Called after to(); sets the dtypes that the comment above describes.
   void narrow_parameters() {
     if (!has_bfloat16_) return;
     narrow->to(torch::kBFloat16);
@@ -205,7 +206,7 @@ struct Case {
   std::string optimizer;
   int64_t batch;
   torch::ScalarType dtype = torch::kDouble;
-  bool is_checkpointed = false;  // the units of a model that has units
+  bool is_checkpointed = false;  // for a model that has units: recompute them in backward
 };
 
 inline bool has_bfloat16(const Case& test_case) {

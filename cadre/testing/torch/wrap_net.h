@@ -32,7 +32,8 @@ struct Net : torch::nn::Module {
   Tensor forward(const Tensor& x) {
     const Tensor hidden = torch::tanh(first(x));
     if (!use_side) return second(hidden);
-    const Tensor extra = side(hidden);  // before `second`: its gradients come after
+    // Called before `second`: its gradients come after those of `second`.
+    const Tensor extra = side(hidden);
     return second(hidden) + extra;
   }
   torch::nn::Linear first{nullptr}, second{nullptr}, side{nullptr};
@@ -47,7 +48,8 @@ inline Tensor loss_of(const Tensor& output) {
   return output.pow(2).mean();
 }
 
-// The gradients of a copy of `net` after `step(copy)`, without any wrapper; undefined where unused.
+// Returns the gradients of a copy of `net` after `step(copy)`, without any wrapper; undefined for
+// unused parameters.
 template <typename Step>
 std::vector<Tensor> local_gradients(const Net& net, Step step) {
   auto copy = std::make_shared<Net>();
@@ -86,7 +88,8 @@ std::string error_of(Function function, ErrorCode code) {
   return "no error";
 }
 
-// Returns its input; backward throws when `fail`, and is undefined for the leaf `ignored`.
+// Returns its input. Its backward throws if `fail` is set, and returns no gradient for the leaf
+// `ignored`.
 struct Probe : torch::autograd::Function<Probe> {
   static inline bool fail = false;
   static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x, const Tensor&) {

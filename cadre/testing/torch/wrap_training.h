@@ -1,5 +1,5 @@
-// How the equality tests train: 20 steps of SGD or AdamW, in one process or as one of several
-// ranks.
+// How the equality tests train a model: with 20 steps of SGD or AdamW, in one process or as one of
+// several ranks.
 //
 // Threads: one for each model.
 #pragma once
@@ -30,7 +30,7 @@ inline constexpr double kBeta1 = 0.9;
 inline constexpr double kBeta2 = 0.999;
 inline constexpr double kEpsilon = 1e-8;
 
-// Rows [begin, end) of a batch that belong to `rank`: shares differ by one row at most.
+// Rows [begin, end) of a batch that belong to `rank`. Shares differ by one row at most.
 struct Share {
   int64_t begin;
   int64_t end;
@@ -41,11 +41,11 @@ inline Share share_of(int64_t batch, int rank, int world_size) {
   return {batch * rank / world_size, batch * (rank + 1) / world_size};
 }
 
-// What ranks with rows of their own divide: nothing, the optimizer's state, gradients too, or
-// parameters too.
+// What is divided among ranks that have different rows: nothing, the optimizer's state, also
+// gradients, or also parameters.
 enum class Sharding : uint8_t { kNone, kZero1, kZero2, kFsdp };
 
-// By parameter; undefined where there is no gradient.
+// Tensors by parameter; undefined if a parameter has no gradient.
 using Snapshot = std::vector<Tensor>;
 
 struct Training {
@@ -54,7 +54,7 @@ struct Training {
   Snapshot parameters;
 };
 
-// Each parameter once.
+// Returns each parameter once.
 inline std::vector<Tensor> parameters_of(const nn::Module& module) {
   std::vector<Tensor> parameters;
   for (const NamedTensor& parameter : distinct_parameters(module)) {
@@ -71,7 +71,7 @@ inline torch::optim::AdamWOptions adamw_options() {
   return torch::optim::AdamWOptions(kLearningRateOfAdamw).betas({kBeta1, kBeta2}).eps(kEpsilon);
 }
 
-// libtorch's optimizer for the case.
+// Makes libtorch's optimizer for the case.
 inline std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Case& test_case,
                                                                const std::vector<Tensor>& tensors) {
   if (test_case.optimizer == "sgd") {
@@ -95,7 +95,7 @@ inline Snapshot gradients_of(const Model& model) {
 }
 
 // loss_of_batch: runs the model on this rank's rows of a batch and returns their loss.
-// after_backward: for gradients that the program itself sums over ranks.
+// after_backward: sums gradients over ranks if the program itself must do so.
 inline Training train(
     const Case& test_case, Model& model, const std::vector<Tensor>& batches,
     const std::function<Tensor(const Tensor&)>& loss_of_batch,

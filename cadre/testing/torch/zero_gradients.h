@@ -1,5 +1,5 @@
-// What the tests of ZeroRedundancyOptimizer share: gradients that are reduced by one plain
-// all_reduce for each parameter (stage 1), or to their owners (stage 2).
+// What the tests of ZeroRedundancyOptimizer share: gradients are reduced by one plain all_reduce
+// for each parameter (stage 1), or to their owners (stage 2).
 //
 // Threads: one for each rank. Blocking: collective. For tests only.
 #pragma once
@@ -18,7 +18,8 @@
 
 namespace cadre::testing {
 
-// In place, the sum over the ranks of this rank's gradients times `weight`.
+// Replaces this rank's gradients, in place, by the sum over the ranks of the gradients times
+// `weight`.
 inline void reduce_gradients(const torch::nn::Module& module, const ProcessGroup& group,
                              double weight) {
   for (const NamedTensor& parameter : distinct_parameters(module)) {
@@ -29,8 +30,8 @@ inline void reduce_gradients(const torch::nn::Module& module, const ProcessGroup
   }
 }
 
-// A wrapper of stage 2 in small: its parameters are in two buffers, and reduce() leaves each rank
-// the gradients of its shards.
+// A small wrapper of stage 2. Its parameters are in two buffers, and reduce() leaves each rank the
+// gradients of its shards.
 class ShardedGradientsModel {
  public:
   ShardedGradientsModel(std::shared_ptr<torch::nn::Module> module, const ProcessGroup& group)
@@ -71,7 +72,7 @@ class ShardedGradientsModel {
     }
     return shards;
   }
-  // As the forward of a wrapper does.
+  // Waits for the parameters, as the forward of a wrapper does.
   void before_forward() {
     for (const auto& flat : flat_) flat->wait_unsharded();
   }

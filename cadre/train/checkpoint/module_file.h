@@ -19,17 +19,18 @@ class Module;
 
 namespace cadre {
 
-// The parameters, then the buffers, by their full names. They share the module's memory.
+// Returns the parameters, then the buffers, by their full names. The tensors share the module's
+// memory.
 CADRE_EXPORT std::vector<NamedTensor> named_state(const torch::nn::Module& module);
 
-// Writes a temporary file with a unique name and renames it, so that `path` is never incomplete,
-// nor a mixture if several ranks write it: the last rename wins. kInvalidArgument, also from
-// load(), for a parameter that is a shard, as after parallelize_module().
+// Writes a temporary file with a unique name and renames it. So `path` is never incomplete, nor a
+// mixture if several ranks write it: the last rename wins. Like load(), throws kInvalidArgument for
+// a parameter that is a shard, as after parallelize_module().
 CADRE_EXPORT void save(const torch::nn::Module& module, const std::string& path);
 // Fills the module in place.
 CADRE_EXPORT void load(torch::nn::Module& module, const std::string& path);
 
-// A wrapper such as DistributedDataParallel, which is not a module itself.
+// A wrapper such as DistributedDataParallel, which is not a module itself but has one.
 template <typename Given>
 concept ModuleWrapper = requires(const Given& wrapper) { wrapper.module(); };
 
@@ -47,7 +48,7 @@ void load(const Given&, const std::string&) {
                 "cadre::load(module, path): pass the wrapped module, model.module()");
 }
 
-// The same for a module holder (torch::nn::Sequential) or a std::shared_ptr to a module.
+// Do the same for a module holder (torch::nn::Sequential) or a std::shared_ptr to a module.
 template <typename Pointer>
   requires requires(const Pointer& module) { *module; }
 void save(const Pointer& module, const std::string& path) {

@@ -33,8 +33,8 @@ namespace {
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamState;
 
-// The states of an optimizer for one parameter, as references into its state object, without
-// tensors that the options do not use.
+// The states that an optimizer has for one parameter, as references into its state object. Tensors
+// that the options do not use are left out.
 struct Fields {
   std::vector<std::pair<std::string, at::Tensor*>> tensors;
   int64_t* step = nullptr;
@@ -77,7 +77,7 @@ Fields fields(AdadeltaParamState& state, const AdadeltaOptions&) {
   return {{{"square_avg", &state.square_avg()}, {"acc_delta", &state.acc_delta()}}, &state.step()};
 }
 
-// The operations that each optimizer has: construct a state object, and list its fields.
+// What each kind of optimizer must provide: a new state object, and the list of its fields.
 struct Rule {
   std::string name;
   std::unique_ptr<OptimizerParamState> (*make)();
@@ -124,15 +124,15 @@ Rule rule_of(const torch::optim::Optimizer& optimizer) {
                     c10::demangle(typeid(optimizer).name())));
 }
 
-// A parameter of the optimizer: its record, which of the records of its name that is, and the
-// options of its group.
+// A parameter of the optimizer: its record, the index of this record among those with its name, and
+// the options of its group.
 struct Place {
   const SnapshotTensor* parameter;
   size_t entry;
   const OptimizerOptions* options;
 };
 
-// In the order of the optimizer.
+// Returns the places in the order of the optimizer.
 std::vector<Place> places_of(const torch::optim::Optimizer& optimizer,
                              std::span<const SnapshotTensor> parameters) {
   const SnapshotEntries entries = entries_of(parameters);
@@ -169,14 +169,16 @@ const at::Tensor* find(const std::vector<NamedTensor>& tensors, const std::strin
   return found == tensors.end() ? nullptr : &found->tensor;
 }
 
-// In new memory, dense. A copy that is made in inference mode could not be changed outside of it.
+// Returns a dense copy in new memory. Inference mode is off, because a copy made in that mode could
+// not be changed outside of it.
 at::Tensor copy_of(const at::Tensor& tensor) {
   const c10::InferenceMode mode(false);
   const at::NoGradGuard no_grad;
   return at::empty(tensor.sizes(), tensor.options()).copy_(tensor.detach());
 }
 
-// A copy with the sizes of `values`, of the same dtype, in the file where `values` lies in one.
+// Returns a copy with the sizes and the dtype of `values`. If `values` lies in a file, so does the
+// copy.
 at::Tensor copy_beside(const at::Tensor& values, const at::Tensor& tensor) {
   const c10::InferenceMode mode(false);
   const at::NoGradGuard no_grad;
@@ -240,8 +242,8 @@ std::unique_ptr<OptimizerParamState> state_from(const Rule& rule, const Place& p
   return state;
 }
 
-// By another rank alone, as a parameter of another stage of a pipeline; this rank's optimizer need
-// not know it.
+// Returns whether only another rank holds the parameter, for example another stage of a pipeline.
+// This rank's optimizer may then lack it.
 bool is_held_elsewhere(const SnapshotEntries& entries, const ParameterState& state) {
   const auto found = entries.find({state.parameter, state.entry});
   return found != entries.end() && found->second->boxes.empty();

@@ -49,8 +49,8 @@ std::vector<std::pair<std::string, Make>> rules() {
 
 const std::vector<std::vector<int64_t>> kShapes = {{4, 3}, {5}, {}, {7, 2}};
 
-// The leaves of a rank: slices of the parameters along their elements; the last one never has a
-// gradient.
+// The leaves of a rank: slices of the parameters along their elements. The last parameter never has
+// a gradient.
 struct OwnedSlices {
   OwnedSlices(int rank, int size) {
     for (size_t i = 0; i < kShapes.size(); ++i) {
@@ -78,7 +78,8 @@ struct OwnedSlices {
   SnapshotParts parts;
 };
 
-// Three steps on two ranks, saved; loaded on three, which go on for three steps.
+// The state after three steps on two ranks is loaded on three ranks, which train for three more
+// steps.
 TEST(OptimizerState, EveryOptimizerGoesOnOnOtherRanksBitForBit) {
   for (const auto& [name, make] : rules()) {
     const testing::TemporaryFolder run;
@@ -113,7 +114,7 @@ TEST(OptimizerState, EveryOptimizerGoesOnOnOtherRanksBitForBit) {
   }
 }
 
-// A state that is kept while training goes on, and set again; also in two optimizers at once.
+// A state is kept while training goes on, and set again, also in two optimizers at once.
 TEST(OptimizerState, AStateIsCopiedOnTheWayOutAndOnTheWayIn) {
   for (const auto& [name, make] : rules()) {
     OwnedSlices rank(0, 1);
@@ -145,8 +146,8 @@ TEST(OptimizerState, AStateIsCopiedOnTheWayOutAndOnTheWayIn) {
   }
 }
 
-// As docs/guide/training/snapshots.md resumes it: a schedule has no state but the number of its
-// steps.
+// Resumes as docs/guide/training/snapshots.md does: a schedule has no state except the number of
+// its steps.
 TEST(OptimizerState, AScheduleThatIsSteppedAsOftenGoesOn) {
   const testing::TemporaryFolder run;
   SnapshotFolder folder(run.path());
@@ -191,7 +192,8 @@ TEST(OptimizerState, TheSharedFormHasTheTensorsOfTheOptimizer) {
   }
 }
 
-// Where a parameter lies in a file, so does its state, also if the given tensors lie there already.
+// If a parameter lies in a file, so does its state, also if the given tensors already lie in the
+// file.
 TEST(OptimizerState, TheStateOfAParameterInAFileIsCopiedIntoTheFile) {
   const testing::TemporaryFolder folder;
   const auto file = FileMemory::open(folder.path());
@@ -265,7 +267,7 @@ TEST(OptimizerState, AStateThatDoesNotFitIsRefusedAndNothingIsChanged) {
             "state of 'p0' for AdamW: 'step' is -1; expected 0 or more");
 }
 
-// What is read in inference mode is used by the steps outside of it.
+// Steps outside of inference mode use a state that was loaded in inference mode.
 TEST(OptimizerState, AStateThatIsLoadedInInferenceModeGoesOn) {
   const testing::TemporaryFolder run;
   SnapshotFolder folder(run.path());

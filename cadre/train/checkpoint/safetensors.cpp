@@ -101,7 +101,7 @@ void read_or_throw(const os::VersionedFile& file, size_t offset, Bytes out) {
   if (!status.ok()) throw corruption_of_cut_file(status.error());
 }
 
-// The length word and, if it may be one, the header.
+// Returns the length word and, if the length is plausible, the header.
 std::vector<std::byte> read_prefix(const os::VersionedFile& file) {
   const uint64_t num_bytes = file.version().num_bytes;
   std::vector<std::byte> prefix(std::min<uint64_t>(wire::kSafetensorsLengthBytes, num_bytes));
@@ -113,7 +113,7 @@ std::vector<std::byte> read_prefix(const os::VersionedFile& file) {
   return prefix;
 }
 
-// Which torch::save() writes.
+// torch::save() writes such archives.
 bool is_zip_archive(ConstBytes bytes) {
   constexpr std::string_view kMagic = "PK\x03\x04";
   return bytes.size() >= kMagic.size() &&

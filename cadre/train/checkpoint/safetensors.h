@@ -1,5 +1,5 @@
-// Reads and writes safetensors files: written durably, read into memory. They are not mapped: a
-// file that another process cuts short while it is read would end this one (SIGBUS).
+// Reads and writes safetensors files. Writing is durable; reading copies into memory. Files are not
+// mapped: if another process cut a mapped file short, reading it would end this process (SIGBUS).
 //
 // Threads: one at a time for a file; different files from any. Blocking: reads and writes a disk.
 // Lifetime: a tensor that was read owns its memory. Errors: by Status or exception, as declared:
@@ -28,21 +28,23 @@
 
 namespace cadre {
 
-// Converts a dtype to its name in the format, "F32", and back; nullopt if there is no counterpart.
+// Convert a dtype to its name in the format, for example "F32", and back; nullopt if there is no
+// counterpart.
 std::optional<std::string_view> safetensors_dtype(at::ScalarType type);
 std::optional<at::ScalarType> scalar_type_of(std::string_view safetensors_dtype);
 
-// What forbids the name of a tensor in a file, "is no UTF-8 text"; nullopt for a name that can be
-// read again.
+// Returns why a tensor in a file cannot have this name, for example "is no UTF-8 text"; nullopt if
+// the name can be read again.
 std::optional<std::string_view> problem_of_name(std::string_view name);
 
-// Dense CPU tensors of any shape and strides, with distinct names. Written in full and synced, but
-// not atomic: write to a temporary name, or into a folder that is renamed when complete.
+// Writes dense CPU tensors of any shape and strides, with distinct names. The file is written in
+// full and synced, but not atomically: write to a temporary name, or into a folder that is renamed
+// when complete.
 CADRE_EXPORT Status write_safetensors(const std::string& path,
                                       const std::vector<NamedTensor>& tensors,
                                       const std::map<std::string, std::string>& metadata = {});
 
-// The same on a given file system.
+// Does the same on a given file system.
 Status write_safetensors(os::FileSystem& files, const std::string& path,
                          const std::vector<NamedTensor>& tensors,
                          const std::map<std::string, std::string>& metadata);
@@ -57,22 +59,22 @@ Result<WrittenFile> write_and_digest_safetensors(
 
 class CADRE_EXPORT SafetensorsFile {
  public:
-  // Checks the whole header before anything is read.
+  // Opens the file and checks its whole header before any tensor is read.
   static SafetensorsFile open(const std::string& path);
 
-  // Both throw kInvalidArgument, because what was read since the file was opened may be neither
-  // content: check_unwritten() if the open file was written, check_unchanged() also if the path
-  // leads to another file now, which other ranks may have read.
+  // Both throw kInvalidArgument if the tensors that were read may be a mixture of two contents:
+  // check_unwritten() if the open file was written, check_unchanged() also if the path leads to
+  // another file now, which other ranks may have read.
   void check_unwritten() const;
   void check_unchanged() const;
 
-  // The names, in the order of the file.
+  // Returns the names, in the order of the file.
   std::vector<std::string> names() const;
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
   // Returns a copy of the tensor.
   at::Tensor read(const std::string& name) const;
   std::vector<NamedTensor> read_all() const;
-  // Null for a name that the file does not have.
+  // Returns null if the file does not have the name.
   const wire::SafetensorsEntry* find(const std::string& name) const;
   // Fills `out` with elements of a tensor, from byte `offset` of the tensor on. Throws kCorruption
   // for a file that has been cut short since it was opened.

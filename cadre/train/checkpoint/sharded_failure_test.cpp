@@ -1,5 +1,5 @@
 // Errors about damaged or mismatching snapshots name the file or the tensor, are equal on all
-// ranks, and precede any change.
+// ranks, and are thrown before anything is changed.
 #include <c10/core/InferenceMode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -51,7 +51,8 @@ class ShardedFailureTest : public ::testing::Test {
     ASSERT_NE(shard_, "");
   }
 
-  // The error, equal on both ranks, of loading; checks that nothing has changed.
+  // Loads and returns the error, which must be equal on both ranks. Checks that nothing has
+  // changed.
   std::string load_error(const std::function<void(SnapshotParts&)>& change = {},
                          const LoadOptions& options = {}) {
     const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -83,7 +84,7 @@ class ShardedFailureTest : public ::testing::Test {
     std::ofstream(file(name), std::ios::binary) << content;
   }
 
-  // Changes the manifest, and its digest with it.
+  // Changes the manifest and its digest.
   void rewrite_manifest(std::string_view from, std::string_view to) {
     rewrite("manifest.json", [&](std::string& text) {
       const size_t at = text.find(from);
@@ -109,7 +110,7 @@ TEST_F(ShardedFailureTest, AFlippedByteOfAnyFileIsFound) {
   }
   ASSERT_GT(names.size(), 5u);
   for (const std::string& name : names) {
-    // The middle of a small file of tensors is in its header, its end in their values.
+    // In a small file of tensors, the middle is in the header, and the end is in the values.
     for (const bool is_last : {false, true}) {
       const auto flip = [is_last](std::string& content) {
         (is_last ? content.back() : content[content.size() / 2]) ^= 1;
@@ -141,8 +142,8 @@ TEST_F(ShardedFailureTest, RanksThatReadOtherSnapshotsAllSaySo) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The list of digests and the manifest are equal; one rank's copy of any file is damaged, as on a
-// machine with a disk of its own. Every rank reads every file.
+// The list of digests and the manifest are equal, but one rank's copy of a file is damaged, as on a
+// machine that has its own disk. Every rank reads every file.
 TEST_F(ShardedFailureTest, DamageToTheCopyThatOneRankReadsIsFound) {
   const World whole{Division::kReplicated, 2};
   for (const auto& entry : fs::directory_iterator(snapshot_)) {
@@ -152,7 +153,7 @@ TEST_F(ShardedFailureTest, DamageToTheCopyThatOneRankReadsIsFound) {
     const std::string copy = place.file("copy");
     fs::copy(snapshot_, copy, fs::copy_options::recursive);
     std::fstream stream(copy + "/" + name, std::ios::in | std::ios::out | std::ios::binary);
-    stream.seekp(-1, std::ios::end);  // in the values
+    stream.seekp(-1, std::ios::end);  // in the values of the tensors
     stream.put('\x7f');
     stream.close();
     const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -171,7 +172,7 @@ TEST_F(ShardedFailureTest, DamageToTheCopyThatOneRankReadsIsFound) {
   }
 }
 
-// Two runs of one program write the same manifest for other values.
+// Two runs of one program write the same manifest for different values.
 TEST(ShardedLoad, SnapshotsThatDifferInTheirValuesOnlyAreTwo) {
   const testing::TemporaryFolder run;
   const World whole{Division::kReplicated, 2};
@@ -287,7 +288,7 @@ TEST_F(ShardedFailureTest, AFolderThatIsNoShardedSnapshotIsNamed) {
                 other.path().string() + "/model.safetensors, which has no state of an optimizer");
 }
 
-// The other rank would wait for it before gathering the parameters.
+// The other rank would wait for this one before gathering the parameters.
 TEST(ShardedLoad, AnErrorOfLibtorchOnOneRankIsThatOfAll) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {

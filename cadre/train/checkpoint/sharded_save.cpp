@@ -29,10 +29,11 @@ namespace {
 
 constexpr size_t kMaxDigestBytes = 1024;
 
-// The tensors and boxes of this rank.
+// The tensors and boxes that this rank holds.
 struct Held {
   std::vector<HeldTensor> tensors;
-  // (n), contiguous, by index of `tensors`; undefined for those of which it writes nothing
+  // (n), contiguous, by index of `tensors`; undefined for a tensor of which this rank writes
+  // nothing
   std::vector<at::Tensor> values;
 };
 
@@ -40,7 +41,7 @@ Error invalid(const std::string& name, const std::string& what) {
   return Error(ErrorCode::kInvalidArgument, cadre::format("'{}' {}", name, what));
 }
 
-// Every rank holds a tensor without elements, as one box.
+// Returns the boxes that this rank holds. Every rank holds a tensor without elements, as one box.
 std::vector<Box> boxes_held(const SnapshotTensor& tensor) {
   const Box whole{std::vector<int64_t>(tensor.sizes.size(), 0), tensor.sizes};
   if (whole.numel() == 0) return {whole};
@@ -90,7 +91,7 @@ class HeldBuilder {
   }
 
   bool has(const std::string& name) const { return names_.contains({"", name}); }
-  // A tensor that another rank writes, with the same checks.
+  // Adds a tensor that another rank writes, with the same checks.
   Status add_name_of(const SnapshotTensor& tensor) {
     CADRE_RETURN_IF_ERROR(add(model_tensor(tensor), boxes_held(tensor), tensor.values));
     held_.tensors.back().boxes.clear();
@@ -157,7 +158,7 @@ Result<Held> held_of(const SnapshotParts& given, int rank) {
   return held.take();
 }
 
-// The texts that rank 0 writes to the manifest.
+// Checks the texts that rank 0 writes to the manifest.
 Status check_texts(const SnapshotParts& parts, const SaveOptions& options) {
   for (const auto& [name, text] :
        {std::pair("strategy", &options.strategy), std::pair("mesh", &options.mesh)}) {
@@ -177,7 +178,7 @@ Status check_texts(const SnapshotParts& parts, const SaveOptions& options) {
                     encoded.error().message()));
 }
 
-// Exceptions, of libtorch and for lack of memory, become an error that all ranks get.
+// Turns exceptions, those of libtorch and for lack of memory, into an error that all ranks get.
 Result<Held> try_held_of(const Result<SnapshotParts>& parts, int rank, const SaveOptions& options) {
   if (!parts.ok()) return parts.error();
   try {
@@ -188,7 +189,8 @@ Result<Held> try_held_of(const Result<SnapshotParts>& parts, int rank, const Sav
   }
 }
 
-// The elements of one piece, which is in a box that is held, with its sizes; contiguous.
+// Returns the elements of one piece, with its sizes, contiguous. The piece lies in a box that this
+// rank holds.
 at::Tensor values_of(const HeldTensor& held, const at::Tensor& flat, const ManifestPiece& piece) {
   const Box part{piece.offsets, piece.sizes};
   int64_t begin = 0;
@@ -208,8 +210,8 @@ class FileWriter {
     }
   }
 
-  // The sizes and digests of the files, in the order of the plan. Throws nothing, because the other
-  // ranks wait for the result.
+  // Returns the sizes and digests of the files, in the order of the plan. Throws nothing, because
+  // the other ranks wait for the result.
   Result<std::string> try_write(os::FileSystem& files, const std::string& folder) const {
     try {
       return write(files, folder);
@@ -272,8 +274,8 @@ Result<std::vector<FileDigest>> digests_of(SavePlan& plan, std::span<const std::
   return digests;
 }
 
-// That rank 0 sees what the others have written: a rank may have written to a disk of its own under
-// the same path.
+// Checks that rank 0 sees the files of the other ranks: a rank may have written to its own disk,
+// under the same path.
 Status check_files(os::FileSystem& files, const std::string& folder, const SavePlan& plan) {
   for (size_t i = 0; i < plan.files.size(); ++i) {
     const std::string path = cadre::format("{}/{}", folder, plan.manifest.files[i].name);
@@ -308,7 +310,8 @@ Status write_manifest(os::FileSystem& files, const std::string& folder, const Sa
   return write_digest_list(files, folder, digests);
 }
 
-// What all ranks hold, and who writes what. subject: what they do, which must be the same.
+// The ranks exchange what they hold and agree on which rank writes what. subject: the operation,
+// which must be the same on all ranks.
 Result<SavePlan> agree_on_plan(const Result<Held>& held, std::string_view subject,
                                const RankAgreement& ranks) {
   const auto text_of = [&] { return cadre::format("{}\n{}", subject, encode_held(held->tensors)); };
@@ -334,8 +337,8 @@ Result<SavePlan> agree_on_plan(const Result<Held>& held, std::string_view subjec
   return plan_save(by_rank);
 }
 
-// Rank 0 creates the folder, sends its name to the others, writes its files as they do, and
-// publishes the snapshot when all have written theirs.
+// Creates the folder, sends its name to the other ranks, writes rank 0's files, and publishes the
+// snapshot when all ranks have written their files.
 Status write_as_first(SnapshotFolder& folder, const FileWriter& writer, SavePlan& plan,
                       const RankAgreement& ranks) {
   bool has_told = false;

@@ -1,5 +1,5 @@
-// What cannot be saved, or could be saved and never loaded, is refused by name on all ranks, and
-// leaves nothing in the run folder.
+// What cannot be saved, or could never be loaded again, is refused by name on all ranks, and the
+// run folder stays empty.
 #include "cadre/train/checkpoint/sharded_save.h"
 
 #include <gmock/gmock.h>
@@ -29,7 +29,7 @@ using ::testing::HasSubstr;
 
 const World kTwoRanks{Division::kFlat, 2};
 
-// The error of save_sharded() on both ranks if one of them passes something else.
+// Returns the error of save_sharded() on both ranks if `change` was applied on one of them.
 std::string save_error(const std::function<void(SnapshotParts&)>& change, int changed_rank) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
@@ -89,7 +89,7 @@ TEST(ShardedSave, WhatTheRanksDoNotAgreeOnIsNamed) {
             "overlap; the boxes of a rank have no element in common");
 }
 
-// A load on the same ranks would refuse the snapshot.
+// A load on the same ranks would refuse such a snapshot.
 TEST(ShardedSave, BuffersThatNotAllRanksHaveAreRefused) {
   const auto add = [](SnapshotParts& parts) {
     parts.buffers.push_back(whole_tensor("running_mean", torch::zeros({3})));
@@ -132,7 +132,7 @@ TEST(ShardedSave, WhatCannotBeSavedIsKnownBeforeTheFirstSnapshot) {
     check_savable(parts, group);
     for (const char* const text : {"7", "", "epoch 3", "[1]", "{\"a\": \"\xff\"}"}) {
       SnapshotParts other = parts;
-      if (group.rank() == 0) other.extra = text;  // that of the other ranks is not written
+      if (group.rank() == 0) other.extra = text;  // the `extra` of the other ranks is not written
       const std::string refusal = testing::failure_of([&] { check_savable(other, group); });
       testing::require(
           refusal.find("kInvalidArgument: snapshot: rank 0: `extra` of the parts must be "
@@ -190,7 +190,7 @@ TEST(ShardedSave, WhatARankCannotGiveIsNamedWithTheRank) {
 }
 
 // The other rank compares a number, as FullyShardedDataParallel does before an unexpected use of a
-// unit: it must not be taken for the length of a message that memory is allocated for.
+// unit. This number must not be taken for the length of a message for which memory is allocated.
 TEST(ShardedSave, ARankThatSavesAloneIsToldSo) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {

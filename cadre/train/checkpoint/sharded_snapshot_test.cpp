@@ -41,7 +41,7 @@ void require(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error(what);
 }
 
-// Each world saves the step of its number.
+// World i saves a snapshot of step i.
 void save_all(const std::string& run) {
   for (size_t i = 0; i < worlds().size(); ++i) {
     const World world = worlds()[i];
@@ -128,13 +128,11 @@ TEST(ShardedSnapshot, ReplicasWriteEachElementOnceAndShareTheWork) {
   expect_shared_work({Division::kHybrid, 4});
 }
 
-// As under tensor parallelism with shards, where the ranks have parts of other sizes.
+// The ranks have parts of different sizes, as under tensor parallelism with shards.
 TEST(ShardedSnapshot, ReplicasThatAreCutAtOtherPlacesDoSo) {
   expect_shared_work({Division::kUneven, 4});
 }
 
-// By the reader's own formula for where things lie: torch.distributed.checkpoint takes the offsets
-// from the metadata and the sizes from the entries.
 // Statistics of a batch norm differ by rank; those of rank 0 are kept, as DDP broadcasts them.
 TEST(ShardedSnapshot, BuffersAreThoseOfRank0) {
   const testing::TemporaryFolder run;
@@ -153,6 +151,8 @@ TEST(ShardedSnapshot, BuffersAreThoseOfRank0) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Reads the files by the formula of torch.distributed.checkpoint, which takes the offsets from the
+// metadata and the sizes from the entries.
 TEST(ShardedSnapshot, FilesFollowTheConventionOfTorchDistributedCheckpoint) {
   const testing::TemporaryFolder run;
   const World world{Division::kFlat, 3};
@@ -218,7 +218,7 @@ TEST(ShardedSnapshot, AFullStateIsAFileThatAPlainModuleLoads) {
   for (const auto& item : trained->named_parameters()) {
     EXPECT_TRUE(plain->named_parameters()[item.key()].equal(item.value())) << item.key();
   }
-  // And the file is a snapshot of one rank, without an optimizer.
+  // The file is also a snapshot of one rank, without an optimizer.
   const auto again = make();
   const LoadedSnapshot loaded = load_sharded(file, parts_of(*again));
   EXPECT_TRUE(loaded.optimizer.empty());
@@ -250,7 +250,7 @@ TEST(ShardedSnapshot, TiedParametersAreSavedOnceAndLoadUnderEveryName) {
   EXPECT_TRUE(third.first->weight.equal(net.tied));
 }
 
-// Found before anything is changed, here the parameters.
+// The error comes before anything is changed, here the parameters.
 TEST(ShardedSnapshot, ABufferWhoseElementsShareMemoryIsRefused) {
   const testing::TemporaryFolder run;
   SnapshotParts parts;
@@ -265,7 +265,7 @@ TEST(ShardedSnapshot, ABufferWhoseElementsShareMemoryIsRefused) {
   EXPECT_EQ(parts.parameters[0].values.sum().item<float>(), 0);
 }
 
-// A wrapper may leave some parameters undivided: frozen or ignored ones.
+// A wrapper may leave some parameters undivided, for example frozen or ignored ones.
 TEST(ShardedSnapshot, ParametersInNoShardAreSavedWhole) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {{"shard", 2}});

@@ -38,7 +38,7 @@ using snapshot_test::World;
 
 const World kAlone{Division::kReplicated, 1};
 
-// Parts whose elements all equal the step.
+// Returns parts whose elements all equal the step.
 SnapshotParts parts_of_step(int64_t step) {
   SnapshotParts parts = make_parts(kAlone, 0, /*is_filled=*/true);
   const at::NoGradGuard no_grad;
@@ -61,8 +61,8 @@ void copy_folder(sim::SimulatedDisk& disk, const std::string& from, const std::s
   }
 }
 
-// "" if the latest snapshot on the disk is complete and of one of the two steps, which is stored in
-// `step`, and all others are complete as well.
+// Returns "" if the latest snapshot on the disk is complete and has one of the two steps, which is
+// stored in `step`, and all other snapshots are complete, too.
 std::string problem_of_run(sim::SimulatedDisk& disk, int64_t* step) {
   const testing::TemporaryFolder copy;
   copy_folder(disk, kRun, copy.path());
@@ -84,7 +84,7 @@ std::string problem_of_run(sim::SimulatedDisk& disk, int64_t* step) {
   return difference(parts_of_step(*step), parts);
 }
 
-// Fails the n-th operation; or it and all later ones, because the power is cut.
+// Fails the n-th operation; if the power is cut, also all later ones.
 void interrupt(sim::SimulatedDisk& disk, std::optional<Unsynced> after_power_cut, uint64_t n) {
   if (after_power_cut) {
     disk.cut_power_at(n);
@@ -93,7 +93,7 @@ void interrupt(sim::SimulatedDisk& disk, std::optional<Unsynced> after_power_cut
   }
 }
 
-// Makes operations work again. Whether the n-th was reached.
+// Makes operations work again. Returns whether the n-th operation was reached.
 bool end_interruption(sim::SimulatedDisk& disk, std::optional<Unsynced> after_power_cut) {
   const bool has_struck = disk.has_failed();
   disk.fail_operation(0);
@@ -101,7 +101,7 @@ bool end_interruption(sim::SimulatedDisk& disk, std::optional<Unsynced> after_po
   return has_struck;
 }
 
-// Saves `next` over and over, interrupted at its n-th operation for n = 1, 2, ...
+// Saves `next` again and again; the n-th attempt is interrupted at its n-th operation.
 void interrupt_everywhere(std::optional<Unsynced> after_power_cut, int64_t next) {
   constexpr int64_t kBefore = 1;
   for (uint64_t n = 1;; ++n) {
@@ -109,7 +109,7 @@ void interrupt_everywhere(std::optional<Unsynced> after_power_cut, int64_t next)
     sim::SimulatedDisk disk;
     SnapshotFolder folder(kRun, &disk);
     save_sharded(folder, kBefore, parts_of_step(kBefore));
-    // The other step of a run that goes back is there already.
+    // In a run that goes back, the later step is there already.
     if (next != kBefore + 1) save_sharded(folder, next, parts_of_step(next));
     interrupt(disk, after_power_cut, n);
     const std::string failure =
@@ -148,7 +148,7 @@ TEST(SnapshotCrash, APowerCutWhileAStepIsSavedAgainLeavesOneOfTheTwo) {
   interrupt_everywhere(Unsynced::kOnlyWhatDestroys, 3);
 }
 
-// The writers of the tests of branches: a snapshot of one file.
+// Writes a snapshot of one file, for the tests of branches.
 void save_text(SnapshotFolder& folder, int64_t step, std::string_view text) {
   folder.save(step, [&](const std::string& path) {
     const std::array<ConstBytes, 1> pieces = {std::as_bytes(std::span(text))};
@@ -160,8 +160,8 @@ std::string latest_text(const SnapshotFolder& folder) {
   return latest ? folder.files().read(*latest + "/x", 100).value_or_throw() : "none";
 }
 
-// Runs `prepare`, then `act` interrupted at its n-th operation for n = 1, 2, ..., then `check`.
-// Its argument: whether `act` has returned without an error.
+// For n = 1, 2, ...: runs `prepare`, then `act` interrupted at its n-th operation, then `check`,
+// which gets whether `act` has returned without an error.
 void interrupt_branch(const std::function<void(SnapshotFolder&)>& prepare,
                       const std::function<void(SnapshotFolder&)>& act,
                       const std::function<void(SnapshotFolder&, bool has_returned)>& check) {
@@ -182,7 +182,7 @@ void interrupt_branch(const std::function<void(SnapshotFolder&)>& prepare,
   }
 }
 
-// Three snapshots, of which the second and third are abandoned.
+// Saves three snapshots, of which the second and third are abandoned.
 void save_three(SnapshotFolder& folder) {
   for (const int64_t step : {100, 200, 300}) save_text(folder, step, std::to_string(step));
 }
@@ -213,7 +213,7 @@ TEST(SnapshotCrash, TheFirstSnapshotOfABranchIsTheLatestAsSoonAsItIsComplete) {
           const bool is_complete = folder.steps().size() == 2;
           EXPECT_EQ(latest_text(folder), is_complete ? "new" : "100");
           EXPECT_TRUE(is_complete || !has_returned);
-          // Whatever was left, the next save goes on from there, also if it fails itself.
+          // Whatever was left, the next save goes on from there, even if that save fails, too.
           (void)testing::failure_of([&] {
             folder.save(
                 400, [](const std::string&) { throw Error(ErrorCode::kUnavailable, "disk full"); });
@@ -225,7 +225,8 @@ TEST(SnapshotCrash, TheFirstSnapshotOfABranchIsTheLatestAsSoonAsItIsComplete) {
   }
 }
 
-// A program that goes back without setting aside; the step of an abandoned snapshot is saved again.
+// A program goes back without setting snapshots aside, and saves the step of an abandoned snapshot
+// again.
 TEST(SnapshotCrash, AnAbandonedSnapshotIsNeverTakenForTheLatest) {
   interrupt_branch(
       [](SnapshotFolder& folder) {
@@ -243,7 +244,7 @@ TEST(SnapshotCrash, AnAbandonedSnapshotIsNeverTakenForTheLatest) {
       });
 }
 
-// At any size at which the disk is full.
+// Tests disks of every size at which the disk gets full.
 TEST(SnapshotCrash, AFullDiskLeavesTheSnapshotBeforeAndNothingElse) {
   const auto bytes_of_snapshots = [](int count) {
     for (size_t capacity = 1024;; capacity += 1024) {
@@ -406,7 +407,7 @@ TEST(SnapshotCrash, AFullStateIsNotMadeOfDamagedFiles) {
   EXPECT_FALSE(std::filesystem::exists(file));
 }
 
-// With two ranks the error of one rank is returned on both, and names it.
+// If one of two ranks has an error, both return it, and it names the rank.
 TEST(SnapshotCrash, AnErrorOfOneRankIsThatOfAll) {
   sim::SimulatedDisk disk;
   const World world{Division::kFlat, 2};
@@ -441,7 +442,7 @@ TEST(SnapshotCrash, AnErrorOfOneRankIsThatOfAll) {
     SnapshotParts parts = make_parts(kAlone, 0, false);
     load_sharded(*folder.latest(), parts);
     const std::string& output = result.ranks[0].output;
-    if (output.empty()) {  // it was removing what the snapshot does not need
+    if (output.empty()) {  // the process was removing what the snapshot does not need
       EXPECT_EQ(folder.latest_step(), 2);
       continue;
     }

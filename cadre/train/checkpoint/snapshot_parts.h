@@ -31,14 +31,14 @@ namespace cadre {
 struct SnapshotTensor {
   std::string name;
   std::vector<int64_t> sizes;  // sizes of the whole tensor
-  std::vector<Box> boxes;      // disjoint; none where this rank holds nothing
+  std::vector<Box> boxes;      // disjoint; empty if this rank holds nothing
   at::Tensor values;           // the elements of the boxes, row-major, one box after the other
-  // What a load holds while it writes `values`; see ParameterShard. Null: nothing.
+  // What a load holds while it writes `values`; see ParameterShard. Null: nothing to hold.
   std::shared_ptr<ShardFence> fence = {};
-  // See ParameterShard; after loading, the changed parameters are gathered.
+  // After loading, changed parameters are gathered through it; see ParameterShard.
   std::shared_ptr<FlatParameters> flat = {};
-  // Another entry of the same name, on this rank or another one, has these elements, perhaps in
-  // other boxes. Saves leave this one out; loads fill it.
+  // true: another entry of the same name, on this rank or another one, has these elements, perhaps
+  // in other boxes. Saves leave this entry out; loads fill it.
   bool is_copy = false;
 };
 
@@ -46,29 +46,30 @@ struct SnapshotParts {
   std::vector<SnapshotTensor> parameters;
   std::vector<SnapshotTensor> buffers;    // whole on every rank; rank 0's are written
   std::vector<ParameterState> optimizer;  // sharded as the `values` of the parameters
-  std::string extra = "{}";               // a JSON object of the caller; rank 0's is written
+  std::string extra = "{}";               // a JSON object of the program; rank 0's is written
 };
 
-// By name and ParameterState::entry.
+// Maps name and ParameterState::entry to the tensor.
 using SnapshotEntries = std::map<std::pair<std::string, size_t>, const SnapshotTensor*>;
 SnapshotEntries entries_of(std::span<const SnapshotTensor> parameters);
-// What a save writes of the parts: without copies and their states.
+// Returns what a save writes: the parts without copies and the states of copies.
 SnapshotParts without_copies(const SnapshotParts& parts);
 
-// tensor: the elements of `box`, with its sizes. Returns a view of those of `part`, which is in it.
+// `tensor` has the elements of `box`, with its sizes. Returns a view of the elements of `part`,
+// which lies in `box`.
 at::Tensor slice_of(at::Tensor tensor, const Box& box, const Box& part);
 
 CADRE_EXPORT SnapshotTensor whole_tensor(std::string name, const at::Tensor& tensor);
 CADRE_EXPORT SnapshotTensor part_of(const ParameterShard& shard);
 
-// The parts of a plain module: each tensor once, under the first of its names. `optimizer` and
-// `extra` stay empty. kInvalidArgument for a parameter that is a shard, as after
-// parallelize_module(); the form with records and a module throws it for one without a record.
+// Returns the parts of a plain module: each tensor once, under the first of its names. `optimizer`
+// and `extra` stay empty. Throws kInvalidArgument for a parameter that is a shard, as after
+// parallelize_module(); the form with records and a module throws it for a shard without a record.
 CADRE_EXPORT SnapshotParts parts_of(const torch::nn::Module& module);
-// The parts of a model that the records describe as a whole, without buffers: of a pipeline, whose
-// ranks have different modules.
+// Returns the parts of a model that the records describe as a whole, without buffers. Used for a
+// pipeline, whose ranks have different modules.
 CADRE_EXPORT SnapshotParts parts_of(std::span<const ParameterShard> shards);
-// The parts of a wrapped model: the rank's shards of the parameters, and, as whole tensors,
+// Returns the parts of a wrapped model: the rank's shards of the parameters, and, as whole tensors,
 // parameters that are not sharded (frozen or ignored ones of some wrappers) and buffers.
 CADRE_EXPORT SnapshotParts parts_of(std::span<const ParameterShard> shards,
                                     const torch::nn::Module& module);

@@ -23,11 +23,11 @@ namespace cadre {
 namespace {
 
 constexpr const char* kThreadName = "cadre-snapshot";
-// How long a destructor waits for a save while an exception ends its scope.
+// While an exception ends its scope, a destructor waits so long for a save.
 constexpr Duration kUnwindingTimeout = std::chrono::seconds(5);
 
-// The name of a tensor that a save leaves out, without its elements: saving compares the names of
-// all ranks.
+// Returns the record of a tensor that a save leaves out, without its elements. The record stays,
+// because saving compares the names on all ranks.
 SnapshotTensor name_of_copy(const SnapshotTensor& tensor) {
   const c10::InferenceMode mode(false);
   return {.name = tensor.name,
@@ -63,7 +63,8 @@ class Staging {
   }
 
  private:
-  // The state of an optimizer, empty for a tensor of the model; and the name.
+  // The name of a state of an optimizer, empty for a tensor of the model; and the name of the
+  // tensor.
   using Key = std::pair<std::string, std::string>;
 
   at::Tensor staged(const Key& key, const at::Tensor& tensor) {
@@ -141,7 +142,7 @@ class SnapshotSaver::Impl {
   }
 
  private:
-  // A save that has not ended by then fails on all ranks.
+  // Makes a save that has not ended by the deadline fail on all ranks.
   void end_waits_at(Deadline deadline, const std::function<std::string()>& reason) {
     if (!thread_) return;
     while (!is_done_ && end_of_save_->park(deadline)) continue;
@@ -163,7 +164,7 @@ class SnapshotSaver::Impl {
     }
   }
 
-  // The last save, of which no call has told the program yet.
+  // Ends the last save and reports its error, which no call has thrown yet.
   void end() {
     const bool is_unwinding = std::uncaught_exceptions() > num_exceptions_;
     if (is_unwinding) {
@@ -184,7 +185,7 @@ class SnapshotSaver::Impl {
                  cadre::format("the snapshot of step {} is lost folder={} error=\"{}\"", step_,
                                folder_.run_folder(), error.message()));
     } catch (...) {
-      // There is nobody left to tell.
+      // No caller is left that could get the error.
       return;
     }
   }
@@ -200,7 +201,7 @@ class SnapshotSaver::Impl {
   std::unique_ptr<os::System> system_ = os::make_native_system();
   std::unique_ptr<os::Waiter> end_of_save_ = system_->make_waiter();
   std::atomic<bool> is_done_ = true;
-  // Written by the thread, read after it was joined.
+  // The thread writes it; it is read after the thread was joined.
   Status outcome_;
   std::unique_ptr<os::Thread> thread_;
 };

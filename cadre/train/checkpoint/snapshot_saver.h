@@ -5,12 +5,13 @@
 // training; save(), until the previous save has ended and the copy is made; finish() and close(),
 // until the last save has ended. A save takes the time of the disk, and ends if ranks have waited
 // for each other for `timeout`. Lifetime: the staging memory, as large as this rank's shard, is
-// kept for the next save. Destroying it at the end of a scope finishes the last save, as finish()
-// does. While an exception unwinds the stack, other ranks may not come to that save: the destructor
-// waits for it for a few seconds, then ends the waits of all ranks. In both cases a snapshot that
-// is lost, and an error that no call has thrown, is written to standard error at level error.
-// Errors: the error of a save in the background is thrown by the next save(), finish() or close(),
-// equal on all ranks and with its step; earlier snapshots are unchanged (sharded_save.h).
+// kept for the next save. At the end of a scope the destructor finishes the last save, as finish()
+// does. While an exception unwinds the stack, other ranks may not take part in that save: the
+// destructor waits for it for a few seconds, then ends the waits of all ranks. In both cases a
+// snapshot that is lost, and an error that no call has thrown, are written to standard error at
+// level error. Errors: the error of a save in the background is thrown by the next save(), finish()
+// or close(), equal on all ranks and with its step; earlier snapshots are unchanged
+// (sharded_save.h).
 #pragma once
 
 #include <cstdint>
@@ -28,20 +29,20 @@ class CADRE_EXPORT SnapshotSaver {
  public:
   // Collective.
   SnapshotSaver(SnapshotFolder folder, const ProcessGroup& group, SaveOptions options = {});
-  // Without a group: a single process.
+  // Makes a saver for a single process, without a group.
   explicit SnapshotSaver(SnapshotFolder folder, SaveOptions options = {});
   ~SnapshotSaver();
   SnapshotSaver(const SnapshotSaver&) = delete;
   SnapshotSaver& operator=(const SnapshotSaver&) = delete;
 
-  // Collective. Copies the parts, begins to write them in the background and returns. Throws the
-  // failure of the previous save, if no call has thrown it yet; the new save is begun in any case.
-  // Parts that cannot be copied on one rank are a failure of this save, on all ranks.
+  // Collective. Copies the parts, starts to write them in the background, and returns. Throws the
+  // error of the previous save if no call has thrown it yet; the new save is started in any case.
+  // If one rank cannot copy the parts, this save fails on all ranks.
   void save(int64_t step, const SnapshotParts& parts);
   // Throws the failure of the last save, if no call has thrown it yet.
   void finish();
-  // Collective. finish(), then closes the saver's group. A save that has not ended by the timeout
-  // is given up: the waits of all ranks for each other end, and the error says so. Idempotent.
+  // Collective. Calls finish(), then closes the saver's group. If a save has not ended by the
+  // timeout, the waits of all ranks for each other end, and the error says so. Idempotent.
   void close(Duration timeout = kDefaultSnapshotTimeout);
 
  private:

@@ -33,7 +33,8 @@ using snapshot_test::World;
 
 const World kFlatOnTwo{Division::kFlat, 2};
 
-// Every number that a step changes: parameters, buffers, and the optimizer's tensors and counters.
+// Returns every number that a step changes: parameters, buffers, and the optimizer's tensors and
+// counters.
 std::vector<torch::Tensor> changing(const SnapshotParts& parts,
                                     const std::vector<ParameterState>& optimizer) {
   std::vector<torch::Tensor> tensors;
@@ -60,7 +61,7 @@ bool hold(const std::vector<torch::Tensor>& tensors, double value) {
   });
 }
 
-// Training changes the parameters, and exchanges them, while they are written.
+// While the parts are written, training changes the parameters and replaces them.
 TEST(SnapshotSaver, SavesWhatThePartsWereWhenItWasCalled) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
@@ -84,7 +85,8 @@ TEST(SnapshotSaver, SavesWhatThePartsWereWhenItWasCalled) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// As of a weight that two stages of a pipeline tie: rank 1 has the name of what rank 0 writes.
+// A weight that two stages of a pipeline tie is such a copy: rank 1 has the name of the tensor that
+// rank 0 writes.
 TEST(SnapshotSaver, ARankWithACopyOfATensorHasItsName) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
@@ -119,7 +121,7 @@ TEST(SnapshotSaver, TheNextCallReportsAFailureOnAllRanks) {
     if (group.rank() == 1) wrong.parameters[0].values = torch::zeros({3});
     saver.save(1, wrong);  // fails later
     output = testing::failure_of([&] { saver.save(2, parts); });
-    saver.finish();  // the failure is reported once, and the second save is well
+    saver.finish();  // the failure is reported once, and the second save succeeds
     load_sharded(*SnapshotFolder(run.path()).latest(), parts, group);
     saver.close();
   });
@@ -150,7 +152,7 @@ TEST(SnapshotSaver, WorksInOneProcessAndAfterADiskThatWasInTheWay) {
   EXPECT_EQ(SnapshotFolder(path).latest_step(), 2);
 }
 
-// Takes a while to make the folder of a snapshot.
+// Needs some time to make the folder of a snapshot.
 class SlowFiles final : public testing::ForwardingFiles {
  public:
   Result<std::string> make_folder_beside(const std::string& path) override {
@@ -170,7 +172,7 @@ TEST(SnapshotSaver, TheEndOfItsScopeFinishesTheLastSave) {
   EXPECT_EQ(SnapshotFolder(run.path()).latest_step(), 7);
 }
 
-// All ranks leave by exceptions, but all have begun the save: it is finished.
+// All ranks leave by exceptions, but all have begun the save, so it is finished.
 TEST(SnapshotSaver, AnExceptionAfterTheSaveLosesNothing) {
   const testing::TemporaryFolder run;
   SlowFiles files;
@@ -185,8 +187,8 @@ TEST(SnapshotSaver, AnExceptionAfterTheSaveLosesNothing) {
   EXPECT_EQ(SnapshotFolder(run.path()).latest_step(), 7);
 }
 
-// One rank leaves before the save that the other has begun: the other learns of it and says what
-// is lost, without a wait for the timeout.
+// One rank leaves before it begins the save that the other has begun. The other learns that and
+// reports what is lost, before the timeout.
 TEST(SnapshotSaver, ASaveThatOneRankNeverBeginsIsReportedAsLost) {
   const testing::TemporaryFolder run;
   ::testing::internal::CaptureStderr();
@@ -280,7 +282,7 @@ TEST(SnapshotFolder, OneThatWasMovedFromIsUsable) {
   EXPECT_TRUE(folder.steps().empty());
 }
 
-// Rank 1 does not save, so that the save of rank 0 waits for it.
+// Rank 1 does not save, so the save of rank 0 waits for it.
 TEST(SnapshotSaver, CloseGivesUpASaveThatDoesNotEndWithinTheTimeout) {
   const testing::TemporaryFolder run;
   const auto start = std::chrono::steady_clock::now();
@@ -313,7 +315,7 @@ TEST(SnapshotSaver, OneThatIsDestroyedWhileItSavesEndsTheWaitsOfTheOthers) {
     }
     saver.reset();
   });
-  // Rank 1's part may have been done before it was destroyed; in no case does rank 0 wait for long.
+  // Rank 1's part may have been done before it was destroyed. In no case does rank 0 wait for long.
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 

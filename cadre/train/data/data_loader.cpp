@@ -52,7 +52,7 @@ void check_threads(const DataLoaderOptions& options) {
   }
 }
 
-// Whatever decides which samples a batch has.
+// Returns everything that decides which samples a batch has.
 std::vector<AgreedField> fields_of(const DataLoaderOptions& options, const Dataset& dataset,
                                    int64_t num_samples) {
   const auto number = [](auto value) { return cadre::format("{}", static_cast<int64_t>(value)); };
@@ -81,7 +81,8 @@ void check_options(const DataLoaderOptions& options, int64_t num_samples, int64_
   }
 }
 
-// A dataset that returns fewer rows than it was asked for would change the mean over the batch.
+// Checks the number of rows: a dataset that returns fewer rows than requested would change the mean
+// over the batch.
 Batch checked(Batch batch, size_t num_samples) {
   const auto has_rows = [&](const at::Tensor& tensor) {
     return tensor.dim() > 0 && tensor.size(0) == static_cast<int64_t>(num_samples);
@@ -111,7 +112,7 @@ struct DataLoader::Prefetch {
                  .depth = std::min(options.prefetch, num_batches) * options.num_threads,
                  .timeout = options.timeout}) {}
 
-  // Joins threads that may not end for a long time, without making the caller wait for them.
+  // Hands over threads that may not end for a long time, so that the caller does not wait for them.
   static void leave_alone(std::unique_ptr<Prefetch> stuck) {
     std::shared_ptr<Prefetch> kept = std::move(stuck);  // the function must be copyable
     os::run_detached("cadre-closer", [kept = std::move(kept)]() mutable { kept.reset(); });
@@ -151,7 +152,7 @@ DataLoader::DataLoader(std::shared_ptr<const Dataset> dataset, const DataLoaderO
         },
         kSameOnAllRanks);
   }
-  // All ranks check the same values, and refuse them alike.
+  // All ranks check the same values, so all refuse them or none.
   check_options(options, num_samples_, share_.world_size);
 }
 

@@ -1,11 +1,11 @@
 // Batches of a dataset in a seeded order, split among the ranks of a group, from any position.
 //
 // `.batch_size` is the global batch size: the samples of all ranks together. Batch k has the same
-// samples on any number of ranks; within it a rank has the samples that DistributedSampler assigns
-// to it, every world_size-th of the epoch, or a consecutive part (BatchSplit). Two ranks' shares of
-// a batch differ by at most one sample, and a share may be empty in a short last batch; no sample
-// is padded or repeated. DistributedDataParallel and the sharding wrappers weight each rank by the
-// rows of its share, so gradients are means over the global batch.
+// samples on any number of ranks. Within a batch, a rank has the samples that DistributedSampler
+// assigns to it, every world_size-th of the epoch, or a consecutive part (BatchSplit). Two ranks'
+// shares of a batch differ by at most one sample, and a share may be empty in a short last batch;
+// no sample is padded or repeated. DistributedDataParallel and the sharding wrappers weight each
+// rank by the rows of its share, so gradients are means over the global batch.
 //
 // Threads: one; with num_threads above 0, Dataset::get runs ahead of the caller on that many other
 // threads, and the delivered batches and their order stay the same. Blocking: the constructor is
@@ -40,11 +40,11 @@
 
 namespace cadre {
 
-// Which samples of a batch a rank has.
+// How a batch is divided among the ranks.
 enum class BatchSplit : uint8_t {
-  kInTurn,  // every world_size-th of the epoch, beginning with that of its rank
-  // Parts in rank order are the batch: for what depends on the order of samples, such as a capacity
-  // of experts.
+  kInTurn,  // every world_size-th sample of the epoch, beginning with the one at the rank's number
+  // The ranks' parts, in rank order, are the batch. Use it if the order of samples matters, for
+  // example for a capacity of experts.
   kConsecutive,
 };
 
@@ -53,32 +53,33 @@ struct DataLoaderOptions {
   // The ranks that split each batch: `.ranks = world`, or `.ranks = mesh["dp"]`. nullopt: this
   // process reads whole batches.
   std::optional<Ranks> ranks = {};
-  int64_t seed = 0;  // seed of the order; epoch e is shuffled with seed + e
+  int64_t seed = 0;  // epoch e is shuffled with seed + e
   bool shuffle = true;
   bool drop_last = false;  // leave out a last batch of fewer samples
   BatchSplit split = BatchSplit::kInTurn;
-  int num_threads = 0;   // that fetch ahead; 0: the caller fetches each batch when it needs it
-  int64_t prefetch = 2;  // batches that each thread may be ahead
-  Duration timeout = std::chrono::minutes(5);  // for a batch from a thread
+  // Threads that fetch ahead; 0: the caller fetches each batch when it needs it.
+  int num_threads = 0;
+  int64_t prefetch = 2;                        // batches that each thread may be ahead
+  Duration timeout = std::chrono::minutes(5);  // how long to wait for a batch from a thread
 };
 
-// Equal on all ranks, and for any world size.
+// A position that is equal on all ranks, and valid for any number of ranks.
 struct LoaderPosition {
   int64_t epoch = 0;
-  int64_t samples = 0;  // in this epoch, delivered to all ranks together
+  int64_t samples = 0;  // samples of this epoch that were delivered to all ranks together
 
   friend bool operator==(const LoaderPosition&, const LoaderPosition&) = default;
 };
 
 class CADRE_EXPORT DataLoader {
-  // Its address says to which epoch() or begin() a loop belongs, also after another loader was
-  // assigned to this one.
+  // The address of a token identifies the epoch() or begin() to which a loop belongs, also after
+  // another loader was assigned to this one.
   struct Token {};
 
  public:
   // The remaining batches of one epoch: `for (const auto& [x, y] : loader.epoch(e))`. The next call
-  // of epoch() or seek() ends it, and the next begin() ends the iterators before: they throw at the
-  // next batch.
+  // of epoch() or seek() ends the epoch, and the next begin() ends earlier iterators: the loops
+  // throw at their next batch.
   class CADRE_EXPORT Epoch {
    public:
     class CADRE_EXPORT Iterator {
@@ -122,14 +123,14 @@ class CADRE_EXPORT DataLoader {
   DataLoader& operator=(DataLoader&&) noexcept;
   ~DataLoader();
 
-  // From the start of the epoch, 0 or above; the first call after a seek() into this epoch, from
-  // that position.
+  // Returns the epoch (0 or above) from its start; the first call after a seek() into this epoch
+  // returns it from that position.
   Epoch epoch(int64_t epoch);
   int64_t batches_per_epoch() const;
   int64_t batch_size() const { return share_.batch_size; }
   BatchSplit split() const { return share_.split; }
 
-  // After the last delivered batch, no matter how many were fetched ahead.
+  // Returns the position after the last delivered batch, no matter how many were fetched ahead.
   LoaderPosition position() const { return position_; }
   void seek(const LoaderPosition& position);
 
@@ -148,14 +149,14 @@ class CADRE_EXPORT DataLoader {
   std::shared_ptr<const Token> begin_loop(const std::shared_ptr<const Token>& epoch);
   bool next(Batch& batch, const std::shared_ptr<const Token>& loop);
   void make_order();
-  // This rank's samples of the batch that begins at `begin` of the order.
+  // Returns this rank's samples of the batch that begins at index `begin` of the order.
   static std::vector<int64_t> samples_of(const Share& share, const std::vector<int64_t>& order,
                                          int64_t begin);
   Batch fetch(int64_t begin);
 
   std::shared_ptr<const Dataset> dataset_;
   int64_t num_samples_ = 0;    // size of the dataset when the loader was made
-  DataLoaderOptions options_;  // without the ranks
+  DataLoaderOptions options_;  // its ranks are not set
   Share share_;
   LoaderPosition position_;
   bool is_positioned_ = false;
@@ -163,7 +164,7 @@ class CADRE_EXPORT DataLoader {
   std::shared_ptr<const Token> loop_;   // made by the last begin(): the loop that may get batches
   // The samples of all ranks in epoch order_epoch_; shared with the threads.
   std::shared_ptr<const std::vector<int64_t>> order_;
-  int64_t order_epoch_ = -1;            // none
+  int64_t order_epoch_ = -1;            // -1: order_ is not set
   std::unique_ptr<Prefetch> prefetch_;  // null until the first batch is requested
 };
 

@@ -39,7 +39,7 @@ std::vector<Indices> batches_of(DataLoader& loader, int64_t epoch) {
   return batches;
 }
 
-// The batches of each rank of a group of threads; a loader over num_samples indices.
+// Returns the batches of each rank of a group of threads, from a loader over num_samples indices.
 std::vector<std::vector<Indices>> batches_by_rank(int world_size, int64_t num_samples,
                                                   DataLoaderOptions options, int64_t epoch) {
   std::vector<std::vector<Indices>> by_rank(static_cast<size_t>(world_size));
@@ -130,7 +130,8 @@ TEST(DataLoader, ItSplitsBatchesAmongTheRanksOfASubgroup) {
   EXPECT_EQ(by_rank, (std::vector<std::vector<Indices>>{first, second, first, second}));
 }
 
-// The error of each rank, where rank 1 of 3 has other options, or another dataset, than the others.
+// Returns the error of each rank if rank 1 of 3 has other options or another dataset than the
+// others.
 std::vector<std::string> refusals(const DataLoaderOptions& options, const DataLoaderOptions& other,
                                   int64_t other_size = 60) {
   std::vector<std::string> messages(3, "accepted");
@@ -169,7 +170,7 @@ TEST(DataLoader, RanksWithDifferentOptionsAreRefusedAlike) {
   EXPECT_THAT(refusals(same, same, 61), all_are("dataset size is 60 on rank 0 and 61"));
   EXPECT_THAT(refusals(same, {.batch_size = 6, .seed = 1, .num_threads = 1, .prefetch = 3}),
               ::testing::Each("accepted"));
-  // Also if one rank alone could detect the problem.
+  // The error is the same if only one rank could detect the problem.
   EXPECT_THAT(refusals(same, {.batch_size = 1, .seed = 1}),
               all_are("batch_size is 6 on rank 0 and 1"));
 }
@@ -193,7 +194,7 @@ std::vector<std::string> refusals_with(const std::shared_ptr<const Dataset>& odd
   return messages;
 }
 
-// Throws something that is no std::exception.
+// Throws an object that is no std::exception.
 class Unreadable : public Counting {
  public:
   Unreadable() : Counting(9) {}
@@ -230,7 +231,7 @@ TEST(DataLoader, AnotherOperationInItsPlaceIsRefusedOnAllRanks) {
       if (world.rank() == 0) {
         (void)make_data_loader(Counting(9), {.batch_size = 2, .ranks = world});
       } else {
-        const std::vector<std::byte> bytes(128);  // as many as an agreement exchanges
+        const std::vector<std::byte> bytes(128);  // as many bytes as an agreement exchanges
         std::vector<std::byte> all(256);
         world.communicator().all_gather(bytes, all, DType::kUint8);
       }
@@ -296,7 +297,7 @@ TEST(DataLoader, ItsPositionCountsWhatWasDeliveredNotWhatWasFetched) {
   EXPECT_EQ(seen, batches_of(moved, 1));
 }
 
-// Fails once at one sample.
+// Fails once, at one sample.
 class Failing : public Counting {
  public:
   Failing() : Counting(20) {}
@@ -327,7 +328,7 @@ TEST(DataLoader, AFailedBatchComesAtItsPlaceAndMayBeAskedForAgain) {
   }
 }
 
-// Throws at one sample, something that is no std::exception.
+// Throws, at one sample, an object that is no std::exception.
 class Throwing : public Counting {
  public:
   Throwing() : Counting(20) {}
@@ -346,7 +347,8 @@ TEST(DataLoader, WhatIsNoExceptionComesAtItsPlaceToo) {
   }
 }
 
-// A dataset that changes behind the loader: another size, fewer rows than asked for, no data.
+// A dataset that changes after the loader was made: another size, fewer rows than requested, no
+// data.
 class Changing : public Counting {
  public:
   Changing() : Counting(20) {}

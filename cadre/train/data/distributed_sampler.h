@@ -22,7 +22,7 @@ struct DistributedSamplerOptions {
   int world_size = 1;
   int64_t seed = 0;
   bool shuffle = true;
-  bool drop_last = false;  // truncate instead of padding with repeated samples
+  bool drop_last = false;  // true: truncate instead of padding with repeated samples
 };
 
 class CADRE_EXPORT DistributedSampler {
@@ -31,18 +31,18 @@ class CADRE_EXPORT DistributedSampler {
 
   // The number of samples of each rank; equal on all ranks.
   int64_t num_samples_per_rank() const;
-  // This rank's samples in order; num_samples_per_rank() of them.
+  // Returns this rank's num_samples_per_rank() samples, in order.
   std::vector<int64_t> indices(int64_t epoch) const;
 
  private:
   DistributedSamplerOptions options_;
 };
 
-// torch.randperm(num_samples) with a generator that is seeded with `seed`: the common order of all
-// ranks' samples.
+// Returns torch.randperm(num_samples) with a generator that is seeded with `seed`: the common order
+// of all ranks' samples.
 CADRE_EXPORT std::vector<int64_t> seeded_permutation(int64_t num_samples, int64_t seed);
 
-// seed + epoch, modulo 2^64: the seed of an epoch's order.
+// Returns seed + epoch, modulo 2^64: the seed of an epoch's order.
 CADRE_EXPORT int64_t seed_of_epoch(int64_t seed, int64_t epoch);
 
 }  // namespace cadre

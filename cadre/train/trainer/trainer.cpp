@@ -95,7 +95,7 @@ void Trainer::make_loaders() {
   held_out_loader_ = make_held_out_loader(*task_, layout_->data);
 }
 
-// Fills the shards of the ranks; a whole model has its values from prepare().
+// Fills the shards of the ranks. A whole model has its values from prepare().
 void Trainer::load_weights() {
   const bool is_loaded = load_initial_weights(config_, strategy_->parts(), context_.world);
   if (!is_loaded) return;
@@ -169,7 +169,7 @@ void Trainer::train_to_the_end() {
         begin_snapshot();
       }
     }
-    // The epoch may have ended by the last step, too; then the position is not used any more.
+    // If the run ends with the last step of an epoch, the position is not used any more.
     if (!result_.was_stopped && step_ < config_.run.steps) {
       loader_->seek({.epoch = loader_->position().epoch + 1, .samples = 0});
     }
@@ -188,7 +188,7 @@ Trainer::StepSums Trainer::step(const Batch& batch) {
                            }});
   const StepSums sums = sum_over_ranks(loss, batch.data.size(0));
   if (sums.data_have_changed) check_data();
-  const double limit = config_.optimizer.clip_norm;  // 0: none
+  const double limit = config_.optimizer.clip_norm;  // 0: no limit
   const double gradient_norm =
       strategy_->clip_gradients(limit > 0 ? limit : std::numeric_limits<double>::infinity());
   if (!std::isfinite(sums.loss) || !std::isfinite(gradient_norm)) {
@@ -208,7 +208,7 @@ Trainer::StepSums Trainer::step(const Batch& batch) {
   return sums;
 }
 
-// The output is converted to float32, in which the loss is computed.
+// Converts the output to float32, in which the loss is computed.
 at::Tensor Trainer::with_autocast(const std::function<at::Tensor()>& forward) const {
   const Autocast autocast(config_.run.autocast == "bfloat16" ? at::kBFloat16 : at::kFloat);
   return forward().to(at::kFloat);
@@ -235,8 +235,8 @@ void Trainer::check_data() {
   on_all_ranks(context_.world, [this] { task_->check_data(); });
 }
 
-// In the operations of the world, in those along the axes of its mesh, and in those of all
-// processes with different tokens, which routers have.
+// Returns the time in operations of the world, of the groups along the axes of its mesh, and of the
+// group of all processes with different tokens, which routers use.
 Duration Trainer::time_in_communication() const {
   Duration sum = context_.time_in_communication();
   if (!layout_->mesh) return sum;
@@ -294,8 +294,8 @@ void Trainer::evaluate() {
   begin_snapshot();
 }
 
-// Does nothing if this step has a snapshot already, unless it lacks what was found since: that its
-// held-out loss is the best.
+// Does nothing if this step has a snapshot already. But if its held-out loss was found to be the
+// best since then, the snapshot must be written or marked accordingly.
 void Trainer::begin_snapshot() {
   if (snapshot_writer_->is_under_way(step_)) return;
   finish_snapshot();
@@ -314,7 +314,7 @@ void Trainer::finish_snapshot() {
   const bool is_best = best_step_ == outcome->step;
   if (outcome->status.ok()) {
     saved_step_ = outcome->step;
-    saved_best_loss_ = best_held_out_loss_;  // which has not changed since the snapshot was begun
+    saved_best_loss_ = best_held_out_loss_;  // it has not changed since the snapshot was begun
     if (is_best) mark_best();
     return;
   }
@@ -325,8 +325,8 @@ void Trainer::finish_snapshot() {
   if (is_best) best_held_out_loss_ = loss_before_best_;
 }
 
-// The snapshot before the failure is what the run can be resumed from. After a failure of the group
-// writing it fails, too.
+// The run can be resumed from the last snapshot before the failure, so it is completed. After a
+// failure of the group, writing it fails, too.
 void Trainer::finish_snapshot_of_failed_run() noexcept {
   try {
     finish_snapshot();
@@ -364,7 +364,7 @@ std::vector<at::Tensor> Trainer::generators_of_all_ranks() {
   return all.view({world_size, own.numel()}).unbind();
 }
 
-// Saves first: whatever fails later, the trained model is not lost.
+// Saves first, so that the trained model is not lost whatever fails later.
 void Trainer::finish() {
   result_.steps = step_;
   begin_snapshot();
@@ -396,7 +396,7 @@ void Trainer::show_result() {
   if (progress_) progress_->plot(config_.run.name, run_path_ + "/loss.svg");
 }
 
-// If the model is sharded or divided, every forward needs all ranks, and all generate the same
+// If the model is sharded or divided, every forward needs all ranks. Then all generate the same
 // text, or fail in the same way.
 std::string Trainer::sample_of_model() {
   if (!is_first_rank() && strategy_->has_whole_model()) return "";

@@ -1,18 +1,18 @@
 // Trains a model on text or images with any number of processes, from a configuration.
 //
-// A step: each rank fetches its share of the batch; forward and backward run in run.accumulate
-// parts, and the strategy's wrapper reduces the gradients in the last; one all_reduce of four
-// numbers adds up loss, samples, requests to stop and changes of the data; gradients are clipped,
-// parameters updated, the step reported. So all ranks have the same loss and stop after the same
-// step without further messages. Threads: one. Blocking: run() until the last step; every
+// In a step, each rank fetches its share of the batch; forward and backward run in run.accumulate
+// parts, and the strategy's wrapper reduces the gradients in the last part. One all_reduce of four
+// numbers sums loss, samples, requests to stop and changes of the data. Then gradients are clipped,
+// parameters are updated, and the step is reported. So all ranks have the same loss and stop after
+// the same step without further messages. Threads: one. Blocking: run() until the last step; every
 // collective has the group's deadline. Lifetime: the functions of TrainerContext are called until
 // run() returns. Errors: cadre::Error for data, a snapshot or a configuration that do not match, a
 // loss that is NaN or infinite, data that change while they are used, a failed group, a last
 // snapshot that could not be written, or processes that do not have the same configuration, data,
 // weights and snapshot, which are compared once, before anything is constructed. Errors other than
 // failures of the group are CommonErrors, equal on all ranks. If an earlier snapshot cannot be
-// written, or no text be generated, the trainer prints a warning and continues. A snapshot that is
-// being written when run() fails is completed before it throws.
+// written, or no text can be generated, the trainer prints a warning and continues. If run() fails
+// while a snapshot is being written, it completes the snapshot before it throws.
 #pragma once
 
 #include <cstdint>
@@ -45,18 +45,18 @@ class Model;
 struct TrainerContext {
   ProcessGroup world;
   os::System& system;
-  std::function<Duration()> time_in_communication;  // so far
-  std::function<bool()> stop_is_requested;          // on this rank; all ranks stop if one is
-  std::function<void(std::string_view)> print;      // of rank 0 only
+  std::function<Duration()> time_in_communication;  // the time until now
+  std::function<bool()> stop_is_requested;      // for this rank; all ranks stop if one of them must
+  std::function<void(std::string_view)> print;  // called on rank 0 only
   bool is_terminal = false;
-  int num_columns = 80;  // of the terminal
+  int num_columns = 80;  // width of the terminal
 };
 
 struct TrainResult {
-  int64_t steps = 0;         // including those before a resumption
-  bool was_stopped = false;  // before the last step, on request
-  double loss = 0;           // of the last step
-  Evaluation held_out;       // at the end; empty if stopped
+  int64_t steps = 0;         // includes the steps before a resumption
+  bool was_stopped = false;  // whether the run stopped before the last step, on request
+  double loss = 0;           // loss of the last step
+  Evaluation held_out;       // evaluation at the end; empty if the run was stopped
 };
 
 class Trainer {
@@ -67,14 +67,14 @@ class Trainer {
   TrainResult run();
 
  private:
-  // The sums over all ranks of a step.
+  // Sums over all ranks in a step.
   struct StepSums {
     double loss = 0;  // mean over all samples
     bool stop = false;
     bool data_have_changed = false;
   };
 
-  // What a rank does alone before the first collective.
+  // Does what a rank does alone before the first collective.
   void prepare();
   void make_loaders();
   void load_weights();
@@ -100,7 +100,8 @@ class Trainer {
   std::string sample_of_model();
   void print_line(const std::string& line);
   bool is_first_rank() const { return context_.world.rank() == 0; }
-  // What divides the layers of a model, or connects its routers, takes a whole one.
+  // Returns whether the model is made without values. It is not if its layers are divided or its
+  // routers connected: that takes a whole model.
   bool is_deferred() const {
     return has_units(data_strategy(config_.parallel)) && !config_.parallel.divides_model() &&
            config_.model.experts == 0;
@@ -110,25 +111,26 @@ class Trainer {
   TrainerContext context_;
   std::string run_path_;
   SnapshotFolder snapshots_;
-  std::unique_ptr<RunFolder> run_folder_;  // of rank 0 only
+  std::unique_ptr<RunFolder> run_folder_;  // null except on rank 0
   std::unique_ptr<Task> task_;
-  std::optional<InitialWeights> weights_;  // of model.weights
-  std::optional<Resumption> resumption_;   // in the constructor only
+  std::optional<InitialWeights> weights_;  // what model.weights names, if it is set
+  std::optional<Resumption> resumption_;   // set in the constructor only
   std::shared_ptr<Model> model_;           // null once it is cut into stages
-  int64_t num_parameters_ = 0;             // of the whole model
+  int64_t num_parameters_ = 0;             // parameters of the whole model
   std::optional<RunLayout> layout_;
   std::unique_ptr<Strategy> strategy_;
   std::unique_ptr<SnapshotWriter> snapshot_writer_;
   std::unique_ptr<DataLoader> loader_;
   std::unique_ptr<DataLoader> held_out_loader_;
-  std::unique_ptr<Progress> progress_;     // of rank 0 only
-  int64_t first_step_ = 0;                 // completed before this process started
-  int64_t step_ = 0;                       // completed
-  int64_t saved_step_ = -1;                // of the last snapshot that was read or written
-  std::optional<Error> snapshot_failure_;  // of the last one that could not be written
+  std::unique_ptr<Progress> progress_;     // null except on rank 0
+  int64_t first_step_ = 0;                 // steps completed before this process started
+  int64_t step_ = 0;                       // steps completed
+  int64_t saved_step_ = -1;                // step of the last snapshot that was read or written
+  std::optional<Error> snapshot_failure_;  // error of the last snapshot that could not be written
   std::optional<double> best_held_out_loss_;
-  std::optional<double> saved_best_loss_;  // in the last snapshot that was read or written
-  int64_t best_step_ = -1;                 // whose snapshot will be marked as the best
+  std::optional<double>
+      saved_best_loss_;     // best loss in the last snapshot that was read or written
+  int64_t best_step_ = -1;  // the step whose snapshot will be marked as the best; -1: none
   std::optional<double> loss_before_best_;
   TimePoint run_started_;
   TrainResult result_;

@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kSide = 28;
 constexpr int64_t kNumTraining = 30;
-constexpr int64_t kNumHeldOut = 37;  // more than a batch of 2 ranks, and no multiple of it
+constexpr int64_t kNumHeldOut = 37;  // more than a batch of 2 ranks, and not a multiple of it
 
 struct Images {
   torch::Tensor pixels;  // (N, 28, 28) uint8
@@ -42,7 +42,7 @@ struct Judgement {
   double accuracy;
 };
 
-// The mlp with one hidden layer, in double precision.
+// Computes the mlp with one hidden layer, in double precision.
 Judgement judge(const Images& images, const std::vector<NamedTensor>& weights) {
   std::map<std::string, torch::Tensor> w;
   for (const auto& [name, tensor] : weights) w[name] = tensor.to(torch::kDouble);
@@ -114,7 +114,7 @@ TEST_F(TrainerEvaluationTest, TrainsOnOnePairAndJudgesTheOther) {
     EXPECT_EQ(said["held_out_loss"], run.result.held_out.loss);
     EXPECT_EQ(said["accuracy"], *run.result.held_out.accuracy);
 
-    // A step reports the loss on the training pair before its update.
+    // A step reports the loss on the training images before its update.
     const double before_last = judge(training_, weights_after(config.run.name, 3)).loss;
     EXPECT_NEAR(metrics(config.run.name)[3]["loss"].get<double>(), before_last, 1e-5);
   }

@@ -1,8 +1,8 @@
-// Runs whose model is divided among processes, against the same run of one process: with dropout
-// and with tied and untied heads. In float32 both round differently: 20 steps of AdamW keep the
-// losses within 2e-5 of each other, as those of data parallelism; a defect of the gradients is a
-// hundred times larger (cadre verify compares in float64). CADRE_CASES_SEED picks the share of the
-// layouts that CTest runs.
+// Compares runs whose model is divided among processes with the same run of one process, with
+// dropout, and with tied and untied heads. In float32 the two round differently: 20 steps of AdamW
+// keep the losses within 2e-5 of each other, as in data parallelism; a defect of the gradients
+// makes a difference that is a hundred times larger (cadre verify compares in float64).
+// CADRE_CASES_SEED picks the share of the layouts that CTest runs.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -113,7 +113,8 @@ class TrainerLayoutTest : public TrainerTest {
   }
   Config config_of(const TrainedLayout& layout) const { return config_of(layout, layout.name); }
 
-  // The same model as the layout's; trained once for each.
+  // Trains the layout's model in one process, once for each kind of head. Returns the name of the
+  // run.
   std::string alone(const TrainedLayout& model) {
     const std::string name = std::string(model.is_tied ? "alone_tied" : "alone_untied") +
                              (model.has_experts ? "_experts" : "");
@@ -142,7 +143,7 @@ class TrainerLayoutTest : public TrainerTest {
     return largest;
   }
 
-  // model: of the run.
+  // model: the model of the run.
   void expect_run_of_one_process(const std::string& name, const TrainedLayout& model) {
     const std::string expected = alone(model);
     ASSERT_EQ(losses(name).size(), 20U);
@@ -166,7 +167,7 @@ class TrainerLayoutTest : public TrainerTest {
     }
   }
 
-  // Two steps under each, and the rest under the last.
+  // Trains two steps under each layout, and the rest under the last.
   void expect_chain(const std::vector<std::string>& order, const TrainedLayout& model) {
     int64_t step = 0;
     for (size_t i = 0; i < order.size(); ++i) {
@@ -204,8 +205,8 @@ INSTANTIATE_TEST_SUITE_P(Equality, TrainerLayouts,
                          ::testing::ValuesIn(testing::share_of(trained_layouts())),
                          ::testing::PrintToStringParamName());
 
-// A snapshot of each is resumed under the next one: also the position of the dropout, the state of
-// AdamW and the count of its steps.
+// A snapshot of each layout is resumed under the next: the position of the dropout, the state of
+// AdamW and the count of its steps must be right, too.
 TEST_F(TrainerLayoutTest, ASnapshotOfEachLayoutResumesUnderTheNext) {
   expect_chain({"ddp_tensor", "single", "fsdp_pipeline", "zero2_tensor", "pipeline_zb_v",
                 "context_tensor_sequence", "fsdp_tensor", "pipeline_tensor", "zero1_tensor",
@@ -237,7 +238,7 @@ TEST_F(TrainerLayoutTest, AResumedRunHasTheBitsOfAnUninterruptedOne) {
 }
 
 // The vocabulary is odd, so the processes of parallel.tensor have flat buffers of different sizes,
-// and shards that end at different places of the positions, which both have.
+// and their shards of the positions, which both have, end at different elements.
 TEST_F(TrainerLayoutTest, ShardsOfUnevenPartsAreSavedAndResumed) {
   const auto long_context = [this](TrainedLayout layout, const std::string& name) {
     layout.is_tied = true;
@@ -310,8 +311,8 @@ TEST_F(TrainerLayoutTest, SharesAndPartsMayBeUneven) {
   }
 }
 
-// Without an auxiliary loss the loss of a step is the mean of those of its parts, which are of
-// unequal sizes, and empty on some processes or on all.
+// Without an auxiliary loss, the loss of a step is the mean of the losses of its parts. The parts
+// have different sizes, and some are empty on some processes or on all.
 TEST_F(TrainerLayoutTest, PartsOfExpertsAddUpToTheStep) {
   const auto in_parts = [this](TrainedLayout layout, int64_t batch, int64_t num_parts) {
     layout.is_tied = layout.has_experts = true;
@@ -330,7 +331,7 @@ TEST_F(TrainerLayoutTest, PartsOfExpertsAddUpToTheStep) {
 }
 
 // A router that has learned nothing chooses almost evenly, so the load-balancing loss of each of
-// the four blocks is about 1. The held-out loss is without it.
+// the four blocks is about 1. The held-out loss does not include it.
 TEST_F(TrainerLayoutTest, TheLossHasTheAuxiliaryLossOfAllBlocks) {
   const auto weighted = [this](TrainedLayout layout, double weight) {
     layout.is_tied = layout.has_experts = true;
@@ -352,7 +353,7 @@ TEST_F(TrainerLayoutTest, TheLossHasTheAuxiliaryLossOfAllBlocks) {
   }
 }
 
-// The dropped choices are those of one process, also where processes have different numbers of
+// The dropped choices are the same as in one process, even if processes have different numbers of
 // samples.
 TEST_F(TrainerLayoutTest, ACapacityOfExpertsIsThatOfAllTokens) {
   const auto limited = [this](TrainedLayout layout, double capacity_factor) {
@@ -375,7 +376,7 @@ TEST_F(TrainerLayoutTest, ACapacityOfExpertsIsThatOfAllTokens) {
   }
 }
 
-// Also its collectives and its dropout.
+// Recomputation repeats collectives and dropout, too.
 TEST_F(TrainerLayoutTest, RecomputedActivationsGiveTheSameBits) {
   for (const std::string name :
        {"ddp_tensor_sequence", "pipeline_tensor", "fsdp_context", "fsdp_expert"}) {
@@ -408,7 +409,7 @@ TEST_F(TrainerLayoutTest, WeightsOfAPlainModelAreDivided) {
   }
 }
 
-// The whole sentence, the same on all processes.
+// The error is this whole sentence, on all processes.
 TEST_F(TrainerLayoutTest, ASnapshotOfAnotherModelIsRefused) {
   Config first = config_of(kAlone, "a");
   first.run.steps = 2;

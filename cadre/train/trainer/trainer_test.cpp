@@ -40,7 +40,7 @@ TEST_F(TrainerTest, LearnsAndTellsWhatItDoes) {
 }
 
 TEST_F(TrainerTest, AResumedRunHasTheBitsOfAnUninterruptedOne) {
-  // 700 lines make few samples: the runs pass the end of an epoch.
+  // 700 lines make few samples, so that the runs pass the end of an epoch.
   for (const int world_size : {1, 2}) {
     SCOPED_TRACE(world_size);
     const std::string whole = "whole" + std::to_string(world_size);
@@ -66,10 +66,10 @@ TEST_F(TrainerTest, AResumedRunHasTheBitsOfAnUninterruptedOne) {
   }
 }
 
-// The layout learned in the first step usually equals the initial one, so the test stores another
-// layout in the snapshot to show that a resumed run uses it. It affects the bits only over TCP, on
-// three ranks and above 64 KiB, where the order of additions depends on a gradient's position in
-// its bucket.
+// The layout learned in the first step usually equals the initial one. So the test stores another
+// layout in the snapshot, to show that a resumed run uses it. The layout affects the bits only over
+// TCP, on three ranks and above 64 KiB, where the order of additions depends on a gradient's
+// position in its bucket.
 TEST_F(TrainerTest, AResumedRunTakesOverTheBucketLayout) {
   transport_ = TransportChoice::kTcp;
   Config config = this->config("whole");
@@ -90,7 +90,8 @@ TEST_F(TrainerTest, AResumedRunTakesOverTheBucketLayout) {
     config.run.resume = "none";
     ASSERT_TRUE(run(config, 3, /*stop_after=*/5).result.was_stopped);
     const std::string snapshot = config.run.name + "/step-000005";
-    set_format(folder_ + "/" + snapshot, 2);  // its digests would find the change
+    // Format 2 has no digests, which would show the change.
+    set_format(folder_ + "/" + snapshot, 2);
     nlohmann::json state = state_of(snapshot);
     EXPECT_EQ(state["bucket_layout"], learned);
     state["bucket_layout"] = layout;
@@ -111,7 +112,7 @@ TEST_F(TrainerTest, AResumedRunTakesOverTheBucketLayout) {
 
 TEST_F(TrainerTest, AnyNumberOfRanksTakesTheSameSteps) {
   Config config = this->config("one");
-  config.run.global_batch_size = 11;  // shares differ
+  config.run.global_batch_size = 11;  // ranks have shares of different sizes
   ASSERT_EQ(run(config, 1).failures, "");
   const std::vector<double> expected = losses("one");
   ASSERT_EQ(expected.size(), 12u);
@@ -155,7 +156,7 @@ TEST_F(ImageTrainerTest, AnyNumberOfRanksTakesTheSameSteps) {
   for (const std::string kind : {"cnn", "mlp"}) {
     Config config = this->config(kind + "1");
     config.model.kind = kind;
-    config.run.global_batch_size = 7;  // shares differ
+    config.run.global_batch_size = 7;  // ranks have shares of different sizes
     ASSERT_EQ(run(config, 1).failures, "");
     const std::vector<double> expected = losses(config.run.name);
     ASSERT_EQ(expected.size(), 6u);
@@ -211,7 +212,7 @@ TEST_F(TrainerTest, EveryOptimizerGoesOnBitForBit) {
   }
 }
 
-// Earlier versions wrote `step` as float32, and none for RMSprop and Adadelta.
+// Earlier versions wrote `step` as float32, and did not write it for RMSprop and Adadelta.
 void set_states_of_earlier_versions(const std::string& snapshot) {
   const std::string path = snapshot + "/optimizer.safetensors";
   std::vector<NamedTensor> states = SafetensorsFile::open(path).read_all();
@@ -249,7 +250,7 @@ TEST_F(TrainerTest, AnAccumulatedStepIsTheWholeStep) {
   Config config = this->config("whole");
   config.run.global_batch_size = 7;
   ASSERT_EQ(run(config, 1).failures, "");
-  // On 3 ranks, 4 parts of 2 or 3 samples: some parts are empty.
+  // On 3 ranks, 4 parts have 2 or 3 samples, so some ranks have empty parts.
   for (const int world_size : {1, 2, 3}) {
     for (const int64_t accumulate : {2, 4}) {
       config.run.name = cadre::format("parts{}-{}", world_size, accumulate);
@@ -262,7 +263,7 @@ TEST_F(TrainerTest, AnAccumulatedStepIsTheWholeStep) {
 
 TEST_F(TrainerTest, TheBestSnapshotIsTheOneWithTheLowestLoss) {
   Config config = this->config("a");
-  config.optimizer.learning_rate = 0.05;  // too much: the loss rises again
+  config.optimizer.learning_rate = 0.05;  // this rate is too large: the loss rises again
   config.schedule.kind = "constant";
   config.run.steps = 60;
   config.run.evaluate_every = 4;

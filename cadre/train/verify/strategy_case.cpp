@@ -17,7 +17,8 @@ bool selects(std::string_view word, std::string_view name) {
   return name.size() == word.size() || name[word.size()] == '/' || name[word.size()] == '-';
 }
 
-// The smallest group size above 1 that divides the ranks into several groups; 0 if there is none.
+// Returns the smallest group size above 1 that divides the ranks into several groups; 0 if there is
+// none.
 int group_size_of(int num_shards) {
   for (int size = 2; size < num_shards; ++size) {
     if (num_shards % size == 0) return size;

@@ -1,4 +1,4 @@
-// One case of a verification: a strategy with its settings.
+// One case of a verification, which is a strategy with its settings.
 //
 // Threads: plain values. Blocking: never. Errors: kInvalidArgument with the names that exist.
 #pragma once
@@ -17,14 +17,14 @@ namespace cadre {
 struct StrategyCase {
   DataStrategy strategy = DataStrategy::kDdp;  // not kSingle
   Reshard reshard = Reshard::kAfterForward;    // for kFsdp and kHsdp
-  ShardForm form = ShardForm::kGathered;       // likewise
+  ShardForm form = ShardForm::kGathered;       // for kFsdp and kHsdp
   int reshard_group_size = 0;                  // for Reshard::kOntoGroup
   int num_replicas = 1;                        // for kHsdp: the size of the mesh's first axis
-  // The number of parts of each rank's share of a batch, whose gradients are accumulated under
+  // The number of parts of each rank's share of a batch. Their gradients are accumulated under
   // no_sync().
   int64_t num_parts = 1;
-  // How many ranks divide the layers, the experts and the tokens of the model; the strategy is that
-  // of the others. Only of programs that know how to divide theirs, such as the trainer.
+  // How many ranks divide the layers, the experts and the tokens of the model. The strategy is that
+  // of the other ranks. Only programs that can divide their model, such as the trainer, set them.
   int pipeline = 1;
   int expert = 1;
   int context = 1;
@@ -34,9 +34,9 @@ struct StrategyCase {
   friend bool operator==(const StrategyCase&, const StrategyCase&) = default;
 };
 
-// "zero2", "fsdp/after_forward", "hsdp-2x4/after_forward/mapped/accumulate", "ddp/pp-2/tp-2": the
-// shape of hsdp's mesh is (replicas, shards) of those of `world_size` ranks that have equal parts
-// of the model.
+// Returns the name of the case: "zero2", "fsdp/after_forward",
+// "hsdp-2x4/after_forward/mapped/accumulate" or "ddp/pp-2/tp-2". The mesh of hsdp has the shape
+// (replicas, shards) of those of `world_size` ranks that have equal parts of the model.
 CADRE_EXPORT std::string name_of(const StrategyCase& strategy, int world_size);
 
 struct StrategySpace {
@@ -46,13 +46,13 @@ struct StrategySpace {
   // Whether to include Reshard::kOntoGroup, for which the trainer has no key.
   bool has_group_reshard = true;
 };
-// Every case for this number of ranks: hsdp for each pair of factors above 1; kOntoGroup if the
-// ranks that own shards can be divided; mapped shards with kAfterForward.
+// Returns every case for this number of ranks: hsdp for each pair of factors above 1; kOntoGroup if
+// the ranks that own shards can be divided; mapped shards with kAfterForward.
 CADRE_EXPORT std::vector<StrategyCase> all_strategy_cases(const StrategySpace& space);
 
-// The cases that the words select: a word is a whole name, or the beginning of one up to a "/" or,
-// for "hsdp", up to "-". Without words all cases. A word that selects no case is an error, which
-// lists the names.
+// Returns the cases that the words select; all cases if there are no words. A word is a whole name,
+// or the beginning of a name up to a "/" or, for "hsdp", up to "-". A word that selects no case is
+// an error, which lists the names.
 CADRE_EXPORT std::vector<StrategyCase> select_strategy_cases(std::span<const StrategyCase> cases,
                                                              std::span<const std::string> words,
                                                              int world_size);

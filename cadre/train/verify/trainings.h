@@ -32,7 +32,7 @@
 
 namespace cadre::verify {
 
-// The module's own parameters, or their gradients.
+// Return the module's own parameters, or their gradients.
 CADRE_EXPORT std::vector<NamedTensor> whole_parameters(const torch::nn::Module& module);
 CADRE_EXPORT std::vector<NamedTensor> whole_gradients(const torch::nn::Module& module);
 
@@ -40,12 +40,13 @@ CADRE_EXPORT std::vector<NamedTensor> whole_gradients(const torch::nn::Module& m
 CADRE_EXPORT void prepare_on_all_ranks(const ProcessGroup& world,
                                        const std::function<void()>& prepare);
 
-// The mean of the ranks' losses, weighted by their rows; a rank without rows has weight 0.
+// Returns the mean of the ranks' losses, weighted by their rows; a rank without rows has weight 0.
 // Collective.
 CADRE_EXPORT double mean_over_rows(double loss, int64_t rows, const ProcessGroup& world);
 
-// Throws for batches that ranks cannot divide, and if all ranks have equal rows in every step:
-// then each of them has the gradient of the whole batch, and a reduction that is missing changes
+// Throws for batches that ranks cannot divide, and if all ranks have equal rows in every step: then
+// each of them has the gradient of the whole batch, and the verification would not notice a missing
+// reduction.
 // nothing.
 template <typename Program>
 void check_rows_of_ranks(Program& program, int world_size) {
@@ -133,13 +134,14 @@ class WrappedTraining : public SteppedTraining {
       const FlatRange rows = rows_of_part(share, {.index = part, .count = num_parts_});
       std::optional<NoSync> no_sync;
       if (part + 1 < num_parts_) no_sync.emplace(model_.no_sync());
-      // Also where this rank has no rows: a forward of a sharded model is a collective.
+      // It also runs if this rank has no rows, because a forward of a sharded model is a
+      // collective.
       at::Tensor loss = program_->loss_of(model_, rows_of_batch(batch, rows), world_);
       if (rows.size() < share.size()) {
         loss = loss * (static_cast<double>(rows.size()) / static_cast<double>(share.size()));
       }
       loss.backward();
-      // The mean over no rows is NaN.
+      // The mean is not added if there are no rows, because it would be NaN.
       if (rows.size() > 0) mean += loss.template item<double>();
     }
     if (const auto limit = program_->options.clip_norm) clip_grad_norm_(model_, *limit);
@@ -168,7 +170,7 @@ class WrappedTraining : public SteppedTraining {
   Wrapper model_;
 };
 
-// ddp: every rank has the whole optimizer.
+// The training under ddp, in which every rank has the whole optimizer.
 template <typename Program>
 using DdpTraining = WrappedTraining<Program, DistributedDataParallel<typename Program::Module>>;
 
@@ -192,7 +194,7 @@ class ReplicatedTraining final : public DdpTraining<Program> {
   typename Program::RankOptimizer optimizer_;
 };
 
-// zero1 with whole gradients, zero2 with sharded ones.
+// The training under zero1, with whole gradients, or zero2, with sharded gradients.
 template <typename Program>
 class ZeroTraining final : public DdpTraining<Program> {
  public:
@@ -224,7 +226,7 @@ class ZeroTraining final : public DdpTraining<Program> {
   ZeroRedundancyOptimizer<typename Program::RankOptimizer> optimizer_;
 };
 
-// fsdp and hsdp.
+// The training under fsdp or hsdp.
 template <typename Program>
 using FsdpTraining = WrappedTraining<Program, FullyShardedDataParallel<typename Program::Module>>;
 

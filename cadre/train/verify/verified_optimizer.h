@@ -1,5 +1,5 @@
-// Maps optimizer options to the optimizers of a verification: that of torch::optim for the
-// reference, and on the ranks Cadre's counterpart, if there is one.
+// Maps optimizer options to the optimizers of a verification: the optimizer of torch::optim for the
+// reference, and Cadre's counterpart on the ranks, if there is one.
 //
 // Threads: types only. For your own elementwise optimizer, specialize VerifiedOptimizer for its
 // options.

@@ -1,8 +1,8 @@
-// The user's functions of a verification, with their types: the computation of a step in one
-// process and on each rank.
+// The user's functions of a verification, with their types. They compute a step in one process and
+// on each rank.
 //
-// Threads: one. Blocking: never. Lifetime: copies the functions. Errors: kInvalidArgument for what
-// the functions return; what they throw.
+// Threads: one. Blocking: never. Lifetime: copies the functions. Errors: kInvalidArgument if the
+// functions return invalid values; the exceptions of the functions.
 #pragma once
 
 #include <ATen/Context.h>
@@ -39,21 +39,21 @@ struct VerifyOptions {
   // Words that select cases: see select_strategy_cases(). Empty: all cases.
   std::vector<std::string> strategies = {};
   VerifyBounds bounds = {};
-  // The limit of the norm of all gradients together, in each step.
+  // The limit of the norm of all gradients together, in each step; nullopt: no limit.
   std::optional<double> clip_norm = {};
-  // For fsdp and hsdp: which ShardUnits become units; empty: those for which make_module() called
-  // fully_shard().
+  // Used by fsdp and hsdp: which ShardUnits become units. Empty: those for which make_module()
+  // called fully_shard().
   WrapPolicy wrap_policy = [](const WrapCandidate&) { return true; };
   // See VerificationOptions.
   std::function<void(std::string_view)> progress = {};
-  // Gets each group of a wrapper, and returns the one in which the wrapper communicates; tests
+  // Gets each group of a wrapper, and returns the group in which the wrapper communicates. Tests
   // inject faults here.
   std::function<ProcessGroup(const ProcessGroup& group)> group_for = [](const ProcessGroup& group) {
     return group;
   };
 };
 
-// A module with the calling convention of the wrappers.
+// Gives a plain module the calling convention of the wrappers.
 template <typename M>
 class PlainModel {
  public:
@@ -89,7 +89,7 @@ struct MadeModule<Holder> {
   }
 };
 
-// make_module(), or make_module(group).
+// Holds for functions that are called as make_module() or make_module(group).
 template <typename MakeModule>
 concept MakesModule =
     std::invocable<MakeModule&> || std::invocable<MakeModule&, const ProcessGroup&>;
@@ -112,7 +112,7 @@ struct VerifyProgram {
   using PlainOptimizer = typename verify::VerifiedOptimizer<OptimizerOptions>::Plain;
   using RankOptimizer = typename verify::VerifiedOptimizer<OptimizerOptions>::OnRanks;
 
-  // group: of the training that the module is for.
+  // group: the group of the training for which the module is made.
   std::shared_ptr<Module> module(const ProcessGroup& group) {
     at::manual_seed(options.seed);
     std::shared_ptr<Module> made =
@@ -130,7 +130,7 @@ struct VerifyProgram {
     return options.dtype ? verify::cast_batch(std::move(rows), *options.dtype) : rows;
   }
 
-  // The mean loss over `rows`, with a graph.
+  // Returns the mean loss over `rows`, with a graph.
   template <typename Model>
   at::Tensor loss_of(Model& model, const Rows& rows, const ProcessGroup& group) {
     const at::Tensor value = [&] {

@@ -1,5 +1,6 @@
-// Verifies for your own module that training on the ranks of a group equals training in one
-// process: trains a few steps under every strategy and compares losses, gradients and parameters.
+// Verifies, for your own module, that training on the ranks of a group equals training in one
+// process. It trains a few steps under every strategy and compares losses, gradients and
+// parameters.
 //
 //   report = cadre::verify_strategies(
 //       world,
@@ -10,10 +11,10 @@
 //   report.is_within(), report.to_text()
 //
 // Threads: one. Blocking: collective; until all strategies have run. Lifetime: keeps nothing.
-// Errors: kInvalidArgument for options, functions that do not match each other, and batches that
-// ranks cannot divide; the group's errors. If a wrapper refuses the module, the error is in the
-// report of its strategy. docs/guide/training/verify.md describes the bounds and how to find the
-// cause of a deviation.
+// Errors: kInvalidArgument for options, for functions that do not match each other, and for batches
+// that ranks cannot divide; the group's errors. If a wrapper refuses the module, the error is in
+// the report of its strategy. docs/guide/training/verify.md describes the bounds and how to find
+// the cause of a deviation.
 #pragma once
 
 #include <concepts>
@@ -31,19 +32,19 @@
 namespace cadre {
 
 // make_module() returns a std::shared_ptr to a module whose forward() may have any arguments, or a
-// holder; every call must construct the same module, and the generator is seeded before each. It is
-// called once for each strategy. make_batch(step), step from 1, returns the batch of all ranks
-// together, the same on every rank and in every call: see batch_rows.h; its rows differ, so that a
-// rank that computes with others is noticed. loss(model, rows) calls the model (a wrapper, or the
-// plain module) as often as it likes and returns the mean loss over the rows, of which a rank may
-// have none if there are fewer rows than ranks times parts.
+// holder. It is called once for each strategy; every call must construct the same module, and the
+// generator is seeded before each call. make_batch(step), step from 1, returns the batch of all
+// ranks together, the same on every rank and in every call: see batch_rows.h. The rows of a batch
+// must differ, so that a rank that computes with the rows of another rank is noticed. loss(model,
+// rows) calls the model (a wrapper, or the plain module) as often as it likes and returns the mean
+// loss over the rows. A rank may have no rows if there are fewer rows than ranks times parts.
 // A program that uses ranks (a layer with a collective, a factor world_size()) takes the group as a
-// further argument: make_module(group), loss(model, rows, group). It is a group of one rank in the
-// reference, which is a world of one process, and has all ranks under a strategy. A captured group
-// of several ranks is refused in the reference; a number of ranks that was read from it before is
-// the caller's error, and cannot be noticed. A module or loss that draws random numbers (dropout)
-// differs between ranks: disable it. optimizer: options of AdamW, Adam, SGD, RMSprop, Adagrad or
-// Adadelta. All ranks pass equal arguments.
+// further argument: make_module(group), loss(model, rows, group). The group has one rank in the
+// reference, which is a world of one process, and all ranks under a strategy. The reference refuses
+// a captured group of several ranks. It cannot notice a number of ranks that was read from such a
+// group before; do not use one. A module or loss that draws random numbers (dropout) differs
+// between ranks: disable it. optimizer: options of AdamW, Adam, SGD, RMSprop, Adagrad or Adadelta.
+// All ranks must pass equal arguments.
 template <MakesModule MakeModule, std::invocable<int64_t> MakeBatch, typename Loss,
           verify::VerifiableOptions OptimizerOptions>
 VerifyReport verify_strategies(const ProcessGroup& world, MakeModule make_module,

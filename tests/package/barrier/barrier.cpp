@@ -1,4 +1,4 @@
-// Uses no symbol of libtorch itself; libcadre.so still needs it when the program starts.
+// Uses no symbol of libtorch itself, but libcadre.so needs libtorch when the program starts.
 #include <cadre/process_group.h>
 
 int main() {

@@ -1,5 +1,5 @@
-// Every public call of cadre/tensor/group once, as a program outside makes it, with a check of the
-// result: package_test.py compares the names with those that the headers declare.
+// Makes every public call of cadre/tensor/group once, as an outside program does, and checks the
+// result. package_test.py compares the names with those that the headers declare.
 #include <ATen/ATen.h>
 #include <cadre/error.h>
 #include <cadre/functional.h>
@@ -25,7 +25,7 @@ void require(bool condition, const char* what) {
   if (!condition) throw cadre::Error(cadre::ErrorCode::kInternal, what);
 }
 
-// (rows) filled with a number.
+// Returns a tensor (rows) filled with a number.
 Tensor of(double value, int64_t rows = 2) {
   return at::full({rows}, value);
 }

@@ -12,26 +12,26 @@ namespace {
 using wire::Activity;
 using wire::ActivityState;
 
-// Whether the rank runs collective `number`, or is stuck in it.
+// Returns whether the rank runs collective `number`, or is stuck in it.
 bool is_in(const Activity& activity, uint64_t number) {
   return is_in_operation(activity) && !is_message(activity.fingerprint) &&
          activity.number == number;
 }
 
-// Whether the rank has completed collective `number`.
+// Returns whether the rank has completed collective `number`.
 bool has_passed(const Activity& activity, uint64_t number) {
   if (is_message(activity.fingerprint)) return false;
   const bool is_done = activity.number == number && activity.state == ActivityState::kDone;
   return activity.number > number || is_done;
 }
 
-// Whether the rank reports that it waits for another one.
+// Returns whether the rank reports that it waits for another one.
 bool is_waiting(const Activity& activity) {
   return is_in_operation(activity) && activity.waiting_for >= 0;
 }
 
-// Whether the rank answers and reports no operation of any group. In an operation of another group
-// it may wait for a rank that `view` does not show.
+// Returns whether the rank answers and reports no operation of any group. In an operation of
+// another group it may wait for a rank that `view` does not show.
 bool is_idle(const PeerView& view) {
   return view.answers && !is_in_operation(view.activity) && view.elsewhere.empty();
 }
@@ -390,7 +390,7 @@ Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<u
   const bool is_awaited = is_awaited_behind || is_awaited_in_message;
   if (at == self && (previous == waiting_for || is_awaited)) return {previous, false};
   if (is_peer(at)) return {at, false};
-  if (ended >= 0) return {ended, false};  // its data was lost, or it reported the cause
+  if (ended >= 0) return {ended, false};  // rank `ended` reported the cause, or its data was lost
   if (first_elsewhere >= 0) return suspect(first_elsewhere);
   for (int rank = 0; rank < world_size; ++rank) {
     const bool is_late =

@@ -37,7 +37,7 @@ struct Roster {
   // Returns "rank 3 (node1, pid 812)". In a group of some of the job's ranks, or with them in
   // another order, returns "rank 1 of group "tp" (world rank 3, node1, pid 812)".
   std::string describe(int rank) const;
-  // Whether each rank has the same number in the group and in the job.
+  // Returns whether each rank has the same number in the group and in the job.
   bool has_ranks_of_job() const;
   // Returns the rank in the job; -1 for a rank that is no member.
   int world_rank(int rank) const;
@@ -47,18 +47,18 @@ struct Roster {
 struct PeerView {
   wire::Activity activity;  // present activity
   bool is_gone = false;     // lost without having left the group
-  bool answers = false;     // it replied to the last status question
+  bool answers = false;     // the peer replied to the last status question
   // The peer published a failure of the group, or left the job without leaving the group first.
   bool has_aborted = false;
-  std::optional<uint64_t> left_after;  // number of collectives after which it left in good order
+  std::optional<uint64_t> left_after;  // the peer left in good order after so many collectives
   bool is_cut_off = false;             // no connection to its host can be opened from this rank
   // What the peer runs in another group, from its reply to the last status question; empty if
   // nothing.
   std::string elsewhere = {};
 
-  // Whether the peer has left the group, in good order or after a failure.
+  // Returns whether the peer has left the group, in good order or after a failure.
   bool has_ended() const { return has_aborted || left_after; }
-  // Whether the peer has not ended and did not reply to the last status question.
+  // Returns whether the peer has not ended and did not reply to the last status question.
   bool is_silent() const { return !answers && !has_ended(); }
 };
 
@@ -112,8 +112,8 @@ struct NoticeRanks {
 Failure failure_from_notice(const wire::AbortNotice& notice, bool is_loss,
                             const NoticeRanks& ranks);
 
-// Whether the fingerprint is that of a send, a recv or a wait for a signal, which are numbered
-// apart from collectives.
+// Returns whether the fingerprint is that of a send, a recv or a wait for a signal, which are
+// numbered apart from collectives.
 bool is_message(const Fingerprint& fingerprint);
 // Returns text such as "60 s", "1.5 s" or "250 ms".
 std::string describe_duration(Duration duration);
@@ -149,8 +149,9 @@ struct Mismatch {
 // pair, whichever of them found the mismatch. Returns `found` if the views show no such pair.
 // `views` is by rank.
 Mismatch first_mismatch(std::span<const PeerView> views, const Mismatch& found);
-// Whether a rank below both of the pair has completed the operation. Its view no longer shows what
-// it called then, but a rank that received something of it knows, and reports a lower pair.
+// Returns whether a rank below both of the pair has completed the operation. Its view no longer
+// shows what it called then, but a rank that received something of it knows, and reports a lower
+// pair.
 bool may_have_lower_pair(std::span<const PeerView> views, const Mismatch& mismatch);
 // Returns the higher rank of the pair, which counts as the rank at fault. So all ranks that report
 // the pair name the same rank, even if it is this one.
@@ -197,8 +198,8 @@ struct Suspect {
 Suspect find_culprit(std::span<const PeerView> views, Rank self, std::optional<uint64_t> number,
                      int waiting_for);
 
-// Whether each rank of the chain of waits from `waiting_for` is in a send to the next one, up to
-// `self`. `views` is by rank.
+// Returns whether each rank of the chain of waits from `waiting_for` is in a send to the next one,
+// up to `self`. `views` is by rank.
 bool is_ring_of_sends(std::span<const PeerView> views, Rank self, int waiting_for);
 
 // Returns how much later than `self` the latest rank of the chain of waits from `waiting_for`

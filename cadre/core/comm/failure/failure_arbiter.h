@@ -63,8 +63,8 @@ class FailureArbiter {
   // Ends the investigation with `finding`. REQUIRES: claim() was true for the caller, also for
   // is_decided() and decided().
   void conclude(Finding finding, TimePoint now);
-  // Whether no later report can replace the finding: it is certain, was replaced, or its patience
-  // has passed.
+  // Returns whether no later report can replace the finding: it is certain, was replaced, or its
+  // patience has passed.
   bool is_decided(TimePoint now) const;
   // Returns the failure that stands: the finding, or the report that replaced it.
   const Failure& decided() const;

@@ -25,7 +25,7 @@ class GroupEnds {
   // collective.
   void note_failed() { has_failed_ = true; }
 
-  // Whether this rank has left and a peer may still publish its last collective.
+  // Returns whether this rank has left and a peer may still publish its last collective.
   bool is_open() const;
   // Returns the last collective of this rank and the first known one of a peer that differs;
   // nullopt if there is none, and after the first time.

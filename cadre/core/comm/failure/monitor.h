@@ -91,7 +91,7 @@ class Monitor final : public GroupEvents, public std::enable_shared_from_this<Mo
   // The cell in which this rank publishes its activity.
   // REQUIRES: called before release_page(), by a thread that runs an operation of the group.
   GroupCell& own_cell() const { return *cell_; }
-  // The group's first failure raises it.
+  // Returns the flag that the group's first failure raises.
   os::Interrupt& interrupt() { return interrupt_; }
 
   // Called when this rank enters a collective. Fails the group if a peer has left before that

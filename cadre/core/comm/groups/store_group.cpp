@@ -29,7 +29,8 @@ constexpr std::string_view kOverStore = "new_group_over_store";
                           id, why));
 }
 
-// Whether this process has a group of this creation, or had one that some member has not left yet.
+// Returns whether this process has a group of this creation, or had one that some member has not
+// left yet.
 bool is_in_group(const Communicator::Impl& impl, const GroupIdentity& creation) {
   const ControlPlane* const plane = impl.fabric->plane();
   return plane != nullptr && plane->is_attached(creation.key());

@@ -90,30 +90,30 @@ class IssuedOperation : public Work::State, public std::enable_shared_from_this<
   virtual OpKind first_kind() const = 0;
   // Returns the owner of the memory that the operation works on; null once the operation has ended.
   const std::shared_ptr<const void>& keep_alive() const { return keep_alive_; }
-  // For an enqueued operation: orders what the caller enqueues next on its streams behind the
-  // operation.
+  // Makes the streams of the caller run what it enqueues next after this operation, if the
+  // operation is enqueued.
   virtual Status order_streams() const { return {}; }
 
  private:
   friend class ProgressQueue;
   enum class Stage {
     kPosted,
-    kMoving,    // the holder of the role has taken it out of the queue and moves it
-    kEnqueued,  // its engine ends it
+    kMoving,    // the holder of the role has taken the operation out of the queue and moves it
+    kEnqueued,  // the engine ends the operation
   };
   struct Call {
     std::shared_ptr<IssuedOperation> operation;
     Work::Callback callback;
   };
 
-  // Whether it has ended, or order_streams() replaces the wait for its end.
+  // Returns whether the operation has ended, or order_streams() replaces the wait for its end.
   bool need_not_wait() const {
     return is_completed() || is_ordered_.load(std::memory_order_acquire);
   }
   bool have_callbacks_returned() const {
     return num_callbacks_left_.load(std::memory_order_acquire) == 0;
   }
-  // Whether wait() may return.
+  // Returns whether wait() may return.
   bool is_settled() const;
   NamedCall named() const { return {call_, first_kind(), number_, num_numbers()}; }
   std::string describe_on_group() const;
@@ -122,7 +122,7 @@ class IssuedOperation : public Work::State, public std::enable_shared_from_this<
   const std::shared_ptr<ProgressQueue> queue_;
   std::shared_ptr<const void> keep_alive_;
   const std::string_view call_;
-  uint64_t number_ = 0;  // its first number, from 1
+  uint64_t number_ = 0;  // the operation's first number, from 1
   Stage stage_ = Stage::kPosted;
   std::list<Call> callbacks_;
   std::atomic<bool> is_ordered_{false};
@@ -140,16 +140,17 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
 
   // Returns how many numbers were given so far.
   uint64_t num_issued() const;
-  // Whether no operation is pending, no callback runs and no thread holds the role.
+  // Returns whether no operation is pending, no callback runs and no thread holds the role.
   bool is_idle() const;
-  // Whether an operation has not ended.
+  // Returns whether an operation has not ended.
   bool has_pending() const;
-  // Whether close() waits for the calling thread, or frees what this thread uses: the thread runs
-  // code of the program from within this queue (a callback, a deleter, an engine).
+  // Returns whether close() waits for the calling thread, or frees what this thread uses: the
+  // thread runs code of the program from within this queue (a callback, a deleter, an engine).
   bool is_on_this_thread() const;
   // Returns the same for any queue. A group for which such a thread waits may wait for the thread.
   static bool is_any_on_this_thread();
-  // Whether a thread for which is_on_this_thread() is true waits for the end of another group.
+  // Returns whether a thread for which is_on_this_thread() is true waits for the end of another
+  // group.
   bool awaits_other() const { return num_awaiting_other_.load(std::memory_order_seq_cst) > 0; }
   // Marks the queues of the calling thread as long as it waits for the end of another group.
   class AwaitsOther {
@@ -223,7 +224,7 @@ class ProgressQueue : public std::enable_shared_from_this<ProgressQueue> {
   // REQUIRES for all methods below: the calling thread holds the role.
   void end_alone() { has_ended_alone_ = true; }
   void enqueue_alone(IssuedOperation& operation, uint64_t number, const Completion& completion);
-  // Whether advance() must return.
+  // Returns whether advance() must return.
   bool is_over(const IssuedOperation* until) const;
   // Returns the oldest posted operation, which close() leaves to the holder from now on; null if
   // there is none. It stays the oldest until it ends, moves or is enqueued.

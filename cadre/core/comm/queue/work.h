@@ -68,7 +68,7 @@ class CADRE_EXPORT [[nodiscard]] Work {
   void wait(Duration timeout) const { wait(state().deadline_in(timeout)); }
   // The same, with the operation's own deadline.
   void wait() const { state().wait(std::nullopt); }
-  // Whether the operation has ended, on its device too.
+  // Returns whether the operation has ended, on its device too.
   bool is_completed() const { return state().is_completed(); }
   // Returns the point in time `timeout` from now on the clock of the operation's group, for several
   // waits that share a timeout.

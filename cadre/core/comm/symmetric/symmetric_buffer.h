@@ -31,8 +31,8 @@ class CADRE_EXPORT SymmetricBuffer {
   virtual ~SymmetricBuffer() = default;
   // Returns this rank's piece, which is aligned to 4096 bytes and zero at first.
   virtual Bytes local() const = 0;
-  // Whether the pieces of the other ranks are within reach. If not, methods that need them throw
-  // kInvalidArgument.
+  // Returns whether the pieces of the other ranks are within reach. If not, methods that need them
+  // throw kInvalidArgument.
   virtual bool shares_memory() const = 0;
   // Return the piece of a rank, which may be this one.
   virtual ConstBytes peer(Rank rank) const = 0;

@@ -75,7 +75,8 @@ class HeapBuffer final : public SymmetricBuffer, public OneSidedAccess::Memory {
   // Refuses memory that its rank has revoked, because ranks may see old pages of it, and memory of
   // peers that take this rank for lost and may have reused it.
   void check_not_revoked(std::string_view call, Rank rank) const;
-  // Whether the memory was withdrawn because the group has failed for this or the other rank.
+  // Returns whether the memory was withdrawn because the group has failed for this or the other
+  // rank.
   bool is_withdrawn(Rank rank) const;
   bool is_in_group(Rank rank) const {
     return rank >= 0 && rank < static_cast<int>(parts_.pieces.size());

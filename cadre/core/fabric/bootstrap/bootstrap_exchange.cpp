@@ -125,8 +125,8 @@ Result<std::vector<std::string>> BootstrapExchange::wait_for(std::span<const std
   return values;
 }
 
-// Whether this rank's own deadline has passed. An error that other ranks report may be kTimeout,
-// too.
+// Returns whether this rank's own deadline has passed. An error that other ranks report may be
+// kTimeout, too.
 bool BootstrapExchange::is_own_timeout(const Error& error, Deadline deadline) const {
   return error.code() == ErrorCode::kTimeout && !context_.watch.was_told() &&
          deadline.has_passed(context_.system.now());

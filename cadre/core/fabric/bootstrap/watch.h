@@ -48,7 +48,7 @@ class BootstrapWatch {
   // Looks for this long for an error that another rank reports, or the death of a rank; ok if there
   // is none.
   Status await_report(Duration patience);
-  // Whether an error was found that came from others or from the store.
+  // Returns whether an error was found that came from others or from the store.
   bool was_told() const { return was_told_; }
 
  private:

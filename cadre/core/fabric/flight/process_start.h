@@ -15,8 +15,8 @@ namespace cadre {
 // pid namespace of this process. A process that has ended and waits to be reaped does not live.
 CADRE_EXPORT uint64_t process_start_of(int pid);
 
-// Whether the process that wrote a record lives on this host; a stopped process does. False if that
-// cannot be known: for another host, another pid namespace or an older record.
+// Returns whether the process that wrote a record lives on this host; a stopped process does. False
+// if that cannot be known: for another host, another pid namespace or an older record.
 CADRE_EXPORT bool writer_lives(const FlightIdentity& writer);
 
 }  // namespace cadre

@@ -61,8 +61,9 @@ class ControlLink {
   uint64_t id() const { return setup_.id; }
   int peer() const { return setup_.peer; }
   bool crosses_hosts() const { return setup_.crosses_hosts; }
-  // Whether nothing was received yet over a healed connection. The peer may have stopped listening
-  // before the connection was opened, so the end of the connection is no evidence of a loss.
+  // Returns whether nothing was received yet over a healed connection. The peer may have stopped
+  // listening before the connection was opened, so the end of the connection is no evidence of a
+  // loss.
   bool is_unheard() const { return setup_.is_healed && !has_heard_; }
 
   // Queues the event for the next flush(), which sends all in one batch. Status questions and

@@ -93,9 +93,9 @@ class ControlPlane {
   std::optional<LossReport> loss_of(int rank) const;
   bool has_left(int rank) const;  // whether it left the fabric in good order
 
-  // Whether no TCP connection to a rank of another host can be opened before the deadline. The
-  // kernel of that host accepts the connection, so a stopped process counts as reachable, as does a
-  // host that refuses the connection. Any thread.
+  // Returns whether no TCP connection to a rank of another host can be opened before the deadline.
+  // The kernel of that host accepts the connection, so a stopped process counts as reachable, as
+  // does a host that refuses the connection. Any thread.
   bool is_cut_off(int peer, Deadline deadline);
   // Opens a data connection to a peer and performs the handshake; any thread.
   Result<std::unique_ptr<os::Socket>> dial_data(int peer, Deadline deadline);

@@ -85,8 +85,8 @@ class EdgeHealer {
   // Called when this process leaves. Connections that are missing after kLeavingPause are opened
   // while View::may_dial, kMaxLeavingDials at most. Connections of other ranks are still accepted.
   void start_leaving();
-  // Whether no further connection has to be opened: all neighbours are connected, gone or no longer
-  // listening, or kMaxLeavingDials is exhausted. REQUIRES: start_leaving().
+  // Returns whether no further connection has to be opened: all neighbours are connected, gone or
+  // no longer listening, or kMaxLeavingDials is exhausted. REQUIRES: start_leaving().
   bool is_complete(const View& view) const;
   // Stops accepting and opening connections.
   void stop();
@@ -94,7 +94,7 @@ class EdgeHealer {
  private:
   void plan_edges(const View& view);
   void dial_missing(const View& view);
-  // Whether the peer is neither suspected nor dialed at present.
+  // Returns whether the peer is neither suspected nor dialed at present.
   bool is_open(int peer) const { return !suspects_.contains(peer) && !dialer_.is_dialing(peer); }
   void take_calls(Findings& findings);
   void take_dials(Findings& findings);

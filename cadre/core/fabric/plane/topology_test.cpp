@@ -33,7 +33,7 @@ Graph graph_of(const Layout& layout, const std::vector<bool>& is_present) {
   return graph;
 }
 
-// Whether the ranks of `is_there` reach each other.
+// Returns whether the ranks of `is_there` reach each other.
 bool is_connected(const Graph& graph, std::vector<bool> is_there) {
   const auto first = std::ranges::find(is_there, true);
   if (first == is_there.end()) return true;

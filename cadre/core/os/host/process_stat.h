@@ -15,7 +15,7 @@ struct ProcessStat {
   int pid = 0;
   int parent_pid = 0;
   int process_group = 0;
-  // In ticks since the boot; pid and start time identify a process uniquely.
+  // Ticks from the boot to the start; pid and start time identify a process uniquely.
   uint64_t start_time = 0;
   std::string name;        // the kernel's short name of its program
   bool has_ended = false;  // the process has ended and waits to be reaped

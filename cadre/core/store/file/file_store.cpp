@@ -21,16 +21,16 @@ using wire::StoreVerb;
 
 namespace {
 
-// The last to leave waits so long for the lock; then the file stays.
+// The last handle waits so long for the lock when it leaves; if that fails, the file stays.
 constexpr Duration kLeaveTimeout = std::chrono::milliseconds(500);
 
-// Naps that grow from 1 to 20 ms, until a deadline.
+// Sleeps, for 1 ms at first and then longer, up to 20 ms, until a deadline.
 class Nap {
  public:
   Nap(os::System& system, Deadline deadline)
       : system_(system), waiter_(system.make_waiter()), deadline_(deadline) {}
 
-  // False once the deadline has passed; the caller looks one last time after the last nap.
+  // Returns false once the deadline has passed; the caller looks one last time after the last nap.
   bool take() {
     if (deadline_.has_passed(system_.now())) return false;
     waiter_->park(deadline_.earlier(system_.deadline_in(pause_)));
@@ -61,7 +61,7 @@ Error never_locked(const std::string& path) {
                format("file store {}: other processes held its lock until the deadline", path));
 }
 
-// What a request that was answered so has changed in the table.
+// Returns the changes that the request, with this response, has made in the table.
 std::vector<StoreRecord> records_of(const StoreRequest& request, const StoreResponse& response,
                                     const store::KeyTable& table) {
   if (response.error) return {};
@@ -72,7 +72,7 @@ std::vector<StoreRecord> records_of(const StoreRequest& request, const StoreResp
     case StoreVerb::kAdd:
       return {{StoreRecordVerb::kSet, keys[0], std::to_string(response.number)}};
     case StoreVerb::kCompareSet: {
-      // An absent key answers with the expected value, which may equal the desired one.
+      // If the key is absent, the answer is the expected value, which may equal the desired one.
       const std::string* now = table.find(keys[0]);
       if (now == nullptr || *now != values[1]) return {};
       return {{StoreRecordVerb::kSet, keys[0], values[1]}};
@@ -90,14 +90,14 @@ std::vector<StoreRecord> records_of(const StoreRequest& request, const StoreResp
     default:
       break;
   }
-  std::vector<StoreRecord> records;  // for a multi_set
+  std::vector<StoreRecord> records;  // records of a multi_set
   for (size_t i = 0; i < keys.size(); ++i) {
     records.push_back({StoreRecordVerb::kSet, keys[i], values[i]});
   }
   return records;
 }
 
-// The value of a counter; 0 when it is absent or no number.
+// Returns the value of a counter; 0 if it is absent or not a number.
 int64_t count_of(store::KeyTable& table, const std::string& key) {
   const std::string* text = table.find(key);
   int64_t count = 0;
@@ -131,7 +131,8 @@ Result<std::unique_ptr<FileStore>> FileStore::open_as(os::System& system,
     if (!locked.ok()) return locked.error();
     if (!*locked) continue;
     const Unlock unlock(*journal);
-    // The last of another job removed it between our opening and locking it: open the next one.
+    // The last handle of another job removed the file after this call opened it and before it
+    // locked it. The loop opens the next file.
     if (!journal->is_named()) continue;
     CADRE_RETURN_IF_ERROR(journal->enter(options.num_ranks));
     if (joins)
@@ -153,7 +154,7 @@ FileStore::~FileStore() {
     if (!locked.ok()) return;
     if (!*locked) continue;
     const Unlock unlock(*journal_);
-    // A file that cannot be read or removed stays; nobody is left who could be told.
+    // The file stays if it cannot be read or removed. No caller is left who could get the error.
     (void)journal_->leave(options_.num_ranks);
     return;
   } while (nap.take());
@@ -199,7 +200,7 @@ Result<StoreResponse> FileStore::change(const StoreRequest& request, StoreVerb c
     const Status status = response.error    ? Status(*response.error)
                           : records.empty() ? Status()
                                             : journal_->commit(records);
-    // What the table did before the error is in no record.
+    // Changes of the table before the error are in no record.
     if (!status.ok()) journal_->forget();
     if (!status.ok()) return status.error();
     return response;

@@ -1,4 +1,4 @@
-// A file store on a disk of which any operation may fail.
+// Tests a file store on a disk on which any operation may fail.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -14,7 +14,7 @@ namespace {
 
 using std::chrono::seconds;
 
-// What the store must hold: the changes that were acknowledged, and no part of any other.
+// What the store must hold: the changes that were acknowledged, and no part of any other change.
 struct Acknowledged {
   std::string log;
   int64_t count = 0;
@@ -68,7 +68,8 @@ TEST_F(FileStoreDisk, AfterAnyFailedOperationItHoldsTheAcknowledgedChangesAlone)
     try {
       done = change(**store);
     } catch (const Error& error) {
-      // A look failed, so it is not known what is acknowledged; the next number fails another one.
+      // A look failed, so it is not known whether the change is in the store. The next n fails
+      // another operation.
       EXPECT_EQ(error.code(), ErrorCode::kUnavailable);
       continue;
     }

@@ -13,7 +13,8 @@ using wire::StoreRecordVerb;
 
 namespace {
 
-// The table counts more for an entry than the file needs for its record; the file's bound decides.
+// The table counts more bytes for an entry than its record has in the file, so the limit of the
+// file decides.
 constexpr size_t kTableBytesPerFileByte = 8;
 
 Error not_ours() {
@@ -46,7 +47,8 @@ Status Journal::enter(int num_ranks) {
   const Result<size_t> size = file_->size();
   if (!size.ok()) return size.error();
   if (*size < wire::kStoreFileMagic.size()) {
-    // New, or its maker was killed on the way; but never somebody else's short file.
+    // The file is new, or its creator was killed before it had written the beginning. A short file
+    // of another program is refused.
     std::string begin(*size, '\0');
     const auto num_read = file_->read_at(0, std::as_writable_bytes(std::span(begin)));
     if (!num_read.ok()) return num_read.error();
@@ -65,7 +67,7 @@ Status Journal::enter(int num_ranks) {
 
 Status Journal::leave(int num_ranks) {
   const Status status = remove_if_last(num_ranks);
-  // While the lock is held: who takes it next must not take this one for still present.
+  // The lock is still held, so the next handle to take it does not find this one still present.
   file_->leave();
   return status;
 }

@@ -1,12 +1,12 @@
-// The file behind a FileStore and the table that its records make: replayed as it grows, appended
-// to under the file's lock.
+// The file behind a FileStore, and the table that its records make. The table follows the file as
+// it grows; records are appended under the file's lock.
 //
 // Threads: one at a time; the owner locks. Blocking: for the time of the disk; never for a lock.
 // Lifetime: the table follows the file as long as the object lives.
 // Errors: kUnavailable from the disk, kCorruption for a file that is damaged before its end,
-// kInvalidArgument for a full or foreign one.
-// A record is appended with one write. What a killed writer left of it is passed over by readers
-// and cut off by the next writer. Format: docs/formats/store-file.md.
+// kInvalidArgument for a full file or one of another program. A record is appended with one write.
+// Readers ignore an incomplete record of a killed writer, and the next writer cuts it off. Format:
+// docs/formats/store-file.md.
 #pragma once
 
 #include <memory>
@@ -25,24 +25,27 @@ class Journal {
 
   Result<bool> try_lock() { return file_->try_lock(); }
   void unlock() { file_->unlock(); }
-  // With the lock held: whether the path still names the file that was opened.
+  // Returns whether the path still names the file that was opened. REQUIRES: the lock is held.
   bool is_named() const { return file_->is_named(); }
 
-  // With the lock held, first thing: marks this handle as present. A file that a finished or killed
-  // job of `num_ranks` left behind is emptied: so many had joined, and nobody is present.
+  // Marks this handle as present; called first. A file that a finished or killed job of `num_ranks`
+  // left behind is emptied: so many ranks had joined, and none is present. REQUIRES: the lock is
+  // held.
   Status enter(int num_ranks);
-  // With the lock held, last thing: this handle is present no longer. The last one of a job removes
-  // the file.
+  // Marks this handle as no longer present; called last. The last handle of a job removes the file.
+  // REQUIRES: the lock is held.
   Status leave(int num_ranks);
 
-  // Reads what others wrote. Without the lock a record that is being written is not seen yet.
+  // Reads what others wrote. If the lock is not held, a record that is being written is not seen
+  // yet.
   Status refresh();
-  // With the lock held, before a change: reads all, cuts a torn end off.
+  // Reads all records and cuts off a torn end; called before a change. REQUIRES: the lock is held.
   Status refresh_for_change();
-  // With the lock held: records what was done to table(). After an error the table is read anew.
+  // Appends records of the changes of table(). After an error the table is read anew. REQUIRES: the
+  // lock is held.
   Status commit(std::span<const wire::StoreRecord> records);
-  // Forgets the table, which then follows the file from its beginning: after a change of the table
-  // that was not committed.
+  // Forgets the table, which is then read from the beginning of the file again. Called after a
+  // change of the table that was not committed.
   void forget();
 
   KeyTable& table() { return table_; }

@@ -8,9 +8,9 @@ namespace cadre::store {
 namespace {
 
 constexpr size_t kReadBytes = 64 << 10;
-// One client that sends without end lets the others have their turn after so much.
+// After so many bytes, a client that sends without end must let the other clients have their turn.
 constexpr size_t kMaxReadBytesPerTurn = 1 << 20;
-// A client that does not read its answers is not listened to until it does.
+// The server stops reading from a client that has so many bytes of answers to read.
 constexpr size_t kMaxUnsentBytes = 64 << 20;
 
 }  // namespace
@@ -28,7 +28,7 @@ ClientConnection::ClientConnection(const ServerContext& context, uint32_t number
       tickets_(number),
       socket_(std::move(socket)),
       greeting_deadline_(greeting_deadline) {
-  // Clients read their answers at once, or are stopped or gone.
+  // Clients read their answers at once, unless they are stopped or gone.
   socket_->limit_silence(context.silence_limit);
 }
 
@@ -56,7 +56,7 @@ Status ClientConnection::receive() {
     total += *received;
     in_.append(ConstBytes(buffer).first(*received));
     if (const Status served = serve(); !served.ok()) {
-      // The last answer may say why: let it go out if the socket takes it.
+      // The last answer may give the reason, so it is sent if the socket takes it.
       (void)flush();
       return served;
     }
@@ -90,7 +90,7 @@ Status ClientConnection::make_session() {
   if (first != wire::StoreVerb::kHello) {
     return Error(ErrorCode::kCorruption, "its first bytes are of no protocol known here");
   }
-  // Without a token only its user tells a rank from a stranger.
+  // If there is no token, only its user distinguishes a rank from a stranger.
   if (const Status own = context_.token.empty() ? socket_->check_peer_user() : Status();
       !own.ok()) {
     return Error(own.error().code(),

@@ -1,8 +1,8 @@
-// One accepted connection of the store server: its socket, its buffers, and its session once the
-// first byte has told whether it is that of a rank or of a c10d client.
+// One accepted connection of the store server: its socket, its buffers and its session. The session
+// is made once the first byte shows whether the client is a rank or a client of c10d.
 //
-// Threads: the server's. Blocking: never. Lifetime: ends its session's waits when destroyed.
-// Errors: the reason to drop the client.
+// Threads: the server's. Blocking: never. Lifetime: the destructor ends the session's waits.
+// Errors: the reason for which the client must be dropped.
 #pragma once
 
 #include <memory>
@@ -18,10 +18,11 @@
 
 namespace cadre::store {
 
-// What a connection needs from its server; all of it outlives the connection.
+// What a connection needs from its server. All of it must outlive the connection.
 struct ServerContext {
-  KeyTable& table;       // keys of ranks, which have proved the token
-  KeyTable& c10d_table;  // keys of c10d clients, which cannot authenticate; the two are separate
+  KeyTable& table;  // keys of ranks, which have proved the token
+  // Keys of c10d clients, which cannot authenticate; separate from those of ranks.
+  KeyTable& c10d_table;
   const os::Secret& token;
   bool serve_c10d;
   Duration silence_limit;
@@ -33,12 +34,12 @@ class ClientConnection {
   ClientConnection(const ServerContext& context, uint32_t number,
                    std::unique_ptr<os::Socket> socket, Deadline greeting_deadline);
 
-  // What the poll should watch.
+  // Returns what the server's poll should watch.
   os::PollItem interest() const;
-  // Reads, answers and writes as far as it goes without waiting.
+  // Reads, answers and writes as much as is possible without waiting.
   Status on_ready(const os::PollItem& item);
   void on_ticket(KeyTable::Ticket ticket);
-  // Sends what is buffered; called again by on_ready() when the socket was full.
+  // Sends what is buffered; on_ready() calls it again if the socket was full.
   Status flush();
 
   bool is_accepted() const { return session_ && session_->is_accepted(); }
@@ -49,7 +50,7 @@ class ClientConnection {
  private:
   Status receive();
   Status serve();
-  // Makes the session that the first byte asks for.
+  // Sets session_, of the kind that the first byte asks for.
   Status make_session();
 
   const ServerContext& context_;

@@ -1,5 +1,5 @@
-// What both ends of a connection to a store server agree on before a client is served: the names of
-// the two provers of the token, and that both run the same build.
+// What a client and a store server agree on before the client is served: the names of the two
+// provers of the token, and that both run the same build.
 //
 // Threads: pure functions. Blocking: never. Errors: kInvalidArgument naming both builds.
 #pragma once
@@ -14,10 +14,10 @@ namespace cadre::store {
 inline constexpr std::string_view kClientProver = "cadre store client";
 inline constexpr std::string_view kServerProver = "cadre store server";
 
-// The build of this library; its version.
+// Returns the version of this library.
 std::string_view this_build();
 
-// The request by which a client of this build begins.
+// Returns the first request of a client of this build.
 wire::StoreRequest hello_of_client(const wire::Nonce& nonce);
 
 struct Build {
@@ -25,10 +25,10 @@ struct Build {
   int64_t protocol = wire::kStoreProtocol;
 };
 
-// Refuses a peer of another build or protocol; the same sentence on both sides.
+// Fails if the peer has another build or protocol. The error has the same text on both sides.
 Status check_same_build(const Build& server, const Build& client);
 
-// The nonce in a hello; kCorruption for another length.
+// Returns the nonce in a hello; kCorruption if its length is wrong.
 Result<wire::Nonce> read_nonce(std::string_view text);
 
 }  // namespace cadre::store

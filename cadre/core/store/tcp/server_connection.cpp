@@ -20,7 +20,7 @@ using wire::StoreRequest;
 using wire::StoreResponse;
 using wire::StoreVerb;
 
-// How something else than a store begins, for people: "HTTP/1.1 400 Bad Re...".
+// Shows how the answer of a server that is no store begins: "HTTP/1.1 400 Bad Re...".
 std::string beginning_of(ConstBytes bytes) {
   constexpr size_t kShownBytes = 24;
   std::string text;
@@ -33,7 +33,7 @@ std::string beginning_of(ConstBytes bytes) {
   return text;
 }
 
-// Begins each key, so that keys are those of Python's TCPStore.
+// This prefix makes keys equal to those of Python's TCPStore.
 constexpr char kC10dPrefix = '/';
 
 }  // namespace
@@ -85,7 +85,7 @@ Status ServerConnection::prove(const os::Secret& token, Deadline deadline) {
 }
 
 Result<StoreResponse> ServerConnection::call(StoreRequest request, Deadline deadline) {
-  // A request that was sent in part leaves a stream on which nothing else can be said.
+  // After a request that was sent in part, nothing else can be sent on the stream.
   is_usable_ = false;
   if (is_c10d()) {
     for (std::string& key : request.keys) key.insert(key.begin(), kC10dPrefix);
@@ -96,15 +96,15 @@ Result<StoreResponse> ServerConnection::call(StoreRequest request, Deadline dead
   return response;
 }
 
-// The server may have answered when the cancellation reaches it, for example with an item that is
-// no longer in its queue: then that answer is the only one. Else it answers the request with a
-// timeout.
+// The server may have answered before the cancellation reaches it, for example with an item that is
+// no longer in its queue. Then that answer is the only one. Else the server answers the request
+// with a timeout.
 Result<StoreResponse> ServerConnection::call_cadre(const StoreRequest& request, Deadline deadline) {
   CADRE_RETURN_IF_ERROR(send(request, deadline));
   Result<StoreResponse> response = receive(request, deadline);
   if (response.ok() || response.error().code() != ErrorCode::kTimeout) return response;
   const Deadline cancelled = system_.deadline_in(kCancelTime);
-  // A server that ends now does not change that the deadline has passed.
+  // The deadline has passed, even if the server ends now.
   if (!send({.verb = StoreVerb::kCancel}, cancelled).ok()) return response;
   Result<StoreResponse> last = receive(request, cancelled);
   return last.ok() ? std::move(last) : std::move(response);
@@ -153,7 +153,7 @@ Result<StoreResponse> ServerConnection::pop(const StoreRequest& request, Deadlin
   while (true) {
     if (waits) CADRE_RETURN_IF_ERROR(await_keys(request, deadline));
     CADRE_RETURN_IF_ERROR(send(attempt, deadline));
-    // The server has taken the item out of its queue, so it is waited for beyond the deadline.
+    // The server has taken the item out of its queue, so the call waits for it beyond the deadline.
     Result<StoreResponse> item = receive(attempt, system_.deadline_in(kCancelTime).later(deadline));
     if (!item.ok() || item->number > 0 || !waits) return item;
   }
@@ -265,7 +265,7 @@ Result<std::unique_ptr<ServerConnection>> dial_first(os::System& system,
     return Error(ErrorCode::kInvalidArgument, format("what listens there is no {} store: {}; {}",
                                                      store, error.message(), kRemedy));
   }
-  // It may be a store whose host is overloaded.
+  // The server may be a store on an overloaded host.
   if (error.code() == ErrorCode::kTimeout) {
     return Error(ErrorCode::kTimeout,
                  format("what listens there took the connection and said nothing: if it is no {} "

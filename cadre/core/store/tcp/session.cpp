@@ -32,13 +32,15 @@ Session::Session(KeyTable& table, TicketSource tickets, const os::Secret& token,
 
 Session::~Session() {
   if (waiting_) table_.cancel(waiting_->ticket);
-  // A store that is full cannot take it; then the others learn it at their deadline.
+  // A store that is full cannot take the will; then the others learn of the death only at their
+  // deadline.
   if (will_) (void)table_.append(will_->first, will_->second);
 }
 
 Result<bool> Session::step(wire::StreamBuffer& in, wire::StreamBuffer& out) {
   if (in.empty()) return false;
-  // Looked at before the rest is waited for: a stranger cannot have a long request kept.
+  // The verb is checked before the rest of the request is awaited, so that a stranger cannot make
+  // the server keep a long request.
   const auto verb = static_cast<StoreVerb>(in.view()[0]);
   const StoreVerb due = next_ == Next::kValidate ? StoreVerb::kValidate
                         : next_ == Next::kHello  ? StoreVerb::kHello
@@ -80,7 +82,8 @@ Status Session::on_hello(const StoreRequest& hello, wire::StreamBuffer& out) {
   const Result<wire::Nonce> nonce = read_nonce(hello.values[0]);
   if (!nonce.ok()) return nonce.error();
   client_nonce_ = *nonce;
-  // Sent in any case: a client of another build names both builds to its user.
+  // The hello is sent in any case, so that a client of another build can name both builds to its
+  // user.
   const StoreRequest own = hello_of_client(nonce_);
   CADRE_RETURN_IF_ERROR(respond(
       StoreVerb::kHello, {.number = own.amount, .values = {own.keys[0], own.values[0]}}, out));
@@ -195,7 +198,7 @@ void Session::on_ready(KeyTable::Ticket ticket, wire::StreamBuffer& out) {
   } else if (request.verb != StoreVerb::kBarrier) {
     response = answer(request);
   }
-  // c10d's clients wait for what cannot fail.
+  // A request for which a c10d client waits cannot fail.
   (void)respond(request.verb, response, out);
 }
 

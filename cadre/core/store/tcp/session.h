@@ -1,11 +1,12 @@
-// One client of the store server: turns its requests into answers.
+// One client of the store server: answers its requests.
 //
-// A client of c10d's protocol validates and is then served as torch's server does it. A rank of the
-// job says hello and proves the token; then each of its answers begins with a byte that tells
-// whether it is an error, get and multi_get wait, and the verbs of Cadre's own are served.
-// Threads: the server's. Blocking: never. Lifetime: the KeyTable and the token outlive it; the
-// destructor cancels its wait, and carries out the will of a rank that has not retracted it.
-// Errors: from step(): the client is to be dropped, for that reason.
+// A client of c10d's protocol sends validate and is then served as torch's server does it. A rank
+// of the job sends hello and proves the token. Then each of its answers begins with a byte that
+// says whether the answer is an error, get and multi_get wait, and Cadre's own verbs are served.
+// Threads: the server's. Blocking: never. Lifetime: the KeyTable and the token must outlive the
+// session; the destructor cancels its wait, and carries out the will of a rank that has not
+// retracted it.
+// Errors: an error of step() is the reason for which the client must be dropped.
 // Format: docs/formats/store-tcp.md.
 #pragma once
 
@@ -22,8 +23,8 @@
 
 namespace cadre::store {
 
-// Makes the tickets of one session: the high half is the connection's number, so that the server
-// knows whose wait became ready.
+// Makes the tickets of one session. The high half is the number of the connection, so that the
+// server knows whose wait became ready.
 class TicketSource {
  public:
   explicit TicketSource(uint32_t connection) : connection_(connection) {}
@@ -47,14 +48,14 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  // Takes one request off `in` and appends its answer, if it has one yet, to `out`. False when `in`
-  // holds no whole request.
+  // Takes one request from `in`. Appends its answer to `out`, if there is one yet. Returns false if
+  // `in` does not hold a whole request.
   Result<bool> step(wire::StreamBuffer& in, wire::StreamBuffer& out);
-  // Answers the wait of this session that `ticket` stands for.
+  // Answers the request of this session that waits with `ticket`.
   void on_ready(KeyTable::Ticket ticket, wire::StreamBuffer& out);
-  // Whether the client has shown that it belongs here.
+  // Returns whether the client has proved that it may be served.
   bool is_accepted() const { return next_ == Next::kRequest; }
-  // Whether it has said what a client of this build says before that.
+  // Returns whether the client has sent the greeting that comes before that proof.
   bool has_greeted() const { return is_accepted() || next_ == Next::kProof; }
 
  private:
@@ -71,16 +72,19 @@ class Session {
   Status on_hello(const wire::StoreRequest& hello, wire::StreamBuffer& out);
   Status on_proof(const wire::StoreRequest& proof, wire::StreamBuffer& out);
   Status on_request(wire::StoreRequest request, wire::StreamBuffer& out);
-  // get and multi_get of a c10d client: the value of an absent key is empty.
+  // Answers get and multi_get of a c10d client. The value of an absent key is empty.
   Status read_at_once(const wire::StoreRequest& request, wire::StreamBuffer& out);
   Status wait(wire::StoreRequest request, wire::StreamBuffer& out);
-  // The response if what the request waits for is there; else nullopt, and the ticket waits.
+  // Returns the response if what the request waits for is there; else nullopt, and the ticket
+  // waits.
   std::optional<wire::StoreResponse> begin_wait(KeyTable::Ticket ticket,
                                                 const wire::StoreRequest& request);
   wire::StoreResponse answer(const wire::StoreRequest& request);
-  // Ends the pending request of a rank with its timeout; one that does not wait has been answered.
+  // Ends the pending wait. A rank gets the timeout of its request, and no answer if it has none
+  // that waits; a c10d client always gets an answer.
   Status cancel(wire::StreamBuffer& out);
-  // An error ends the connection of a c10d client.
+  // Appends the answer to `out`. For a c10d client, a response that is an error ends the
+  // connection.
   Status respond(wire::StoreVerb verb, const wire::StoreResponse& response,
                  wire::StreamBuffer& out) const;
 
@@ -92,7 +96,7 @@ class Session {
   wire::Nonce client_nonce_ = {};
   wire::Progress progress_;
   std::optional<Waiting> waiting_;
-  // What is appended to which key when the connection ends without a retraction.
+  // The key, and the value that is appended to it if the connection ends without a retraction.
   std::optional<std::pair<std::string, std::string>> will_;
 };
 

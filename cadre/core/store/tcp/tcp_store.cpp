@@ -16,19 +16,19 @@ using wire::StoreRequest;
 using wire::StoreResponse;
 using wire::StoreVerb;
 
-// More calls at once than this close their connection afterwards.
+// If there are this many idle connections, a call closes its connection instead of keeping it.
 constexpr size_t kMaxIdleConnections = 4;
 constexpr Duration kRetryPause = std::chrono::milliseconds(20);
 constexpr Duration kMaxRetryPause = std::chrono::milliseconds(500);
 
-// A lost stream is told with whose it was and what was asked.
+// Adds the address and the request to the error of a lost stream.
 Error explain(const Error& error, const TcpStoreOptions& options, const StoreRequest& request) {
   const os::Address& address = options.address;
   const auto& [verb, amount, keys, values] = request;
   const std::string what = keys.empty() ? std::string() : format(" \"{}\"", keys.front());
   switch (error.code()) {
     case ErrorCode::kTimeout:
-      // c10d's server keeps silent until what is waited for is there.
+      // c10d's server sends nothing until what the request waits for is there.
       if (options.protocol == StoreProtocol::kC10d) return store_timeout(request, keys);
       return Error(ErrorCode::kTimeout,
                    format("store {}{}: the store server at {} did not answer before the deadline; "
@@ -47,7 +47,7 @@ Error explain(const Error& error, const TcpStoreOptions& options, const StoreReq
   }
 }
 
-// Whether a later attempt to connect may go better.
+// Returns whether a later attempt to connect may succeed.
 bool may_pass(ErrorCode code) {
   return code == ErrorCode::kUnavailable || code == ErrorCode::kPeerLost ||
          code == ErrorCode::kTimeout;
@@ -69,10 +69,11 @@ class ConnectionWill final : public StoreWill {
       : system_(system), connection_(std::move(connection)) {}
   ~ConnectionWill() override {
     try {
-      // The error of a dead server is ignored: it cannot carry out the will.
+      // An error is ignored: a dead server cannot carry out the will.
       (void)connection_->call({.verb = StoreVerb::kRetractWill}, system_.deadline_in(kRetractTime));
     } catch (...) {
-      // Out of memory, or in the simulator killed just now: then the will is carried out.
+      // The process is out of memory, or the simulator has just killed this rank. Then the will is
+      // carried out.
     }
   }
   ConnectionWill(const ConnectionWill&) = delete;
@@ -97,7 +98,7 @@ Result<std::unique_ptr<TcpStore>> TcpStore::connect_until(os::System& system,
   Duration pause = kRetryPause;
   while (true) {
     StoreRoute route;
-    // An attempt may last until its deadline, so the first ones end when it is time to warn.
+    // An attempt may last until its deadline, so the first attempts end at the time of the warning.
     auto connection = store::dial_first(system, options,
                                         has_warned ? deadline : deadline.earlier(warning), route);
     if (connection.ok()) {
@@ -160,7 +161,8 @@ Result<std::unique_ptr<StoreWill>> TcpStore::leave_will(std::string_view key,
   const StoreRequest will{
       .verb = StoreVerb::kLeaveWill, .keys = {std::string(key)}, .values = {std::string(value)}};
   const auto explained = [&](const Error& error) { return explain(error, options_, will); };
-  // A connection of its own: its end is the message.
+  // The will has a connection that no call uses: the server carries the will out when the
+  // connection ends.
   auto connection = store::dial(system(), options_, deadline);
   if (!connection.ok()) return explained(connection.error());
   const Result<StoreResponse> response = (*connection)->call(will, deadline);

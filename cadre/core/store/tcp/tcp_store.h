@@ -1,13 +1,13 @@
-// A Store that lives in a server process: a TcpStoreServer, to which it proves the job's token, or
-// c10d's TCPStore.
+// A client of a store in a server process: of a TcpStoreServer, to which it proves the job's token,
+// or of c10d's TCPStore.
 //
-// Threads: any. Each call has a connection of its own while it runs, so a blocking wait of one
-// thread delays nobody; idle connections are kept for the next calls.
-// Blocking: every call, until its time is over. Lifetime: no call may be in progress when it is
-// destroyed.
-// Errors: as in store.h, and kInvalidArgument from connect() when the server runs another build,
-// has another token, or is no store at all. Over c10d's protocol keys get c10d's prefix "/", so
-// that they are the keys of Python's TCPStore; torch's own server takes values of at most 8 MiB.
+// Threads: any. While a call runs, no other call uses its connection, so a blocking wait of one
+// thread delays no other thread. Idle connections are kept for later calls.
+// Blocking: every call, until its time is over. Lifetime: no call may be in progress when the store
+// is destroyed.
+// Errors: those of store.h; kInvalidArgument from connect() if the server runs another build, has
+// another token, or is no store. Over c10d's protocol keys get c10d's prefix "/", so that they are
+// the keys of Python's TCPStore. torch's own server takes values of at most 8 MiB.
 // Source: c10d::TCPStore.
 #pragma once
 
@@ -28,22 +28,24 @@ namespace store {
 class ServerConnection;
 }  // namespace store
 
-// kNative: c10d's protocol with the verbs of Cadre's own, for which the token is proved. kC10d:
-// only what every c10d server knows.
+// kNative: c10d's protocol and Cadre's own verbs; requires the proof of the token. kC10d: only what
+// every c10d server knows.
 enum class StoreProtocol { kNative, kC10d };
 
 struct TcpStoreOptions {
   os::Address address;
   os::Secret token;  // the job's secret; kNative only
   StoreProtocol protocol = StoreProtocol::kNative;
-  // connect() only: how soon what listens must greet, or else is tried again, and after which time
-  // a wait is told in the log, once; null: dropped. The log outlives the store.
+  // Used by connect() only. `greeting_timeout`: how soon the process that listens must greet; else
+  // connect() tries again. `warn_after`: a wait is logged, once, after this time. `log`: null:
+  // nothing is logged; must outlive the store.
   Duration greeting_timeout = std::chrono::seconds(5);
   Duration warn_after = kStoreWarnTime;
   LogSink* log = nullptr;
 };
 
-// The two ends of a client's first connection: numeric, whatever name the server was found by.
+// The numeric addresses of the two ends of a client's first connection, also if the server was
+// given by name.
 struct StoreRoute {
   os::Address local;
   os::Address server;
@@ -51,16 +53,15 @@ struct StoreRoute {
 
 class CADRE_EXPORT TcpStore final : public Store {
  public:
-  // Tries again until the deadline while nobody listens, because the server may start later, or
-  // while the name does not resolve.
-  // The time is that of a verb (store.h).
+  // Tries again until the deadline while no process listens, because the server may start later, or
+  // while the name does not resolve. `Time` is that of the verbs (store.h).
   template <StoreTime Time>
   static StoreResult<Time, std::unique_ptr<TcpStore>> connect(os::System& system,
                                                               const TcpStoreOptions& options,
                                                               Time time) {
     return finish(connect_until(system, options, deadline_of(system, time)), time);
   }
-  // Use connect().
+  // Programs call connect() instead.
   TcpStore(os::System& system, const TcpStoreOptions& options,
            std::unique_ptr<store::ServerConnection> first, const StoreRoute& route);
   ~TcpStore() override;
@@ -75,7 +76,7 @@ class CADRE_EXPORT TcpStore final : public Store {
   static Result<std::unique_ptr<TcpStore>> connect_until(os::System& system,
                                                          const TcpStoreOptions& options,
                                                          Deadline deadline);
-  // Over a connection that no other call uses meanwhile.
+  // Uses a connection that no other call uses meanwhile.
   Result<wire::StoreResponse> answer(wire::StoreRequest request, Deadline deadline) override;
   Result<std::unique_ptr<store::ServerConnection>> take_connection(Deadline deadline);
 

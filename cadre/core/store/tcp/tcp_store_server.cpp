@@ -37,7 +37,7 @@ class TcpStoreServer::Impl {
         poll_set_(system),
         spare_(system.make_event()) {}
 
-  // Watched here, so that the caller learns it where that is impossible.
+  // The descriptors are watched here, so that the caller gets the error if that is impossible.
   void start() {
     poll_set_.watch(kStopKey, {.target = stop_event_.get(), .want_read = true});
     poll_set_.watch(kListenerKey, {.target = listener_.get(), .want_read = true});
@@ -55,7 +55,7 @@ class TcpStoreServer::Impl {
   const os::Address& address() const { return address_; }
 
  private:
-  // With nothing to do the loop wakes up so seldom only because no wait may be endless.
+  // If there is nothing to do, the loop wakes up this seldom, only because no wait may be endless.
   static constexpr uint64_t kStopKey = 0;
   static constexpr uint64_t kListenerKey = 1;
   static constexpr uint64_t kFirstClientKey = 2;
@@ -67,7 +67,8 @@ class TcpStoreServer::Impl {
   void run() {
     while (!stopping_.load(std::memory_order_acquire)) {
       poll_set_.watch(kListenerKey, {.target = listener_.get(), .want_read = may_accept()});
-      // What is done for one client may end another's wait, and its connection with it.
+      // The items are copied, because what is done for one client may end another's wait and its
+      // connection.
       const auto ready = poll_set_.wait(next_deadline());
       const std::vector<os::PollSet::Ready> items(ready.begin(), ready.end());
       bool has_callers = false;
@@ -76,7 +77,8 @@ class TcpStoreServer::Impl {
         if (item.key < kFirstClientKey) continue;
         serve(static_cast<uint32_t>(item.key - kFirstClientKey), item);
       }
-      // Last, so that whoever has something to say is heard before it may have to make room.
+      // New connections come last: a client that has sent something is served before it may have to
+      // make room.
       if (has_callers) accept();
       drop_strangers();
       regain_spare();
@@ -94,7 +96,7 @@ class TcpStoreServer::Impl {
     return deadline.earlier(connections_.at(strangers_.front())->greeting_deadline());
   }
 
-  // Connections at the front of the queue that have proved themselves or are gone.
+  // Removes connections from the front of the queue that have proved themselves or are gone.
   void forget_accepted() {
     while (!strangers_.empty()) {
       const auto found = connections_.find(strangers_.front());
@@ -105,8 +107,8 @@ class TcpStoreServer::Impl {
 
   bool may_accept() { return system_.now() >= accept_after_; }
 
-  // Where accepted connections take the room of others, a turn takes few, so that those have time
-  // to prove themselves.
+  // If an accepted connection takes the room of another, few are accepted in a turn, so that the
+  // others have time to prove themselves.
   void accept() {
     size_t num_left = kMaxAcceptsPerTurn;
     bool has_made_room = false;
@@ -122,7 +124,7 @@ class TcpStoreServer::Impl {
                    format("accept failed clients={} reason=\"{}\"; raise ulimit -n if descriptors "
                           "ran out",
                           connections_.size(), socket.error().message()));
-        // The connection stays in the queue and would be reported again at once.
+        // The connection stays in the kernel's queue, and the poll would report it again at once.
         accept_after_ = system_.now() + kAcceptPause;
         return;
       }
@@ -135,9 +137,10 @@ class TcpStoreServer::Impl {
     }
   }
 
-  // Out of descriptors, most likely. A stranger gives up its own: it may be there only to hold it.
-  // Where there is none, the spare one is used, so that the client does not wait in the queue
-  // unheard: it then is the stranger that makes room for the next one.
+  // Most likely the process is out of descriptors. A stranger gives up its descriptor: it may be
+  // there only to hold one. If there is no stranger, the spare descriptor is used, so that the
+  // client does not wait in the queue; the client is then the stranger that makes room for the next
+  // client.
   bool make_room(const Error& error) {
     if (drop_oldest_stranger(
             format("no descriptor was left for another client: {}", error.message()))) {
@@ -160,7 +163,7 @@ class TcpStoreServer::Impl {
     strangers_.push_back(number);
     try {
       watch(number, *place->second);
-    } catch (const Error& error) {  // the kernel has no memory to watch it
+    } catch (const Error& error) {  // the kernel has no memory to watch the socket
       drop(number, error);
     }
   }
@@ -181,8 +184,8 @@ class TcpStoreServer::Impl {
     return strangers_.size() > most;
   }
 
-  // Drops the oldest of those that have not even greeted, if there are any, because a rank of the
-  // job greets at once; else the oldest stranger.
+  // Drops the oldest stranger that has not greeted, because a rank of the job greets at once. If
+  // all have greeted, drops the oldest.
   bool drop_oldest_stranger(std::string_view reason) {
     forget_all_accepted();
     if (strangers_.empty()) return false;
@@ -197,7 +200,7 @@ class TcpStoreServer::Impl {
     try {
       if (spare_ == nullptr) spare_ = system_.make_event();
     } catch (const Error&) {
-      // None is free yet.
+      // No descriptor is free yet.
     }
   }
 
@@ -229,7 +232,7 @@ class TcpStoreServer::Impl {
     return ready;
   }
 
-  // What one client wrote may end the waits of others.
+  // Answers the waits that became ready, because what one client wrote may end the waits of others.
   void wake_ready() {
     // A client that is dropped here may leave a will or give back an item, which wakes others.
     for (auto ready = take_ready(); !ready.empty(); ready = take_ready()) {
@@ -248,7 +251,7 @@ class TcpStoreServer::Impl {
     }
   }
 
-  // All have the same time to prove themselves, so the oldest is the first to be late.
+  // All have the same time to prove themselves, so the oldest is the first to exceed it.
   void drop_strangers() {
     const TimePoint now = system_.now();
     for (forget_accepted(); !strangers_.empty(); forget_accepted()) {
@@ -261,7 +264,7 @@ class TcpStoreServer::Impl {
   void drop(uint32_t number, const Error& reason) {
     const auto found = connections_.find(number);
     if (found == connections_.end()) return;
-    // An accepted client that closes its connection is the normal end of a rank.
+    // It is normal that an accepted client closes its connection: a rank ends so.
     const bool is_normal = found->second->is_accepted() && reason.code() == ErrorCode::kPeerLost;
     log_.write(is_normal ? LogLevel::kDebug : LogLevel::kWarning, "store",
                format("dropped peer={} reason=\"{}\"", found->second->peer(), reason.message()));
@@ -276,18 +279,18 @@ class TcpStoreServer::Impl {
   const os::Address address_;
   std::unique_ptr<os::Event> stop_event_;
   std::atomic<bool> stopping_{false};
-  // From here on: the server thread's alone.
+  // Only the server's thread uses the members from here on.
   store::KeyTable table_;
   store::KeyTable c10d_table_;
   const store::ServerContext context_;
   os::PollSet poll_set_;
   std::unordered_map<uint32_t, std::unique_ptr<ClientConnection>> connections_;
-  std::deque<uint32_t> strangers_;  // in the order of their coming; some may be accepted or gone
+  std::deque<uint32_t> strangers_;  // in the order in which they came; some may be accepted or gone
   uint32_t next_number_ = 0;
-  // A descriptor that is given up when the process has no other for a client.
+  // A descriptor that is given up if the process has none left for a client.
   std::unique_ptr<os::Event> spare_;
   TimePoint accept_after_;
-  std::unique_ptr<os::Thread> thread_;  // the owner's
+  std::unique_ptr<os::Thread> thread_;  // used by the owner's thread
 };
 
 Result<std::unique_ptr<TcpStoreServer>> TcpStoreServer::start(

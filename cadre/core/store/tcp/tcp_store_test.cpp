@@ -1,4 +1,5 @@
-// What only a store over sockets can get wrong: strangers, builds, tokens, lost servers, garbage.
+// Tests what only a store over sockets can get wrong: strangers, builds, tokens, lost servers,
+// garbage.
 #include "cadre/testing/core/tcp_store_fixture.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +27,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using wire::StoreVerb;
 
-// The hello by which the server answers.
+// Returns the build in the hello by which the server answers.
 std::string build_in(const std::string& heard) {
   wire::Progress progress;
   const auto answer =
@@ -61,7 +62,7 @@ TEST_F(TcpStoreTest, StrangersAreDroppedWithALogLine) {
   EXPECT_TRUE(connect(*server).ok());
 }
 
-// With the limit as it is by default, in virtual time.
+// This test has the default limit, in virtual time.
 TEST(TcpStoreInTheSimulator, AStrangerIsGoneASecondAfterItCame) {
   sim::Simulator simulator(1, {.ranks_per_host = {1, 1}});
   const os::Address address{os::Address::Kind::kTcp, "node0", 29500};
@@ -110,7 +111,7 @@ TEST_F(TcpStoreTest, AThousandIdleClientsDisturbNobodyAndAllStillWork) {
   for (int i = 0; i < kIdle; ++i) idle.push_back(connect(*server).value_or_throw());
   auto busy = connect(*server).value_or_throw();
   for (int i = 1; i <= 200; ++i) ASSERT_EQ(busy->add("n", 1, soon()).value(), i);
-  // One in seven leaves; the rest are where they were.
+  // One connection in seven closes; the others stay where they were.
   for (size_t i = 0; i < idle.size(); i += 7) idle[i].reset();
   for (size_t i = 0; i < idle.size(); ++i) {
     if (idle[i] == nullptr) continue;
@@ -176,7 +177,8 @@ TEST_F(TcpStoreTest, AnotherBuildIsRefusedAndBothAreNamed) {
   EXPECT_NE(log_.text().find("cadre " + build), std::string::npos) << log_.text();
 }
 
-// The rest of the request is not awaited: a stranger could have a value of 16 MiB kept.
+// The server does not wait for the rest of the request: a stranger could make it keep a value of 16
+// MiB.
 TEST_F(TcpStoreTest, ARequestInPlaceOfTheProofEndsTheConnection) {
   auto server = start({.greeting_timeout = seconds(600)});
   const std::string build = build_in(say(*server, hello_of_build("99.9")));
@@ -186,7 +188,7 @@ TEST_F(TcpStoreTest, ARequestInPlaceOfTheProofEndsTheConnection) {
       << log_.text();
 }
 
-// A server of another build, played by this test.
+// The test itself acts as a server of another build.
 TEST_F(TcpStoreTest, AServerOfAnotherBuildIsRefusedByTheClient) {
   auto listener = system_->listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
   auto impostor = system_->spawn("impostor", [&] {
@@ -218,7 +220,7 @@ TEST_F(TcpStoreTest, TheServersEndIsNoticedByWaitingAndLaterCalls) {
                           {.address = server->address(), .token = "secret", .protocol = protocol},
                           soon())
             .value_or_throw();
-    // The store answers while another call of it waits for a key that never comes.
+    // The store answers while another of its calls waits for a key that never comes.
     std::optional<Result<std::string>> waited;
     auto thread = system_->spawn("waiting", [&] { waited = store->get("never", soon()); });
     ASSERT_TRUE(store->set("here", "1", soon()).ok());
@@ -274,7 +276,7 @@ TEST_F(TcpStoreTest, ConnectSaysThatSomethingElseListensAndWhatItAnswered) {
 }
 
 TEST_F(TcpStoreTest, ConnectDoubtsAListenerThatSaysNothing) {
-  // Nobody accepts; the kernel takes the connection all the same.
+  // No process accepts, but the kernel completes the connection.
   const auto listener = system_->listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
   for (const StoreProtocol protocol : {StoreProtocol::kNative, StoreProtocol::kC10d}) {
     const auto never = TcpStore::connect(*system_,
@@ -291,7 +293,7 @@ TEST_F(TcpStoreTest, ConnectDoubtsAListenerThatSaysNothing) {
   }
 }
 
-// It may have been a store whose host had no time.
+// The silent server may have been a store on a host that had no time.
 TEST_F(TcpStoreTest, ConnectTriesAgainWhereNothingWasSaid) {
   auto listener = system_->listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
   const os::Address address = listener->address();
@@ -313,7 +315,7 @@ TEST_F(TcpStoreTest, ConnectTriesAgainWhereNothingWasSaid) {
 
 TEST_F(TcpStoreTest, ALongWaitForAServerIsLoggedOnceWithItsReason) {
   const std::vector<std::pair<os::Address, std::string>> cases = {
-      // No resolver asks anyone for a name with a blank.
+      // A name with a blank does not resolve, without a request to a name server.
       {{os::Address::Kind::kTcp, "no name", 29500}, "does not resolve"},
       {{os::Address::Kind::kUnix, format("cadre-no-store-{}", system_->host().pid), 0}, "refused"}};
   for (const auto& [address, reason] : cases) {
@@ -386,7 +388,7 @@ TEST_F(TcpStoreTest, ConnectionsOverTheLimitAreRefusedAndLogged) {
   EXPECT_TRUE(first->set("k", "v", soon()).ok());
 }
 
-// Its thread waits for an event, which nobody can send any more.
+// The server's thread waits for an event that can no longer be sent.
 TEST_F(TcpStoreTest, AServerEndsAlthoughTheProgramHasClosedItsDescriptors) {
   const testing::TemporaryFolder folder;
   for (const bool are_taken : {false, true}) {

@@ -39,7 +39,7 @@ class RingWriter {
 
   Result<size_t> try_write(ConstBytes source);
   size_t capacity() const { return data_.size(); }
-  // Whether try_write would do more than return 0.
+  // Returns whether try_write would do more than return 0.
   bool is_ready() const;
   void close() { control_.writer.is_closed.store(1, std::memory_order_release); }
 
@@ -54,7 +54,7 @@ class RingReader {
   RingReader(RingControl& control, Bytes data) : control_(control), data_(data) {}
 
   Result<size_t> try_read(Bytes target);
-  // Whether try_read would do more than return 0.
+  // Returns whether try_read would do more than return 0.
   bool is_ready() const;
   void close() { control_.reader.is_closed.store(1, std::memory_order_release); }
 

@@ -11,16 +11,16 @@
 namespace cadre::wire {
 namespace {
 
-// What follows the verb's byte.
+// What follows the byte of the verb.
 enum class Body : uint8_t {
   kNothing,
   kNumber32,  // magic or nonce
   kKey,
-  kKeyNumber,  // and a 64-bit number
+  kKeyNumber,  // a key and a 64-bit number
   kKeyValue,
   kKeyTwoValues,
-  kKeys,       // a 64-bit count before them
-  kKeyValues,  // a 64-bit count of pairs before them
+  kKeys,       // a 64-bit count, then the keys
+  kKeyValues,  // a 64-bit count of pairs, then the pairs
   kHello,      // a 64-bit protocol, the build as key, the nonce as value
   kProof,      // one value
 };
@@ -33,9 +33,9 @@ enum class Answer : uint8_t {
   kNumber32,
   kNumber,
   kValue,
-  kValues,  // as many as the request has keys
-  kList,    // a 64-bit count before them
-  kItem,    // a 64-bit length of the queue, and its first item unless it is 0
+  kValues,  // as many values as the request has keys
+  kList,    // a 64-bit count, then the keys
+  kItem,    // the 64-bit length of the queue, and its first item unless the length is 0
   kHello,   // a 64-bit protocol, build and nonce
 };
 
@@ -78,7 +78,7 @@ constexpr std::array<Shape, kNumOwnVerbs> kOwnShapes = {{
     {"retract_will", Body::kNothing, Answer::kNothing, For::kConnection},
 }};
 
-// Null for a number that is no verb.
+// Returns null for a number that is no verb.
 const Shape* find_shape(StoreVerb verb) {
   const auto number = static_cast<size_t>(verb);
   if (number < kC10dShapes.size()) return &kC10dShapes[number];
@@ -88,7 +88,7 @@ const Shape* find_shape(StoreVerb verb) {
 
 constexpr size_t kAnyCount = static_cast<size_t>(-1);
 
-// With kAnyCount keys, a value count of kAnyCount means as many as keys.
+// If num_keys is kAnyCount, a num_values of kAnyCount means as many values as keys.
 struct Counts {
   size_t num_keys;
   size_t num_values;
@@ -117,8 +117,8 @@ Counts counts_of(Body body) {
   return {0, 0};
 }
 
-// The parts of a message while it may still be cut: views, so that a long message that comes in
-// pieces is copied once.
+// The parts of a message that may not be whole. They are views, so that a long message that comes
+// in pieces is copied once.
 struct Parts {
   int64_t number = 0;
   std::vector<std::string_view> keys;
@@ -129,7 +129,7 @@ std::vector<std::string> to_strings(const std::vector<std::string_view>& views) 
   return {views.begin(), views.end()};
 }
 
-// A build, a nonce or a proof.
+// Reads a build, a nonce or a proof.
 std::string_view read_short(ByteReader& reader) {
   return reader.view<uint64_t>(kMaxBuildBytes);
 }
@@ -148,10 +148,10 @@ void read_text(ByteReader& reader, Texts texts, uint64_t index, Parts& parts) {
   (is_key ? parts.keys : parts.values).push_back(reader.view<uint64_t>(max_bytes));
 }
 
-// Lists grow as texts are read: an announced count reserves nothing.
+// Lists grow as texts are read; no memory is reserved for an announced count.
 void read_texts(ByteReader& reader, Texts texts, uint64_t count, Parts& parts, Progress& progress) {
   if (progress.num_texts > 0) {
-    // The texts that an earlier attempt has seen are read again once all others have come.
+    // The texts that an earlier attempt has seen are read only once all others have come.
     ByteReader rest = reader;
     Parts unused;
     rest.skip_to(progress.num_bytes);
@@ -240,7 +240,8 @@ void read_answer(ByteReader& reader, Answer answer, size_t num_keys, Parts& part
   }
 }
 
-// Result for a message that could not be read: more bytes are needed, or it is no such message.
+// The result for a message that could not be read: more bytes are needed, or the bytes are no such
+// message.
 template <typename T>
 Result<Decoded<T>> unread(std::string_view what, const ByteReader& reader, Progress& progress) {
   if (reader.is_truncated() && reader.num_needed() <= kMaxMessageBytes) {

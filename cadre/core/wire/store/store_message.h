@@ -1,9 +1,10 @@
-// The protocol of the store: that of c10d's TCPStore, as torch 2.11 to 2.13 speak it, and verbs of
-// Cadre's own, by which a client proves the job's token (docs/formats/store-tcp.md).
+// The protocol of the store: that of c10d's TCPStore, as torch 2.11 to 2.13 have it, and Cadre's
+// own verbs, by which a client proves the job's token (docs/formats/store-tcp.md).
 //
 // Threads: plain values. Blocking: never.
 // Errors: kCorruption for bytes that no client sends, or beyond the limits below.
-// Messages carry no length, so decoders take the bytes that have come and say whether they suffice.
+// Messages carry no length, so decoders take the bytes that have come and say whether the message
+// is whole.
 // Source: torch/csrc/distributed/c10d/TCPStoreBackend.hpp (verbs, magic) and observed traffic.
 #pragma once
 
@@ -20,38 +21,39 @@
 namespace cadre::wire {
 
 inline constexpr int64_t kC10dMagic = 0x3C85F7CE;
-// Version of the verbs of Cadre's own; a hello names it.
+// Version of Cadre's own verbs. A hello contains it.
 inline constexpr int64_t kStoreProtocol = 4;
 
 // Limits of a Store.
 inline constexpr size_t kMaxKeyBytes = 4096;
 inline constexpr size_t kMaxValueBytes = 16 << 20;
-// Limits of the protocol. Clients of c10d may have longer keys (8 KiB with libuv), and those of a
-// Store get a prefix.
+// Limits of the protocol. They are larger, because clients of c10d may have longer keys (8 KiB with
+// libuv), and the keys of a Store get a prefix.
 inline constexpr size_t kMaxSentKeyBytes = 8 << 10;
 inline constexpr size_t kMaxKeysPerRequest = 1 << 16;
-inline constexpr size_t kMaxMessageBytes = 64 << 20;  // of a request, and of an answer
+inline constexpr size_t kMaxMessageBytes = 64 << 20;  // limit for a request, and for an answer
 inline constexpr size_t kMaxBuildBytes = 64;
 
-// Answer to kWait and kBarrier, and to kCancel of a c10d client.
+// The answer to kWait and kBarrier, and to kCancel of a c10d client.
 inline constexpr int64_t kC10dStopWaiting = 0;
 inline constexpr int64_t kC10dWaitCanceled = 1;
 
-// Whether the request has as many keys and values as its verb takes.
+// Checks that the request has as many keys and values as its verb takes.
 Status check_shape(const StoreRequest& request);
-// Whether the verb is about the connection that it is sent on, so that no Store gets it.
+// Returns whether the verb is about the connection on which it is sent. Such verbs are not passed
+// to a Store.
 bool is_of_connection(StoreVerb verb);
 
-// How far a message that is not whole has been looked at. Passed to the next attempt, it keeps a
-// long message that comes in pieces from being read anew with each of them. A decoder resets it
-// when the message is whole.
+// How much of an incomplete message was read. Pass it to the next attempt, so that a long message
+// that comes in pieces is not read from the start with each piece. A decoder resets it when the
+// message is whole.
 struct Progress {
-  size_t num_needed = 0;   // no attempt before so many bytes have come
-  size_t num_bytes = 0;    // that end with a whole text
-  uint64_t num_texts = 0;  // of a list, which those bytes hold
+  size_t num_needed = 0;   // so many bytes must have come before the next attempt
+  size_t num_bytes = 0;    // these bytes were read; they end with a whole text
+  uint64_t num_texts = 0;  // texts of a list that are in these bytes
 };
 
-// What the first bytes of a stream held.
+// A message, if the first bytes of a stream held a whole one.
 template <typename T>
 struct Decoded {
   std::optional<T> message;  // nullopt: more bytes are needed
@@ -63,11 +65,11 @@ CADRE_EXPORT std::vector<std::byte> encode(const StoreRequest& request);
 CADRE_EXPORT Result<Decoded<StoreRequest>> decode_store_request(ConstBytes stream,
                                                                 Progress& progress);
 
-// The answer to a client of c10d, which cannot be an error. REQUIRES: the response has no error and
-// the values that its verb promises.
+// Encodes the answer to a client of c10d, which cannot be an error. REQUIRES: the response has no
+// error and the values that its verb promises.
 CADRE_EXPORT std::vector<std::byte> encode_c10d_answer(StoreVerb verb,
                                                        const StoreResponse& response);
-// The same after a byte that tells whether it is an error.
+// Encodes the answer to a rank: the same after a byte that says whether it is an error.
 CADRE_EXPORT std::vector<std::byte> encode_answer(StoreVerb verb, const StoreResponse& response);
 
 CADRE_EXPORT Result<Decoded<StoreResponse>> decode_c10d_answer(const StoreRequest& request,

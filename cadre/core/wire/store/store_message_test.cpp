@@ -13,7 +13,7 @@
 namespace cadre::wire {
 namespace {
 
-// The only attempt at a message.
+// Reads a message that is decoded in a single attempt.
 Result<Decoded<StoreRequest>> read_request(ConstBytes stream) {
   Progress progress;
   return decode_store_request(stream, progress);
@@ -72,7 +72,7 @@ std::vector<Written> recorded() {
   };
 }
 
-// The verbs of Cadre's own, as docs/formats/store-tcp.md has them.
+// Messages of Cadre's own verbs, as in docs/formats/store-tcp.md.
 std::vector<Written> own() {
   const std::string nonce(kNonceBytes, 'n');
   const std::string proof(sizeof(Digest), 'p');
@@ -196,7 +196,7 @@ TEST(StoreMessage, LongMessagesThatComeInPiecesAreThoseThatComeAtOnce) {
   }
 }
 
-// An attempt at more of the same message looks only at what is new.
+// An attempt at more bytes of the same message looks only at the new bytes.
 TEST(StoreMessage, AnAttemptGoesOnWhereTheOneBeforeEnded) {
   const StoreRequest request{.verb = StoreVerb::kWait, .keys = {"a", "b", "c"}};
   auto bytes = encode(request);
@@ -220,8 +220,8 @@ TEST(StoreMessage, RefusesUnknownVerbsAndLengthsOverTheLimits) {
       text("\x01\0\0\0\0\0\0\0\0\x01\0\0\x01\0\0\0\0"),                  // a value of 16 MiB + 1
       text("\x06\x01\0\x01\0\0\0\0\0"),                                  // 65537 keys
       text("\xc0\x04\0\0\0\0\0\0\0\x41\0\0\0\0\0\0\0"),                  // a build of 65 bytes
-      text("\xc0\x04\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x41\0\0\0\0\0\0\0"),  // and such a nonce
-      text("\xc1\x41\0\0\0\0\0\0\0"),                                    // and such a proof
+      text("\xc0\x04\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x41\0\0\0\0\0\0\0"),  // and a nonce of 65 bytes
+      text("\xc1\x41\0\0\0\0\0\0\0"),                                    // a proof of 65 bytes
   };
   for (const std::string& bytes : wrong) {
     const auto refused = read_request(as_bytes(bytes));
@@ -231,7 +231,7 @@ TEST(StoreMessage, RefusesUnknownVerbsAndLengthsOverTheLimits) {
 }
 
 TEST(StoreMessage, ARequestMayNotGrowOverItsLimitInSmallSteps) {
-  // multi_set of values that are each within their limit.
+  // This is a multi_set whose values are each within their limit.
   ByteWriter writer;
   writer.integer(StoreVerb::kMultiSet);
   writer.integer(uint64_t{100});

@@ -18,7 +18,7 @@ constexpr size_t kMaxBodyBytes = kMinBodyBytes + kMaxKeyBytes + kMaxValueBytes;
 
 using Check = std::array<std::byte, kCheckBytes>;
 
-// Not a secret: it tells a whole record from a torn one.
+// Computes a checksum that distinguishes whole records from torn ones. Its key is not a secret.
 Check check_of(ConstBytes body) {
   const Result<Digest> digest = hmac_sha256("cadre store record", body);
   Check check{};
@@ -64,7 +64,7 @@ Result<DecodedStoreRecord> decode_store_record(ConstBytes rest) {
   const size_t num_bytes = kHeaderBytes + num_body_bytes;
   const bool is_possible = num_body_bytes >= kMinBodyBytes && num_body_bytes <= kMaxBodyBytes;
   if (is_possible && rest.size() < num_bytes) return DecodedStoreRecord{.num_bytes = num_bytes};
-  // After a power cut the file may be longer than what was written of it.
+  // After a power cut the file may have zeros behind the bytes that were written.
   if (!is_possible && is_all_zero(rest)) return DecodedStoreRecord{.num_bytes = kHeaderBytes};
   if (is_possible) {
     const ConstBytes body = rest.subspan(kHeaderBytes, num_body_bytes);

@@ -1,4 +1,4 @@
-// The records of a file store: what happened to its keys, in order (docs/formats/store-file.md).
+// The records of a file store: the changes of its keys, in order (docs/formats/store-file.md).
 //
 // Threads: plain values. Blocking: never. Errors: kCorruption for bytes that no file store wrote.
 #pragma once
@@ -36,16 +36,16 @@ struct StoreRecord {
   friend bool operator==(const StoreRecord&, const StoreRecord&) = default;
 };
 
-// What the first bytes of a piece of the file held.
+// The record at the beginning of a part of the file.
 struct DecodedStoreRecord {
-  // None: the record is torn, as a writer that was killed leaves it, and it is the last.
+  // nullopt: the record is torn because its writer was killed; it is the last one.
   std::optional<StoreRecord> record;
-  size_t num_bytes = 0;  // size of the record; of a torn one, the least it needs
+  size_t num_bytes = 0;  // size of the record; for a torn one, the fewest bytes that it needs
 };
 
 CADRE_EXPORT std::vector<std::byte> encode(const StoreRecord& record);
 
-// `rest` goes to the end of the file. A record whose checksum is wrong is torn if nothing follows
+// `rest` must end where the file ends. A record with a wrong checksum is torn if nothing follows
 // it, and an error if something does.
 CADRE_EXPORT Result<DecodedStoreRecord> decode_store_record(ConstBytes rest);
 

@@ -1,5 +1,5 @@
-// A call of a Store and its answer, as values: what a Store implements (store/store.h), and what
-// the protocol of the store carries (store_message.h).
+// A request to a Store and its answer, as values: a Store implements them (store/store.h), and the
+// protocol of the store carries them (store_message.h).
 //
 // Threads: plain values. Blocking: never. Errors: none.
 #pragma once
@@ -15,11 +15,11 @@
 
 namespace cadre::wire {
 
-// Number of each verb on the wire. Those up to kBarrier are c10d's, those from kHello on Cadre's
-// own. What each does, and which keys and values it has: docs/guide/reference/store.md. Verbs of a
-// connection (is_of_connection) are never passed to a Store.
+// Number of each verb on the wire. Verbs up to kBarrier are c10d's, those from kHello on are
+// Cadre's own. docs/guide/reference/store.md says what each does, and which keys and values it has.
+// Verbs about a connection (is_of_connection) are never passed to a Store.
 enum class StoreVerb : uint8_t {
-  kValidate,  // of a connection: the first request of a c10d client
+  kValidate,  // about a connection: the first request of a c10d client
   kSet,
   kCompareSet,
   kGet,  // answered once the key is set; kWait and kMultiGet likewise
@@ -31,19 +31,19 @@ enum class StoreVerb : uint8_t {
   kAppend,
   kMultiGet,
   kMultiSet,
-  kCancel,  // of a connection: ends its pending request
-  kPing,    // of a connection
+  kCancel,  // about a connection: ends its pending request
+  kPing,    // about a connection
   kQueuePush,
   kTryQueuePop,  // number: length of the queue before the call; 0: no item
   kQueueLength,
   kListKeys,
   kBarrier,  // amount: the number of arrivals
 
-  kHello = 0xC0,  // of a connection: build and nonce of a client that will prove the job's token
-  kProve,         // of a connection
+  kHello = 0xC0,  // about a connection: build and nonce of a client that will prove the job's token
+  kProve,         // about a connection
   kQueuePop,      // answered once there is an item
-  kLeaveWill,     // of a connection: when it ends, the value is appended to the key
-  kRetractWill,   // of a connection
+  kLeaveWill,     // about a connection: when the connection ends, the value is appended to the key
+  kRetractWill,   // about a connection
 };
 inline constexpr int kNumC10dVerbs = 19;
 inline constexpr int kNumOwnVerbs = 5;
@@ -60,7 +60,7 @@ struct StoreRequest {
 };
 
 struct StoreResponse {
-  std::optional<Error> error;  // then the rest is empty
+  std::optional<Error> error;  // if set, the rest is empty
   int64_t number = 0;          // add: the sum; check, erase: 0 or 1; else a count
   std::vector<std::string> values;
 

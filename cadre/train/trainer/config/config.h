@@ -80,8 +80,8 @@ struct RunConfig {
   std::string resume = "none";
 };
 
-// The defaults for a kind of optimizer: those of PyTorch, except that adamw has those of
-// OptimizerConfig and sgd a momentum of 0.9.
+// Returns the defaults for a kind of optimizer: those of PyTorch, except that adamw has those of
+// OptimizerConfig, and sgd has a momentum of 0.9.
 OptimizerConfig default_optimizer(const std::string& kind);
 
 struct ParallelConfig {
@@ -102,13 +102,14 @@ struct ParallelConfig {
   std::string attention = "ring";
   int64_t expert = 1;
 
-  // Whether processes have different parts of the layers, or different tokens of a sample.
+  // Returns whether processes have different parts of the layers, or different tokens of a sample.
   bool divides_model() const { return tensor > 1 || pipeline > 1 || context > 1 || expert > 1; }
 };
 
-// parallel.strategy.
+// Returns parallel.strategy as a value.
 DataStrategy data_strategy(const ParallelConfig& parallel);
-// The form for fsdp and hsdp. "auto" is mapped, unless the shards are offloaded to files.
+// Returns the form of the shards of fsdp and hsdp. "auto" is mapped, unless the shards are
+// offloaded to files.
 ShardForm shard_form(const ParallelConfig& parallel);
 
 struct SampleConfig {

@@ -12,7 +12,7 @@
 namespace cadre::train {
 namespace {
 
-constexpr size_t kMaxComparedKey = 100;  // no key is as long
+constexpr size_t kMaxComparedKey = 100;  // longer than every key
 
 void add_model_fields(std::vector<ConfigField>& fields, ModelConfig& model) {
   fields.push_back({.name = "model.kind",
@@ -319,7 +319,8 @@ void add_sample_fields(std::vector<ConfigField>& fields, SampleConfig& sample) {
                     &sample.top_k, 0, 1e6});
 }
 
-// The operating system would take a path to end at a NUL, and use another one without a word.
+// Such a text is refused, because the operating system would end a path at the NUL and silently use
+// another path.
 constexpr const char* kHasNul = "must not contain the character NUL";
 
 std::string check_text(const ConfigField& field, const std::string& text) {
@@ -334,7 +335,7 @@ std::string check_text(const ConfigField& field, const std::string& text) {
   return cadre::format("must be one of {}, is {}", list, value_text(field));
 }
 
-// Parts of names of files and folders.
+// Checks texts that become parts of names of files and folders.
 std::string check_texts(const std::vector<std::string>& texts) {
   for (const std::string& text : texts) {
     if (text.empty()) return "must not contain an empty text";
@@ -346,7 +347,7 @@ std::string check_texts(const std::vector<std::string>& texts) {
   return "";
 }
 
-// The shortest text that is parsed as the same number. JSON has no infinity and no NaN.
+// Returns the shortest text that is parsed as the same number. JSON has neither infinity nor NaN.
 std::string number_text(double value) {
   return std::isfinite(value) ? nlohmann::json(value).dump() : cadre::format("{}", value);
 }
@@ -379,7 +380,7 @@ std::string check_value(const ConfigField& field) {
   } else {
     return "";
   }
-  // Written so that NaN, for which every comparison is false, is refused.
+  // The comparison is negated so that NaN, for which every comparison is false, is refused.
   if (field.min && !(value >= *field.min)) {
     return cadre::format("must be at least {}, is {}", *field.min, value_text(field));
   }
@@ -389,7 +390,7 @@ std::string check_value(const ConfigField& field) {
   return "";
 }
 
-// REQUIRES: a value that the key allows, which parse_config() has checked.
+// REQUIRES: the key allows the value; parse_config() has checked that.
 DataStrategy data_strategy(const ParallelConfig& parallel) {
   return parse_data_strategy(parallel.strategy).value();
 }
@@ -419,7 +420,7 @@ std::string nearest_key(const std::vector<ConfigField>& fields, std::string_view
   return std::ranges::min_element(
              fields, {},
              [&](const ConfigField& field) {
-               // A known key in the wrong section, or without a section, precedes other similar
+               // A known key in the wrong section, or without a section, comes before other similar
                // keys.
                const std::string_view name = field.name;
                const std::string_view key = name.substr(name.find('.') + 1);

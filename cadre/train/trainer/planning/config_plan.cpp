@@ -23,10 +23,10 @@
 namespace cadre::train {
 namespace {
 
-// During its lifetime this thread creates tensors on the meta device, which have sizes but no
-// memory, and functions that set their values do nothing. libtorch selects the kernel of a factory
-// function in BackendSelect by the requested device; with that key excluded it selects the included
-// key.
+// While it lives, this thread creates tensors on the meta device: they have sizes but no memory,
+// and functions that set their values do nothing. The dispatch key BackendSelect makes factory
+// functions use the device that was requested. So that key is excluded, and the key of the meta
+// device is included instead.
 class MetaScope {
  public:
   MetaScope()
@@ -42,7 +42,7 @@ std::shared_ptr<Model> make_model(const Config& config) {
   return make_image_classifier(config.model, 0);
 }
 
-// The states of the optimizers in train/trainer/strategy/optimizer.cpp.
+// Returns the sizes of the states of the optimizers in train/trainer/strategy/optimizer.cpp.
 PlanOptions::Optimizer optimizer_sizes(const OptimizerConfig& config) {
   const int decay = config.weight_decay > 0 ? 1 : 0;  // a copy of the gradient
   const int momentum = config.momentum > 0 ? 1 : 0;
@@ -75,14 +75,14 @@ PlanOptions plan_options(const Config& config, const Processes& processes) {
   return options;
 }
 
-// The processes of a strategy that have different rows, as those of a job of their own.
+// Returns the processes of a strategy that have different rows, as if they were a job.
 Processes processes_of_strategy(const Degrees& degrees, const Processes& processes) {
   const int of_a_replica = processes.count / degrees.data;
   return {.count = degrees.data, .per_host = std::max(processes.per_host / of_a_replica, 1)};
 }
 
-// A pipeline reduces the gradients of a stage where they are; with shards, a stage is one unit that
-// stays gathered for the step.
+// Returns the plan for the stages of a pipeline. The pipeline reduces the gradients of a stage in
+// place; with shards, a stage is one unit that stays gathered for the step.
 MemoryPlan plan_of_stages(const ModelSizes& part, const Config& config,
                           const Processes& processes) {
   if (PlanOptions options = plan_options(config, processes);
@@ -91,7 +91,7 @@ MemoryPlan plan_of_stages(const ModelSizes& part, const Config& config,
     options.reshard_root = Reshard::kAfterReduction;
     return plan_memory(part, options);
   }
-  // Each process holds what one process with this part as its model would.
+  // Each process holds what a single process would hold if this part were its whole model.
   Config alone = config;
   alone.parallel.strategy = "single";
   MemoryPlan plan = plan_memory(part, plan_options(alone, Processes{}));
@@ -106,7 +106,7 @@ MemoryPlan plan_of_stages(const ModelSizes& part, const Config& config,
   return plan;
 }
 
-// Plan of the process that holds most.
+// Returns the plan of the process that holds most.
 NamedPlan plan_of_division(const Config& config, const ModelSizes& model,
                            const Processes& processes) {
   const Degrees degrees = degrees_of(config.parallel, processes.count);
@@ -173,7 +173,7 @@ std::vector<NamedPlan> plans_of_strategies(const Config& config, const ModelSize
     Config other = config;
     other.parallel.strategy = strategy;
     if (!reshard.empty()) other.parallel.reshard = reshard;
-    // One process has the whole model.
+    // In this row one process has the whole model.
     const bool is_single = strategy == "single" && config.parallel.strategy != "single";
     if (is_single) other.parallel = {.strategy = strategy};
     const Processes own =

@@ -19,7 +19,7 @@ int64_t divided_up(int64_t number, int64_t divisor) {
   return (number + divisor - 1) / divisor;
 }
 
-// The block's number: 3 in "h_3.ln_1.weight"; nullopt for other names.
+// Returns the number of the block: 3 for "h_3.ln_1.weight"; nullopt for other names.
 std::optional<int64_t> block_of(std::string_view name) {
   if (!name.starts_with("h_")) return std::nullopt;
   int64_t block = 0;
@@ -27,7 +27,7 @@ std::optional<int64_t> block_of(std::string_view name) {
   return block;
 }
 
-// The dimension that Gpt::plan() divides.
+// Returns the dimension that Gpt::plan() divides.
 std::optional<size_t> divided_dim(std::string_view name) {
   constexpr std::array<std::pair<std::string_view, size_t>, 8> kDivided = {
       {{"wte.weight", 0},
@@ -69,14 +69,15 @@ class StagesOfRank {
   }
   bool has_first() const { return holders_.front() == rank_; }
   bool has_last() const { return holders_.back() == rank_; }
-  // With another process, which sends its gradient.
+  // Returns whether another process has the tied weight, too, so that its gradient must be
+  // exchanged.
   bool shares_tied_weight() const {
     return is_tied_ && holders_.front() != holders_.back() && (has_first() || has_last());
   }
   bool has_both_ends_of_a_tie() const { return is_tied_ && has_first() && has_last(); }
   std::optional<int64_t> num_microbatches() const { return num_microbatches_; }
   int64_t num_blocks() const { return blocks_of_stage_ * std::ranges::count(holders_, rank_); }
-  // Activations and gradients of a batch that other processes send.
+  // Returns how many activations and gradients of a batch other processes send to this one.
   int64_t num_received() const {
     int64_t count = 0;
     for (size_t stage = 0; stage < holders_.size(); ++stage) {
@@ -88,7 +89,7 @@ class StagesOfRank {
   }
 
  private:
-  std::vector<int> holders_ = {0};  // by stage
+  std::vector<int> holders_ = {0};  // the rank of each stage
   std::optional<int64_t> num_microbatches_;
   int rank_;
   bool is_tied_;
@@ -103,23 +104,23 @@ int64_t bytes_of(const ModelSizes& part, const std::function<bool(std::string_vi
   return sum;
 }
 
-// activation: bytes between two layers, of all tokens of a process.
+// activation: bytes that pass between two layers, for all tokens of a process.
 int64_t tensor_traffic(const ModelSizes& part, const Config& config, int64_t activation,
                        const StagesOfRank& stages) {
   const int64_t num_backwards = stages.num_microbatches().value_or(config.run.accumulate);
   const bool is_sequence = config.parallel.sequence;
-  // An all_reduce moves two of these; under sequence parallelism a gather or a reduce_scatter one.
-  // A block has two all_reduces forward and two backward; under sequence parallelism the gathered
-  // inputs are gathered again in the backward. So is that of the head. Experts are not divided, so
-  // a block with them has half of these.
+  // An all_reduce moves two times `activation`. Under sequence parallelism a gather or a
+  // reduce_scatter moves it once. A block has two all_reduces in the forward and two in the
+  // backward; under sequence parallelism the gathered inputs of blocks and head are gathered again
+  // in the backward. Experts are not divided, so a block with experts has half of these.
   const int64_t of_a_block = is_sequence ? 10 : config.model.experts > 0 ? 4 : 8;
   int64_t count = stages.num_blocks() * of_a_block;
   if (stages.has_first()) count += 2;
   if (stages.has_last()) count += is_sequence ? 3 : 2;
   int64_t bytes = count * activation;
-  // The loss exchanges three numbers of each token.
+  // The loss exchanges three numbers for each token.
   if (stages.has_last()) bytes += 2 * 3 * activation / config.model.width;
-  // The gradients of layers that see parts of the sequence, in each backward.
+  // Each backward sums the gradients of layers that see parts of the sequence.
   if (is_sequence) {
     bytes += 2 * num_backwards * bytes_of(part, [](std::string_view name) {
                return name.starts_with("wpe") || name.find("ln_") != std::string_view::npos;
@@ -132,8 +133,8 @@ int64_t context_traffic(const ModelSizes& part, const Config& config, int64_t ac
                         const StagesOfRank& stages) {
   const int64_t size = config.parallel.context;
   const int64_t of_heads = activation / config.parallel.tensor;
-  // Keys and values travel around the ring in the forward and in the backward, and their gradients
-  // once more in the backward; or eight tensors are exchanged, four in each direction.
+  // With the ring, keys and values travel around it in the forward and in the backward, and their
+  // gradients once in the backward. Otherwise eight tensors are exchanged, four in each direction.
   const int64_t of_a_block = config.parallel.attention == "ring"
                                  ? 4 * (size - 1) * of_heads + 2 * size * of_heads
                                  : 8 * of_heads * (size - 1) / size;
@@ -141,8 +142,8 @@ int64_t context_traffic(const ModelSizes& part, const Config& config, int64_t ac
   return stages.num_blocks() * of_a_block + 2 * gradients * (size - 1) / size;
 }
 
-// Rows go to the experts and back, forward and backward, and the gradients of all other parameters
-// are summed.
+// Rows travel to the experts and back, in the forward and in the backward, and the gradients of all
+// other parameters are summed.
 int64_t expert_traffic(const ModelSizes& part, const Config& config, int64_t activation,
                        const StagesOfRank& stages) {
   const int64_t size = config.parallel.expert;
@@ -180,7 +181,7 @@ int64_t tied_copy_bytes(const ModelSizes& part, const Config& config, const Degr
   return bytes_of(part, [](std::string_view name) { return name == kTiedWeight; });
 }
 
-// The formulas are those of docs/guide/parallel/which-strategy.md.
+// The formulas are those in docs/guide/parallel/which-strategy.md.
 DivisionTraffic division_traffic(const ModelSizes& part, const Config& config,
                                  const Degrees& degrees, int pipeline_rank) {
   const StagesOfRank stages(config, degrees, pipeline_rank);

@@ -1,5 +1,5 @@
-// The plan of a divided model against runs of it: the parameters that a process has, the memory
-// that it holds after a step, and what the operations along each axis move.
+// Compares the plan of a divided model with runs of it: the parameters that a process has, the
+// memory that it holds after a step, and the bytes that the operations along each axis move.
 #include "cadre/train/trainer/planning/part_sizes.h"
 
 #include <gtest/gtest.h>
@@ -26,9 +26,9 @@ namespace {
 
 using testing::CountedMemory;
 
-// Agreements, losses of microbatches, and counts of the optimizer.
+// Enough for agreements, losses of microbatches, and counts of the optimizer.
 constexpr int64_t kFewBytes = 1024;
-// The counts of choices of each router, too.
+// Enough for the counts of choices of each router, too.
 constexpr int64_t kFewBytesOfRouters = 4096;
 
 struct PlannedLayout {
@@ -44,10 +44,11 @@ std::ostream& operator<<(std::ostream& out, const PlannedLayout& layout) {
   return out << layout.name;
 }
 
-// What a rank of an optimal algorithm receives of the operations from number `first` on. The record
-// has no sizes of all_to_all_v: in context parallelism, of the four in a block two exchange three
-// tensors of this many bytes, and two exchange one; experts that are chosen equally often exchange
-// the mean of these, too, if the bytes are those of half of the choices.
+// Returns how many bytes a rank receives in the operations from number `first` on, if the
+// algorithms are optimal. The flight record has no sizes of all_to_all_v, so they come from
+// exchanged_bytes. In context parallelism a block has four all_to_all_v: two exchange three tensors
+// of exchanged_bytes each, and two exchange one, so each counts as two. The same formula fits
+// experts that are chosen equally often, if exchanged_bytes is the size of half of the choices.
 int64_t received_bytes(const ProcessGroup& group, size_t first, int64_t exchanged_bytes) {
   const FlightRecord record = group.communicator().flight_record();
   const int64_t size = group.world_size();
@@ -66,9 +67,9 @@ int64_t received_bytes(const ProcessGroup& group, size_t first, int64_t exchange
 }
 
 struct Measured {
-  std::map<std::string, int64_t> parameters;  // elements by name
-  int64_t held_bytes = 0;                     // after a step
-  std::map<std::string, int64_t> received;    // in a step, by axis
+  std::map<std::string, int64_t> parameters;  // number of elements by name
+  int64_t held_bytes = 0;                     // bytes held after a step
+  std::map<std::string, int64_t> received;    // bytes received in a step, by axis
 };
 
 class PartSizes : public TrainerTest, public ::testing::WithParamInterface<PlannedLayout> {
@@ -105,7 +106,7 @@ class PartSizes : public TrainerTest, public ::testing::WithParamInterface<Plann
     std::vector<std::string> axes = {"pp", "cp", "tp"};
     if (config.model.experts > 0) axes.emplace_back("ep");
     std::map<std::string, size_t> first;
-    // The first step of a pipeline also announces shapes.
+    // There are two steps, because the first step of a pipeline also announces shapes.
     for (int step = 0; step < 2; ++step) {
       strategy->optimizer().zero_grad();
       for (const std::string& axis : axes) {
@@ -136,7 +137,7 @@ class PartSizes : public TrainerTest, public ::testing::WithParamInterface<Plann
   }
 };
 
-// Replicas own all that the division leaves: the sizes are those of the model.
+// Replicas own all that the division leaves, so the sizes are those of the model.
 TEST_P(PartSizes, AreThoseOfARun) {
   const PlannedLayout& layout = GetParam();
   const Config config = config_of(layout);

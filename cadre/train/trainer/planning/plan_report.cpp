@@ -13,10 +13,10 @@ namespace cadre::train {
 namespace {
 
 struct HeldColumn {
-  const char* key;  // in plans_json()
+  const char* key;  // key in plans_json()
   const char* title;
   int64_t HeldBytes::*bytes;
-  std::string_view meaning = {};  // empty: the title says it
+  std::string_view meaning = {};  // empty: the title needs no explanation
 };
 constexpr std::array<HeldColumn, 7> kHeldColumns{
     HeldColumn{"parameters", "parameters", &HeldBytes::parameters},
@@ -93,7 +93,7 @@ bool is_empty_column(std::span<const NamedPlan> plans, const HeldColumn& column)
       plans, [&](const NamedPlan& named) { return named.plan.held.*column.bytes == 0; });
 }
 
-// Explains the columns that the table has.
+// Explains the columns of the table.
 std::string legend(std::span<const NamedPlan> plans, bool is_divided) {
   std::string text = kHeldIs;
   for (const HeldColumn& column : kHeldColumns) {
@@ -104,7 +104,7 @@ std::string legend(std::span<const NamedPlan> plans, bool is_divided) {
   return is_divided ? text + kHowToReadDivided : text;
 }
 
-// "2 processes (the row single: 1)"
+// Returns, for example, "2 processes (the row single: 1)".
 std::string processes_text(std::span<const NamedPlan> plans, const NamedPlan* chosen) {
   const int count = chosen != nullptr ? chosen->num_processes : 1;
   std::string text = cadre::format("{} {}", count, count == 1 ? "process" : "processes");
@@ -120,7 +120,7 @@ bool are_alike(const PlannedPart& a, const PlannedPart& b) {
          a.traffic.received_bytes() == b.traffic.received_bytes();
 }
 
-// Consecutive equal units are one line.
+// Returns a table with one line for each unit; consecutive equal units share a line.
 std::string parts_table(const MemoryPlan& plan) {
   Rows rows = {{"", "elements", "whole, MB", "own shard, MB", "received, MB"}};
   for (size_t i = 0; i < plan.parts.size();) {

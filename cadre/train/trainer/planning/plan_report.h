@@ -12,14 +12,15 @@
 
 namespace cadre::train {
 
-// The lines that a run prints at its start: what a process holds and what a step transfers.
+// Returns the lines that a run prints at its start: what a process holds and what a step transfers.
 std::string start_table(const NamedPlan& named);
 
-// One row for each plan, of which the chosen one is marked, and the units of the chosen one.
+// Returns a table with one row for each plan, in which the chosen plan is marked, and the units of
+// the chosen plan.
 std::string comparison_table(const Config& config, const ModelSizes& model,
                              std::span<const NamedPlan> plans);
 
-// An object: {"model": ..., "strategies": [{"name": ..., "held_bytes": {...}, ...}, ...]}.
+// Returns {"model": ..., "strategies": [{"name": ..., "held_bytes": {...}, ...}, ...]}.
 std::string plans_json(const Config& config, const ModelSizes& model,
                        std::span<const NamedPlan> plans);
 

@@ -67,7 +67,8 @@ std::vector<AgreedField> agreed_inputs(const Task& task,
 
 std::unique_ptr<DataLoader> make_training_loader(const Config& config, const Task& task,
                                                  const std::optional<ProcessGroup>& group) {
-  // The choices of the last samples are dropped.
+  // If the experts have a capacity, the choices of the last samples are dropped, so their order
+  // matters.
   const bool has_capacity = config.model.experts > 0 && config.model.capacity_factor > 0;
   return std::make_unique<DataLoader>(
       task.training_data(),

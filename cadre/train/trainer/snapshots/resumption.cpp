@@ -28,7 +28,8 @@
 namespace cadre::train {
 namespace {
 
-constexpr size_t kMaxIdentityBytes = size_t{64} << 20;  // of the file that identifies a snapshot
+// Limit for the file that identifies a snapshot.
+constexpr size_t kMaxIdentityBytes = size_t{64} << 20;
 
 std::vector<std::string> compare_configs(const std::string& before, const Config& now) {
   std::optional<Config> parsed;
@@ -64,7 +65,7 @@ bool is_intact(const std::string& snapshot) {
   }
 }
 
-// A remedy for a snapshot that cannot be read.
+// Returns a remedy for a snapshot that cannot be read.
 std::string remedy_for(const std::string& snapshot) {
   const SnapshotFolder run(std::filesystem::path(snapshot).parent_path().string());
   std::vector<int64_t> steps = run.steps();
@@ -78,15 +79,15 @@ std::string remedy_for(const std::string& snapshot) {
   return "no other snapshot is intact: start at step 0 with run.resume=none";
 }
 
-// Adds a remedy to an error of a damaged snapshot, and to no other one: with another setting, or
-// once a file can be read again, the snapshot is as good as before.
+// Adds a remedy to an error of a damaged snapshot only. For other errors the snapshot itself is
+// intact: it can be used with another setting, or once its files can be read again.
 Error with_remedy(const Error& error, const std::string& snapshot) {
   if (error.code() != ErrorCode::kCorruption) return error;
   return Error(error.code(), cadre::format("{}; {}", error.message(), remedy_for(snapshot)));
 }
 
-// Earlier versions did not count the steps of RMSprop and Adadelta, whose updates do not depend on
-// them.
+// Earlier versions did not count the steps of RMSprop and Adadelta, because the updates of these
+// optimizers do not depend on the count.
 void add_missing_steps(std::vector<ParameterState>& states, int64_t step,
                        const torch::optim::Optimizer& optimizer) {
   const bool has_unused_steps = dynamic_cast<const torch::optim::RMSprop*>(&optimizer) != nullptr ||
@@ -98,8 +99,8 @@ void add_missing_steps(std::vector<ParameterState>& states, int64_t step,
   }
 }
 
-// The states in a file of whole optimizer states, as tensors of this rank. A state is sharded in
-// the same way as its parameter.
+// Returns the states in a file of whole optimizer states, as tensors of this rank. A state is
+// sharded in the same way as its parameter.
 SnapshotParts states_in(const std::string& path, const std::vector<SnapshotTensor>& parameters) {
   const SafetensorsFile file = SafetensorsFile::open(path);
   SnapshotParts states;
@@ -108,7 +109,7 @@ SnapshotParts states_in(const std::string& path, const std::vector<SnapshotTenso
     const auto parameter =
         std::ranges::find(parameters, name.substr(0, name.rfind('.')), &SnapshotTensor::name);
     if (parameter == parameters.end() || (shape.empty() && !parameter->sizes.empty())) {
-      // One value for the whole parameter, or a state that the optimizer will refuse by name.
+      // The state is one value for the whole parameter, or the optimizer will refuse it by name.
       const at::ScalarType dtype = scalar_type_of(file.find(name)->dtype).value_or(at::kFloat);
       states.parameters.push_back(whole_tensor(name, at::empty(shape, dtype)));
       continue;
@@ -156,7 +157,8 @@ std::optional<BucketLayout> Resumption::bucket_layout() const {
   return BucketLayout::parse(state_.bucket_layout);
 }
 
-// With another number of ranks some have no saved state; they keep their own.
+// If the number of ranks has changed, some ranks have no saved state; they keep their present
+// state.
 void Resumption::restore_generator(Rank rank) const {
   const auto index = static_cast<size_t>(rank.value);
   if (index >= state_.generators.size()) return;
@@ -174,7 +176,7 @@ void Resumption::restore_generator(Rank rank) const {
   }
 }
 
-// Where digests have shown that the bytes are those that were written, another libtorch wrote them.
+// If digests have shown that the bytes are those that were written, another libtorch wrote them.
 void Resumption::throw_wrong_generator(const std::string& problem) const {
   if (state_.format < kFirstFormatWithDigests) {
     throw with_remedy(Error(ErrorCode::kCorruption, cadre::format("{}: {}", snapshot_, problem)),
@@ -206,7 +208,7 @@ void Resumption::restore(Strategy& strategy, const ProcessGroup& world) const {
   }
 }
 
-// Fills the model; returns this rank's optimizer state.
+// Fills the model. Returns this rank's optimizer state.
 std::vector<ParameterState> Resumption::load(const SnapshotParts& parts,
                                              const ProcessGroup& world) const {
   if (state_.format >= kFirstFormatInParts) return load_sharded(snapshot_, parts, world).optimizer;

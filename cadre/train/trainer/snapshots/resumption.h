@@ -28,10 +28,12 @@ class Resumption {
 
   const std::string& snapshot() const { return snapshot_; }
   const TrainState& state() const { return state_; }
-  // Messages for the user about changes since the snapshot, and about what cannot be checked.
+  // Returns messages for the user about changes since the snapshot, and about what cannot be
+  // checked.
   const std::vector<std::string>& remarks() const { return remarks_; }
   std::optional<BucketLayout> bucket_layout() const;
-  // What determines the snapshot's content, to compare it among ranks. Local; reads a small file.
+  // Returns a text that determines the snapshot's content, so that the ranks can compare it. Local;
+  // reads a small file.
   std::string identity() const;
 
   // Restores the default generator of this rank, if the snapshot has its state. Local.

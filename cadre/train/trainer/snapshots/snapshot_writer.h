@@ -2,11 +2,11 @@
 // otherwise each rank writes its shard in the background.
 //
 // Threads: the trainer's. Blocking: the constructor, begin(), finish() and close() are collective;
-// begin() returns when the shards are copied, or the whole files written. Lifetime: refers to the
-// strategy; a staging copy of the size of this rank's shard is kept for the next snapshot. The
+// begin() returns when the shards are copied or the whole files are written. Lifetime: refers to
+// the strategy; a staging copy of the size of this rank's shard is kept for the next snapshot. The
 // destructor ends a save in progress. Errors: a snapshot that fails is an Outcome, equal on all
-// ranks; errors of the group are thrown, and by the constructor those of check_savable(), so that
-// a run that no snapshot can hold ends before its first step. Format: docs/formats/snapshot.md.
+// ranks. Errors of the group are thrown. The constructor throws those of check_savable(), so that a
+// run that no snapshot can hold ends before its first step. Format: docs/formats/snapshot.md.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,14 @@
 
 namespace cadre::train {
 
-// A run whose last step has no snapshot.
+// The end of a run whose last step has no snapshot.
 struct UnsavedEnd {
   int64_t step = 0;
   int64_t saved_step = -1;  // step of the last snapshot; -1: there is none
   std::string run_folder;
   Error cause;  // why the snapshot of `step` failed
 };
-// What the run ends with: the steps, and what to do about the cause.
+// Returns the error with which the run ends: the steps, and what to do about the cause.
 Error unsaved_end(const UnsavedEnd& end);
 
 class SnapshotWriter {
@@ -39,21 +39,21 @@ class SnapshotWriter {
     Status status;
   };
 
-  // strategy_name: written to the manifest for information.
+  // strategy_name: written to the manifest for information only.
   SnapshotWriter(SnapshotFolder folder, const ProcessGroup& world, Strategy& strategy,
                  const std::string& strategy_name);
 
-  // model: null if the strategy holds parts. REQUIRES: finish() since the last begin().
+  // model: null if the strategy holds parts. REQUIRES: finish() was called since the last begin().
   void begin(const TrainState& state, const Model* model);
-  // Waits until the last snapshot that was begun is complete or has failed; nullopt if its outcome
-  // was returned already.
+  // Waits until the snapshot that was begun last is complete or has failed. Returns nullopt if its
+  // outcome was returned already.
   std::optional<Outcome> finish();
   // Closes the group of the thread that writes. REQUIRES: finish().
   void close();
 
-  // Whether the step's snapshot was begun and finish() has not returned its outcome.
+  // Returns whether the step's snapshot was begun and finish() has not returned its outcome.
   bool is_under_way(int64_t step) const { return begun_ && begun_->step == step; }
-  // Whether a snapshot is still being written when begin() returns.
+  // Returns whether a snapshot is still being written when begin() returns.
   bool writes_in_background() const { return saver_ != nullptr; }
 
  private:
@@ -62,7 +62,7 @@ class SnapshotWriter {
   SnapshotFolder folder_;
   ProcessGroup world_;
   Strategy& strategy_;
-  std::unique_ptr<SnapshotSaver> saver_;  // null: whole files
+  std::unique_ptr<SnapshotSaver> saver_;  // null if whole files are written
   std::optional<Outcome> begun_;
 };
 

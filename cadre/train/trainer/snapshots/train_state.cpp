@@ -27,7 +27,7 @@ constexpr int kFormatOfWholeFiles = 3;
 constexpr int kFormatInParts = 4;
 constexpr int kOldestFormat = 1;
 constexpr size_t kMaxStateBytes = size_t{64} << 20;
-// state.json is checked against its digest, too, as a whole.
+// state.json, too, is checked against its digest, as a whole.
 constexpr std::array<std::string_view, 3> kFiles = {kModelFile, kOptimizerFile, "state.json"};
 
 at::Tensor from_hex(const std::string& text) {
@@ -65,7 +65,7 @@ bool is_in_parts(const std::string& folder) {
   return std::filesystem::exists(cadre::format("{}/{}", folder, kSnapshotManifestName));
 }
 
-// A snapshot's folder is named after its step, unless it was copied elsewhere.
+// Checks the step: a snapshot's folder is named after its step, unless it was copied elsewhere.
 void check_step(const TrainState& state, const std::string& folder) {
   const auto named = SnapshotFolder::step_of_folder(folder);
   if (!named || *named == state.step) return;
@@ -104,7 +104,7 @@ void check_format(const Json& json, int oldest, int newest) {
                             format, oldest, newest));
 }
 
-// `parse` throws if the text of the file is invalid.
+// Throws kCorruption with the path if `parse` throws, because the text of the file is invalid.
 template <typename Parse>
 auto parsed(const std::string& path, const Parse& parse) {
   try {
@@ -112,7 +112,7 @@ auto parsed(const std::string& path, const Parse& parse) {
   } catch (const Error& error) {
     throw error.with_context(path);
   } catch (const std::exception& error) {
-    // Exceptions of nlohmann and stoull: a missing field, or one of another type.
+    // nlohmann and stoull throw if a field is missing or has another type.
     throw Error(ErrorCode::kCorruption, cadre::format("{}: {}", path, error.what()));
   }
 }

@@ -29,45 +29,45 @@ class Module;
 namespace cadre::train {
 
 inline constexpr int kFirstFormatWithDigests = 3;
-// Each rank writes its shard of the model. In earlier formats rank 0 writes whole files, as it
-// still does if it has the whole model.
+// From this format on, each rank writes its shard of the model. In earlier formats rank 0 writes
+// whole files; it still does if it has the whole model.
 inline constexpr int kFirstFormatInParts = 4;
 
 struct TrainState {
   int format = 0;    // format of the snapshot
-  int64_t step = 0;  // updates done
+  int64_t step = 0;  // number of updates done
   LoaderPosition loader;
   DataIdentity data;  // must be equal in a resumed run
-  // The lowest held-out loss so far.
+  // The lowest held-out loss so far; nullopt before the first evaluation.
   std::optional<double> best_held_out_loss;
   std::string bucket_layout;  // empty in a group of one, and before the first step
   // The states of the ranks' default generators, in rank order: (bytes) uint8.
   std::vector<at::Tensor> generators;
-  std::string config;  // as TOML
+  std::string config;  // the configuration as TOML
 };
 
 inline constexpr std::string_view kModelFile = "model.safetensors";
 inline constexpr std::string_view kOptimizerFile = "optimizer.safetensors";
 
-// Fills an empty folder: model.safetensors, optimizer.safetensors, state.json, and B2SUMS with the
-// digests of these three. optimizer: the states of whole parameters.
+// Fills an empty folder with model.safetensors, optimizer.safetensors, state.json, and B2SUMS,
+// which has the digests of these three. optimizer: the states of whole parameters.
 Status write_train_state(const std::string& folder, const TrainState& state,
                          const torch::nn::Module& model, std::span<const ParameterState> optimizer);
-// The states of parameters by the names in optimizer.safetensors, "<parameter>.<state>".
+// Returns the states under their names in optimizer.safetensors, "<parameter>.<state>".
 std::vector<NamedTensor> named_states(std::span<const ParameterState> states);
-// The reverse. A tensor without dimensions is one value for the whole parameter.
+// Does the reverse. A tensor without dimensions is one value for the whole parameter.
 std::vector<ParameterState> states_by_parameter(const std::vector<NamedTensor>& named);
 
-// The state as JSON, for a sharded snapshot.
+// Returns the state as JSON, for a sharded snapshot.
 std::string state_text(const TrainState& state);
 
-// For format 3 it first checks the digests of all files of the snapshot; for format 4 that of the
-// manifest, because load_sharded() checks the other files. For formats 1 and 2 it only compares the
-// step with the name of the folder.
+// Reads the state. For format 3 it first checks the digests of all files of the snapshot; for
+// format 4 only that of the manifest, because load_sharded() checks the other files. For formats 1
+// and 2 it only compares the step with the name of the folder.
 TrainState read_train_state(const std::string& folder);
-// The lowest held-out loss until the snapshot, without a check of the digests of tensors.
+// Returns the lowest held-out loss until the snapshot. Does not check the digests of tensors.
 std::optional<double> best_loss_in(const std::string& folder);
-// As read_train_state(), and checks all files that have digests.
+// Does the same as read_train_state(), and checks all files that have digests.
 void check_snapshot(const std::string& folder);
 
 }  // namespace cadre::train

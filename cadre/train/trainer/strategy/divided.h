@@ -1,8 +1,7 @@
-// Tensor, context and expert parallelism under a strategy of the replicas: the processes of a
-// replica have parts of the layers, of the tokens of the same rows, or of the experts and rows of
-// their own.
+// Tensor, context and expert parallelism under a strategy of the replicas. The processes of a
+// replica have parts of the layers, or tokens of the same rows, or experts and rows of their own.
 //
-// Threads, blocking, errors: as Strategy. Lifetime: owns both.
+// Threads, blocking and errors: those of Strategy. Lifetime: owns the strategy and the division.
 #pragma once
 
 #include <memory>
@@ -15,7 +14,7 @@ namespace cadre::train {
 
 class Divided final : public ForwardStrategy {
  public:
-  // replicas: of the divided model.
+  // replicas: the strategy for the replicas of the divided model.
   Divided(std::unique_ptr<ForwardStrategy> replicas, ModelDivision division);
 
   at::Tensor forward(const at::Tensor& data, int64_t num_samples) override;

@@ -11,7 +11,8 @@
 namespace cadre::train {
 namespace {
 
-// The box with its first two dimensions as one; several if it is not contiguous in that.
+// Merges the first two dimensions of the box, of which the second has size `size` in the whole
+// tensor. Returns several boxes if the box does not have that whole dimension.
 std::vector<Box> joined(const Box& box, int64_t size) {
   std::vector<Box> boxes;
   const bool is_one = box.sizes[1] == size;
@@ -59,7 +60,7 @@ ModelDivision::ModelDivision(const Gpt& whole, const std::vector<std::shared_ptr
     token_group_ = context_->group();
   }
   for (const auto& part : parts) {
-    std::vector<PlanEntry> plan;  // empty: all is whole
+    std::vector<PlanEntry> plan;  // empty: nothing is divided
     if (parallel.tensor > 1) {
       part->separate_heads();
       plan = part->plan(parallel.sequence);
@@ -68,7 +69,7 @@ ModelDivision::ModelDivision(const Gpt& whole, const std::vector<std::shared_ptr
     records_.insert(records_.end(), records.begin(), records.end());
     if (context_) set_context_parallel(*part, *context_);
   }
-  if (config.model.experts > 0) {  // in one part, as check_layout() has required
+  if (config.model.experts > 0) {  // check_layout() has required that there is one part
     const std::vector<std::string> axes = token_axes(parallel);
     experts_.emplace(*parts[0], mesh_.slice(axes));
     records_ = experts_->parameter_shards();

@@ -1,5 +1,5 @@
-// The optimizers that a configuration names: Cadre's, and RMSprop of torch::optim, whose options
-// are set from it.
+// The optimizers that a configuration names, with its options: Cadre's, and RMSprop of
+// torch::optim.
 //
 // Threads: plain functions. Lifetime: an optimizer shares the parameters. Errors: those of the
 // optimizers.
@@ -32,9 +32,9 @@ class Module;
 
 namespace cadre::train {
 
-// The optimizer of a run.
+// The choice of the optimizer of a run.
 struct OptimizerChoice {
-  // model: the plain one, before anything divides it.
+  // model: the plain model, before anything divides it.
   OptimizerChoice(const OptimizerConfig& given, const torch::nn::Module& model);
 
   OptimizerConfig config;
@@ -43,7 +43,7 @@ struct OptimizerChoice {
   std::set<std::string> decayed;
 };
 
-// What an optimizer updates: weight decay applies to the first list only.
+// What an optimizer updates. Weight decay applies to the first list only.
 struct SteppedParameters {
   std::vector<at::Tensor> decayed;
   std::vector<at::Tensor> others;
@@ -57,8 +57,8 @@ SteppedParameters stepped_parameters(const torch::nn::Module& module,
 SteppedParameters stepped_parameters(const std::vector<ParameterShard>& shards,
                                      const OptimizerChoice& choice);
 
-// Both groups have all options set, so the defaults of the optimizer, which torch::optim gives to
-// options that are not set, are to be those of the class.
+// Returns the groups with all options set. So the defaults of the optimizer, which torch::optim
+// uses for options that are not set, must be those of the class.
 template <typename Options>
 std::vector<torch::optim::OptimizerParamGroup> groups_of(const SteppedParameters& parameters,
                                                          const Options& options) {
@@ -111,10 +111,10 @@ auto with_optimizer(const OptimizerConfig& config, const Make& make) {
   return make(std::type_identity<AdamW>(), of_adam(decayed(torch::optim::AdamWOptions(rate))));
 }
 
-// An optimizer of one process, or of shards that nothing else divides.
+// Makes an optimizer for one process, or for shards that nothing else divides.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const SteppedParameters& parameters,
                                                         const OptimizerConfig& config);
-// The same for whole parameters.
+// Does the same for whole parameters.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const std::vector<NamedTensor>& parameters,
                                                         const OptimizerConfig& config);
 

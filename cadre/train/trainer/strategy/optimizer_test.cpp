@@ -1,5 +1,5 @@
-// The optimizers of configurations: those of torch::optim with the same options, with weight decay
-// of matrices alone.
+// Compares the optimizers of configurations with those of torch::optim with the same options, where
+// weight decay applies to matrices only.
 #include "cadre/train/trainer/strategy/optimizer.h"
 
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@ namespace {
 
 constexpr double kTolerance = 1e-6;
 
-// A matrix, a transposed one, a vector and one that often has no gradient.
+// Returns a matrix, a transposed matrix, a vector, and a parameter that often has no gradient.
 std::vector<NamedTensor> make_parameters() {
   torch::manual_seed(1);
   std::vector<NamedTensor> parameters = {{"w", torch::randn({5, 3})},
@@ -23,8 +23,8 @@ std::vector<NamedTensor> make_parameters() {
   return parameters;
 }
 
-// The same gradients for both; each contiguous, so that the transposed parameter's has other
-// strides; "rare" has one in every third step only.
+// Sets the same gradients for both lists. Gradients are contiguous, so that the gradient of the
+// transposed parameter has other strides. "rare" has a gradient in every third step only.
 void set_gradients(const std::vector<NamedTensor>& a, const std::vector<NamedTensor>& b, int step) {
   torch::manual_seed(100 + step);
   for (size_t i = 0; i < a.size(); ++i) {
@@ -67,7 +67,7 @@ void expect_steps_of(const OptimizerConfig& config, const Options& options) {
 
 TEST(Optimizer, AdamWIsTorchs) {
   OptimizerConfig config;
-  for (const double decay : {0.1, 0.01, 0.0}) {  // 0.01: the default of torch::optim
+  for (const double decay : {0.1, 0.01, 0.0}) {  // 0.01 is the default of torch::optim
     config.weight_decay = decay;
     expect_steps_of<torch::optim::AdamW>(config, torch::optim::AdamWOptions(config.learning_rate)
                                                      .betas({config.beta1, config.beta2})
@@ -145,7 +145,7 @@ TEST(Schedule, TheDefaultWarmUpFitsTheNumberOfSteps) {
   EXPECT_EQ(resolved_warmup_steps({.warmup_steps = 7}, 3), 7) << "as it was set";
 }
 
-// torch.optim.lr_scheduler.StepLR, stepped once behind each update.
+// The truth is torch.optim.lr_scheduler.StepLR, stepped once after each update.
 TEST(Schedule, FallsInSteps) {
   OptimizerConfig optimizer;
   optimizer.learning_rate = 0.8;

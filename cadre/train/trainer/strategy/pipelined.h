@@ -1,7 +1,7 @@
-// A pipeline of a Gpt: processes have different blocks, through which microbatches pass; each stage
+// A pipeline of a Gpt. Processes have different blocks, through which microbatches pass. Each stage
 // may be divided along tp and cp, and have replicas or shards along the axes of the strategy.
 //
-// Threads, blocking, errors: as Strategy. Lifetime: keeps the stages of this process only.
+// Threads, blocking and errors: those of Strategy. Lifetime: keeps the stages of this process only.
 #pragma once
 
 #include <memory>
@@ -20,11 +20,11 @@ namespace cadre::train {
 
 class Pipelined final : public Strategy {
  public:
-  // whole: the same values on all processes; its layers become those of the stages.
+  // whole: has the same values on all processes; its layers become those of the stages.
   Pipelined(const Config& config, const Gpt& whole, const RunLayout& layout,
             const OptimizerChoice& choice);
 
-  // In the microbatches of the configuration; options.num_parts and around_forward are not used.
+  // Runs the microbatches of the configuration; options.num_parts and around_forward are not used.
   double backward(const Task& task, const Batch& batch, const BackwardOptions& options) override;
   at::Tensor infer(const at::Tensor& data) override;
   void set_training(bool on) override;
@@ -46,15 +46,16 @@ class Pipelined final : public Strategy {
   DeviceMesh mesh_;
   PipelineSchedule schedule_;
   int64_t vocabulary_;
-  std::vector<std::pair<int, std::shared_ptr<Gpt>>> stages_;  // this process's, by number
+  // Stages of this process, with their numbers.
+  std::vector<std::pair<int, std::shared_ptr<Gpt>>> stages_;
   ModelDivision division_;
   std::unique_ptr<Pipeline> pipeline_;
   StageTimes times_;
   SampledRows rows_;
-  std::vector<ParameterShard> records_;  // those of all stages; the same list on all processes
-  // Tied weights that two stages of one process have: the one in the list, and the other.
+  std::vector<ParameterShard> records_;  // records of all stages; the same list on all processes
+  // Tied weights that two stages of one process have: the record in records_, and the other record.
   std::vector<std::pair<ParameterShard, ParameterShard>> copies_;
-  std::unique_ptr<torch::optim::Optimizer> optimizer_;  // of records_
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;  // optimizer of the parameters of records_
 };
 
 }  // namespace cadre::train

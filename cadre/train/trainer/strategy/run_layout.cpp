@@ -13,14 +13,14 @@
 namespace cadre::train {
 namespace {
 
-// Default for parallel.microbatches=0: more would make the bubble little shorter.
+// Default for parallel.microbatches=0. More microbatches would shorten the bubble only slightly.
 constexpr int64_t kMicrobatchesOfARank = 4;
 
 [[noreturn]] void refuse(const std::string& sentence) {
   throw Error(ErrorCode::kInvalidArgument, sentence);
 }
 
-// "tensor 2 * pipeline 2"
+// Returns, for example, "tensor 2 * pipeline 2".
 std::string product_text(const ParallelConfig& parallel) {
   std::string text;
   for (const auto& [name, size] : {std::pair{"tensor", parallel.tensor},
@@ -186,7 +186,7 @@ PipelineSchedule pipeline_schedule(const Config& config, const Degrees& degrees)
 RunLayout lay_out(const Config& config, const ProcessGroup& world) {
   const ParallelConfig& parallel = config.parallel;
   const Degrees degrees = degrees_of(parallel, world.world_size());
-  // Routers see the tokens of all processes, also where each has all experts.
+  // Routers see the tokens of all processes, even if each process has all experts.
   const bool has_experts = config.model.experts > 0 && world.world_size() > 1;
   if (!parallel.divides_model() && !has_experts) {
     return {.world = world,

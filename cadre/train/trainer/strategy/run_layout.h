@@ -1,5 +1,5 @@
-// How the processes of a run divide the model and the batches among them: the axes of a mesh, from
-// the configuration.
+// How the processes of a run divide the model and the batches: makes the axes of a mesh from the
+// configuration.
 //
 // The slowest axis comes first: pp (stages of the pipeline), the axes of the strategy along which
 // rows differ (dp, or dp_shard, or dp_replicate and dp_shard), ep (experts, and different rows), cp
@@ -27,34 +27,34 @@ namespace cadre::train {
 // The number of processes along each axis. Their product is the number of processes.
 struct Degrees {
   int pipeline = 1;
-  int data = 1;    // along the axes of parallel.strategy: different rows
-  int expert = 1;  // different rows, too
+  int data = 1;    // along the axes of parallel.strategy; these processes have different rows
+  int expert = 1;  // these processes also have different rows
   int context = 1;
   int tensor = 1;
 
-  // How many processes, or groups of them, have different rows.
+  // Returns how many processes, or groups of processes, have different rows.
   int num_shares() const { return data * expert; }
 };
 
 // Throws unless the degrees of the configuration divide the number of processes.
 Degrees degrees_of(const ParallelConfig& parallel, int world_size);
 
-// parallel.reshard.
+// Returns parallel.reshard as a value.
 Reshard reshard_of(const ParallelConfig& parallel);
 
-// The axes of parallel.strategy, of which the sizes multiply to degrees.data.
+// Returns the axes of parallel.strategy. The product of their sizes is degrees.data.
 std::vector<MeshAxis> data_axes(const ParallelConfig& parallel, const Degrees& degrees);
 std::vector<std::string> data_axis_names(const ParallelConfig& parallel);
 
-// "fsdp", or "fsdp, pipeline 2, tensor 2".
+// Returns, for example, "fsdp" or "fsdp, pipeline 2, tensor 2".
 std::string layout_name(const ParallelConfig& parallel);
 
-// Throws for a configuration that this number of processes cannot run: degrees, a strategy that
-// does not suit the number of replicas, a batch that the microbatches do not divide, a schedule
-// with conditions that are not met, a folder for offload that does not exist.
+// Throws for a configuration that this number of processes cannot run: for degrees that do not
+// divide it, a strategy that does not suit the number of replicas, a batch that the microbatches do
+// not divide, a schedule whose conditions are not met, or a folder for offload that does not exist.
 void check_layout(const Config& config, int world_size);
 
-// REQUIRES: check_layout(), parallel.pipeline above 1. The compute-only schedule of a step.
+// Returns the compute-only schedule of a step. REQUIRES: check_layout(), parallel.pipeline above 1.
 PipelineSchedule pipeline_schedule(const Config& config, const Degrees& degrees);
 
 struct RunLayout {
@@ -62,14 +62,14 @@ struct RunLayout {
   Degrees degrees;
   // nullopt: all processes have the whole layers, and no layer exchanges what it computes.
   std::optional<DeviceMesh> mesh;
-  DataRanks data;  // without a group: all have the same rows
+  DataRanks data;  // if the group is not set, all processes have the same rows
 };
 
 // Collective. REQUIRES: check_layout().
 RunLayout lay_out(const Config& config, const ProcessGroup& world);
 
-// Axes in the mesh of a model with experts along which processes have different tokens, of other
-// rows or of the same.
+// Returns the axes, in the mesh of a model with experts, along which processes have different
+// tokens, be it of different rows or of the same rows.
 std::vector<std::string> token_axes(const ParallelConfig& parallel);
 
 }  // namespace cadre::train

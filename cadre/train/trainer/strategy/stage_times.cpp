@@ -15,7 +15,7 @@ std::string in_ms(double milliseconds) {
   return cadre::format("{:.{}f} ms", milliseconds, milliseconds < 10 ? 2 : 1);
 }
 
-// The upper median of the times of all stages except `one`.
+// Returns the upper median of the times of all stages except `one`.
 double median_of_others(std::span<const StageTime> stages, size_t one) {
   std::vector<double> others;
   for (size_t i = 0; i < stages.size(); ++i) {

@@ -32,7 +32,7 @@ void set_guard(std::optional<NoSync>& guard, bool on, Wrapper& wrapper) {
   }
 }
 
-// After a failure, libtorch must not keep the graph: its nodes hold groups of the run, which are to
+// After a failure, libtorch must not keep the graph: its nodes hold groups of the run, which must
 // end with the run although the process may go on.
 void run_backward(const at::Tensor& loss) {
   try {
@@ -69,7 +69,7 @@ class Single final : public ForwardStrategy {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
-// What ddp, zero1 and zero2 have in common: replicas of the model.
+// What ddp, zero1 and zero2 have in common: each rank has a replica of the model.
 class Replicated : public ForwardStrategy {
  public:
   Replicated(const std::shared_ptr<Model>& model, const ProcessGroup& group,
@@ -112,8 +112,8 @@ class Ddp final : public Replicated {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
-// zero1 and zero2: each rank updates a part of the parameters and receives the others from their
-// owners.
+// Implements zero1 and zero2: each rank updates a part of the parameters and receives the other
+// parts from their owners.
 template <typename O>
 class Zero final : public Replicated {
  public:
@@ -122,7 +122,7 @@ class Zero final : public Replicated {
        const DistributedDataParallelOptions& wrapping, const SteppedParameters& parameters,
        const Options& options)
       : Replicated(model, group, wrapping),
-        // infer() runs the model itself, so the parameters arrive in the step.
+        // infer() runs the model itself, so the step must wait for the parameters.
         optimizer_(model_, groups_of(parameters, options), Options(options.lr()),
                    {.wait_in_step = true}) {}
 
@@ -151,7 +151,8 @@ at::ScalarType dtype_of(const std::string& name) {
   return to_scalar_type(parse_dtype(name).value());
 }
 
-// With experts the loss of each rank is divided by the tokens of all ranks.
+// With experts, gradients are sums, because the loss of each rank is divided by the tokens of all
+// ranks.
 GradientWeighting weighting_of(const Config& config) {
   return config.model.experts > 0 ? GradientWeighting::kSum : GradientWeighting::kSamples;
 }
@@ -215,7 +216,7 @@ class FullySharded final : public ForwardStrategy {
   std::optional<NoSync> no_sync_;
 };
 
-// ddp, zero1 and zero2 of the ranks that have different rows; single, if that is one rank.
+// Makes ddp, zero1 or zero2 for the ranks that have different rows; single if that is one rank.
 std::unique_ptr<ForwardStrategy> make_data_strategy(const Config& config,
                                                     const std::shared_ptr<Model>& model,
                                                     const ProcessGroup& group,
@@ -237,13 +238,13 @@ std::unique_ptr<ForwardStrategy> make_data_strategy(const Config& config,
       });
 }
 
-// The processes that have different rows also have different parts of the model, or exchange tokens
-// for experts.
+// Makes a strategy whose processes with different rows also have different parts of the model, or
+// exchange tokens for experts.
 std::unique_ptr<Strategy> make_divided_strategy(const Config& config,
                                                 const std::shared_ptr<Model>& model,
                                                 const RunLayout& layout,
                                                 std::optional<BucketLayout> buckets) {
-  const auto gpt = std::dynamic_pointer_cast<Gpt>(model);  // as check_layout() has required
+  const auto gpt = std::dynamic_pointer_cast<Gpt>(model);  // check_layout() has required a Gpt
   const OptimizerChoice choice(config.optimizer, *gpt);
   if (layout.degrees.pipeline > 1) return std::make_unique<Pipelined>(config, *gpt, layout, choice);
   const ParallelConfig& parallel = config.parallel;

@@ -20,7 +20,7 @@ struct Division {
   int size() const { return pipeline * expert * context * tensor; }
 };
 
-// Those that the model does not allow are left out later.
+// Divisions that the model does not allow are left out later.
 std::vector<Division> divisions_of(int world_size) {
   std::vector<Division> divisions;
   for (const int pipeline : {1, 2}) {
@@ -44,7 +44,7 @@ std::vector<Division> divisions_of(int world_size) {
   return divisions;
 }
 
-// Why this number of processes cannot run the configuration; empty if it can.
+// Returns why this number of processes cannot run the configuration; empty if it can.
 std::string problem_of(const Config& config, int world_size) {
   try {
     check_layout(config, world_size);
@@ -54,20 +54,20 @@ std::string problem_of(const Config& config, int world_size) {
   }
 }
 
-// The multiple of `factor` that is nearest to `value`, at least one.
+// Returns the multiple of `factor` that is nearest to `value`, at least one times `factor`.
 int64_t nearest_multiple(int64_t value, int64_t factor) {
   return std::max<int64_t>(1, (value + factor / 2) / factor) * factor;
 }
 
-// A setting that a layout may need otherwise.
+// A setting whose value a layout may need to be changed.
 struct Setting {
   const char* key;
   int64_t* value;
   int64_t wanted;
 };
 
-// The settings that decide whether a layout divides the model and the batch, with the nearest
-// values that do.
+// Returns the settings that decide whether a layout divides the model and the batch, with the
+// nearest values with which it does.
 std::vector<Setting> settings_for(Config& config, int world_size) {
   ParallelConfig& parallel = config.parallel;
   const int64_t parts = parallel.pipeline * parallel.expert * parallel.context * parallel.tensor;
@@ -87,8 +87,8 @@ std::vector<Setting> settings_for(Config& config, int world_size) {
           {"parallel.virtual_stages", &parallel.virtual_stages, 1}};
 }
 
-// The fewest of those settings with which the configuration can run, each at most doubled; empty if
-// they do not suffice.
+// Returns the fewest of those settings with which the configuration can run, each at most doubled;
+// empty if they do not suffice.
 std::string small_change(Config config, int world_size) {
   std::vector<Setting> changed;
   for (Setting setting : settings_for(config, world_size)) {
@@ -100,7 +100,7 @@ std::string small_change(Config config, int world_size) {
   std::string text;
   for (Setting& setting : changed) {
     std::swap(*setting.value, setting.wanted);
-    if (problem_of(config, world_size).empty()) continue;  // works without it
+    if (problem_of(config, world_size).empty()) continue;  // this setting is not needed
     std::swap(*setting.value, setting.wanted);
     text += cadre::format("{}{}={}", text.empty() ? "" : " ", setting.key, *setting.value);
   }
@@ -127,7 +127,7 @@ StrategyCase case_of(const ParallelConfig& parallel) {
   return own;
 }
 
-// The cases of a division: every strategy, over the processes that the division leaves.
+// Returns the cases of a division: every strategy, over the processes that the division leaves.
 std::vector<StrategyCase> cases_of(const Division& division, int world_size) {
   std::vector<StrategyCase> cases;
   const int num_data = world_size / division.size();
@@ -151,11 +151,11 @@ std::vector<StrategyCase> cases_of(const Division& division, int world_size) {
   return cases;
 }
 
-// What the configuration says, unchanged; a strategy without a division of the model is among the
-// strategies already if it can run.
+// Adds the layout of the configuration, unchanged. A strategy that does not divide the model is
+// among the cases already if it can run.
 void add_own(const Config& config, int world_size, LayoutCases& cases) {
   const ParallelConfig& parallel = config.parallel;
-  // One process: the reference itself.
+  // This layout is one process, which is the reference itself.
   if (parallel.strategy == "single" && !parallel.divides_model()) return;
   StrategyCase own = case_of(parallel);
   const std::string problem = problem_of(config, world_size);

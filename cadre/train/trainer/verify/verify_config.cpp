@@ -31,7 +31,7 @@
 namespace cadre::train {
 namespace {
 
-// The batches of a run, one after the other, over as many epochs as needed.
+// Reads the batches of a run, one after the other, over as many epochs as needed.
 class Batches {
  public:
   Batches(std::shared_ptr<const Task> task, std::unique_ptr<DataLoader> loader,
@@ -43,7 +43,7 @@ class Batches {
     task_->check_data();
     return verify::cast_batch(batch, dtype_);
   }
-  // Which rows the last batch had; see rows_of_rank().
+  // Returns which rows of the last batch a rank has; see rows_of_rank().
   SampledRows rows(int64_t step, const DataRanks& ranks) const {
     return rows_of_rank(*loader_, step, ranks);
   }
@@ -83,7 +83,7 @@ struct VerifiedRun {
   double learning_rate(int64_t step) const {
     return learning_rate_at(step, config.run.steps, config.optimizer, config.schedule);
   }
-  // Infinity: no limit.
+  // Returns the limit; infinity if there is none.
   double clip_norm() const {
     const double limit = config.optimizer.clip_norm;
     return limit > 0 ? limit : std::numeric_limits<double>::infinity();
@@ -138,7 +138,7 @@ class PlainRun final : public verify::ReferenceTraining {
   PlainUpdates updates_;
 };
 
-// As a step of the trainer.
+// Computes a step in the same way as the trainer.
 class StrategyRun final : public verify::SteppedTraining {
  public:
   // world: the group of the case.
@@ -201,8 +201,8 @@ class StrategyRun final : public verify::SteppedTraining {
   std::unique_ptr<Strategy> strategy_;
 };
 
-// Switches off options that make a step on several ranks differ from one process, or that round
-// coarsely; returns remarks about them.
+// Switches off options with which a step on several ranks differs from one process, or which round
+// coarsely. Returns remarks about them.
 std::vector<std::string> make_comparable(Config& config) {
   std::vector<std::string> remarks;
   if (config.model.kind == "cnn" && config.model.dropout) {
@@ -220,7 +220,8 @@ std::vector<std::string> make_comparable(Config& config) {
   return remarks;
 }
 
-// Parts per batch in the cases that accumulate gradients; 1: no such case.
+// Returns the number of parts of a batch in the cases that accumulate gradients; 1 if there is no
+// such case.
 int64_t num_parts_of(const Config& config) {
   return config.model.experts > 0 ? 1 : std::max<int64_t>(2, config.run.accumulate);
 }
@@ -240,7 +241,8 @@ struct Prepared {
 };
 
 // Chooses the cases that the words of the request select. A layout that this configuration cannot
-// run is among them, to be reported, if it is its own or if a word is its whole name.
+// run is chosen, to be reported, if it is the configuration's own layout or if a word is its whole
+// name.
 void select_cases(Prepared& prepared, const VerifyRequest& request, int world_size) {
   const Config& config = prepared.run->config;
   LayoutCases layouts = layout_cases(config, world_size);
@@ -286,7 +288,7 @@ Prepared prepare(const Config& config, const VerifyRequest& request, const Verif
   return prepared;
 }
 
-// Those that a small change would allow, unless the request has words that select.
+// Returns the layouts that a small change would allow; none if the request has words that select.
 std::vector<NearCase> near_cases(const Prepared& prepared, const VerifyRequest& request,
                                  int world_size) {
   std::vector<NearCase> near;
@@ -300,7 +302,7 @@ std::vector<NearCase> near_cases(const Prepared& prepared, const VerifyRequest& 
   return near;
 }
 
-// "ddp/pp-2, fsdp/pp-2/tp-2", by the change that they need.
+// Returns, for example, "ddp/pp-2, fsdp/pp-2/tp-2", grouped by the change that they need.
 std::string near_text(const VerifyReport& report) {
   std::map<std::string, std::string> names;
   for (const NearCase& near : report.near) {
