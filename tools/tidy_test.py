@@ -100,6 +100,11 @@ class TidyTest(unittest.TestCase):
     def test_todo_without_issue(self):
         self.assert_finds("cadre/core/base/a.cpp", "// TODO later\n", "issue number")
 
+    def test_comment_without_its_subject(self):
+        for comment in ["// Of the last step.", "int step = 0;  // of the last snapshot"]:
+            with self.subTest(comment):
+                self.assert_finds("cadre/core/base/a.cpp", comment + "\n", "begins with its subject")
+
     def test_shared_folder_of_a_test(self):
         self.assert_finds("cadre/core/base/a_test.cpp", 'auto path = ::testing::TempDir() + "x";\n',
                           "use testing::TemporaryFolder")

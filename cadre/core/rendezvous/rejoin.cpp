@@ -87,7 +87,7 @@ class Agreement {
 
   struct Outcome {
     bool is_complete = false;  // all ranks of the decision have confirmed it
-    std::set<int> lost = {};   // of those that have not, in the numbers of the decided round
+    std::set<int> lost = {};   // ranks that have not confirmed, numbered as in the decided round
   };
 
   static std::string prefix_of(const Membership& previous) {

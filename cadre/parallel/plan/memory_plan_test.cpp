@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 
 constexpr int64_t kPage = 4096;
 constexpr int64_t kTrailer = 167 * 4;
-constexpr int64_t kSamples = 128;  // of the agreement on weights
+constexpr int64_t kSamples = 128;  // bytes of the agreement on weights
 constexpr int64_t kDigests = 40;   // what ZeRO compares in each step
 
 // Two layers of 64 x 64 and 64, each a unit, and a head of 64 of the root. 8,384 elements, 33,536
@@ -127,7 +127,8 @@ TEST(MemoryPlan, OfUnitsThatStayHoldsAllOfThem) {
   options.accumulate = 3;
   const MemoryPlan kept = plan_memory(small_model(), options);
   EXPECT_EQ(kept.held.full_units, kAll);
-  constexpr int kComparisons = 2;  // of the order of uses, which accumulation changes
+  constexpr int kComparisons =
+      2;  // the ranks compare the order of uses, which accumulation changes
   EXPECT_EQ(kept.traffic.all_gather.num_calls, 3 * 3 + kComparisons);
   EXPECT_EQ(kept.held.transient, kAll + 4 * 64 * 64) << "whole gradients, and one on its way";
   options.reshard = options.reshard_root = Reshard::kAfterReduction;

@@ -38,9 +38,12 @@ class DdpPeers : public PeersFormula {
     }
   }
 
-  Tensor counts;  // of all peers, added, but for their samples; undefined: as this rank
-  std::optional<int64_t> samples;  // of all peers together; otherwise each has those of this rank
-  double flag = 0;                 // added to the last element of each floating-point reduction
+  // The sum of the counts of all peers, without their samples. Undefined: each peer has the counts
+  // of this rank.
+  Tensor counts;
+  // The samples of all peers together; nullopt: each peer has as many as this rank.
+  std::optional<int64_t> samples;
+  double flag = 0;  // added to the last element of each floating-point reduction
 
  private:
   void reduce_counts(const Tensor& tensor) const {

@@ -48,15 +48,15 @@ struct TrainerContext {
   os::System& system;
   std::function<Duration()> time_in_communication;  // so far
   std::function<bool()> stop_is_requested;          // on this rank; all ranks stop if one is
-  std::function<void(std::string_view)> print;      // of rank 0 only
+  std::function<void(std::string_view)> print;      // called on rank 0 only
   bool is_terminal = false;
-  int num_columns = 80;  // of the terminal
+  int num_columns = 80;  // width of the terminal
 };
 
 struct TrainResult {
   int64_t steps = 0;         // including those before a resumption
   bool was_stopped = false;  // before the last step, on request
-  double loss = 0;           // of the last step
+  double loss = 0;           // loss of the last step
   Evaluation held_out;       // at the end; empty if stopped
 };
 
@@ -111,23 +111,23 @@ class Trainer {
   TrainerContext context_;
   std::string run_path_;
   SnapshotFolder snapshots_;
-  std::unique_ptr<RunFolder> run_folder_;  // of rank 0 only
+  std::unique_ptr<RunFolder> run_folder_;  // null except on rank 0
   std::unique_ptr<Task> task_;
-  std::optional<InitialWeights> weights_;  // of model.weights
+  std::optional<InitialWeights> weights_;  // what model.weights names, if set
   std::optional<Resumption> resumption_;   // in the constructor only
   std::shared_ptr<Model> model_;           // null once it is cut into stages
-  int64_t num_parameters_ = 0;             // of the whole model
+  int64_t num_parameters_ = 0;             // parameters of the whole model
   std::optional<RunLayout> layout_;
   std::unique_ptr<Strategy> strategy_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<SnapshotWriter> snapshot_writer_;
   std::unique_ptr<DataLoader> loader_;
   std::unique_ptr<DataLoader> held_out_loader_;
-  std::unique_ptr<Progress> progress_;     // of rank 0 only
+  std::unique_ptr<Progress> progress_;     // null except on rank 0
   int64_t first_step_ = 0;                 // completed before this process started
   int64_t step_ = 0;                       // completed
-  int64_t saved_step_ = -1;                // of the last snapshot that was read or written
-  std::optional<Error> snapshot_failure_;  // of the last one that could not be written
+  int64_t saved_step_ = -1;                // step of the last snapshot that was read or written
+  std::optional<Error> snapshot_failure_;  // error of the last snapshot that could not be written
   std::optional<double> best_held_out_loss_;
   std::optional<double> saved_best_loss_;  // in the last snapshot that was read or written
   int64_t best_step_ = -1;                 // whose snapshot will be marked as the best

@@ -24,7 +24,8 @@
 namespace cadre::train {
 namespace {
 
-constexpr size_t kMaxIdentityBytes = size_t{64} << 20;  // of the file that identifies a snapshot
+constexpr size_t kMaxIdentityBytes = size_t{64}
+                                     << 20;  // limit for the file that identifies a snapshot
 
 std::vector<std::string> compare_configs(const std::string& before, const Config& now) {
   std::optional<Config> parsed;
