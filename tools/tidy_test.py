@@ -143,6 +143,13 @@ class TidyTest(unittest.TestCase):
         self.assertEqual(code, 1, output)
         self.assertIn("cadre/core/base/a.h:1: header: does not compile alone", output)
 
+    def test_at_most_bounds_the_headers(self):
+        files = {f"cadre/core/base/{name}.h": HEADER + "inline std::string name;\n" for name in "abc"}
+        files["cadre/core/base/error.cpp"] = "int x;\n"
+        for flags, count in [(("--headers",), 3), (("--headers", "--at-most", "2"), 2)]:
+            with self.subTest(flags):
+                self.assertEqual(run_tidy(files, *flags)[1].count("does not compile alone"), count)
+
 
 class UnitsTest(unittest.TestCase):
     def setUp(self):
