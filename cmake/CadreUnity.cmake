@@ -8,8 +8,8 @@ option(CADRE_UNITY "Compile the sources of a folder together" ON)
 set(cadre_compiled_alone "")
 
 # cadre_unity(TARGET size [WITH_SUBFOLDERS]): replaces the sources of TARGET by units of at most `size`
-# sources of one folder, or of one room, such as cadre/parallel/fsdp, with the folders below it: for sources whose units cost
-# by their number more than by their length. A unit takes the precompiled headers when one of its
+# sources of one folder, or, with WITH_SUBFOLDERS, of a second-level folder such as cadre/parallel/fsdp
+# and the folders below it: for sources whose units cost by their number more than by their length. A unit takes the precompiled headers when one of its
 # sources does.
 function(cadre_unity target size)
   get_target_property(sources ${target} SOURCES)

@@ -122,6 +122,11 @@ class TidyTest(unittest.TestCase):
     def test_todo_without_issue(self):
         self.assert_finds("cadre/core/base/a.cpp", "// TODO later\n", "issue number")
 
+    def test_comment_without_its_subject(self):
+        for comment in ["// Of the last step.", "int step = 0;  // of the last snapshot"]:
+            with self.subTest(comment):
+                self.assert_finds("cadre/core/base/a.cpp", comment + "\n", "begins with its subject")
+
     def test_shared_folder_of_a_test(self):
         self.assert_finds("cadre/core/base/a_test.cpp", 'auto path = ::testing::TempDir() + "x";\n',
                           "use testing::TemporaryFolder")
@@ -159,6 +164,13 @@ class TidyTest(unittest.TestCase):
         code, output = run_tidy(files, "--headers")
         self.assertEqual(code, 1, output)
         self.assertIn("cadre/core/base/a.h:1: header: does not compile alone", output)
+
+    def test_at_most_bounds_the_headers(self):
+        files = {f"cadre/core/base/{name}.h": HEADER + "inline std::string name;\n" for name in "abc"}
+        files["cadre/core/base/error.cpp"] = "int x;\n"
+        for flags, count in [(("--headers",), 3), (("--headers", "--at-most", "2"), 2)]:
+            with self.subTest(flags):
+                self.assertEqual(run_tidy(files, *flags)[1].count("does not compile alone"), count)
 
 
 class UnitsTest(unittest.TestCase):

@@ -84,7 +84,7 @@ def changed_files(root, base=None):
 
 def at_most(count, names):
     """All names, or `count` of them, picked by the environment variable CADRE_CASES_SEED (default 1), and
-    a line that says so: for changes of too many sources for CI."""
+    a line that says so: for changes of more files than CI can check."""
     if count is None or len(names) <= count:
         return names
     seed = os.environ.get("CADRE_CASES_SEED", "1")

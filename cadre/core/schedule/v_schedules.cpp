@@ -153,7 +153,7 @@ std::vector<PipelineAction> dualpipe_v_order(const VPipeline& pipeline) {
     order.full_backward(kBack);
     order.overlap(kBack, kDown);
   });
-  // Of these 2 (rank + 1) backwards the first half is whole and the second half is split.
+  // The first half of these 2 (rank + 1) backwards is whole, and the second half is split.
   const auto kind_of = [rank](int number) {
     return number > rank ? PipelineActionKind::kInputGrad : PipelineActionKind::kBackward;
   };
