@@ -94,7 +94,7 @@ testing::FailureReport train_until_it_fails(DisturbedRank& self, const ProcessGr
 std::vector<std::string> trainer_golden_texts(const TrainerCase& test, int rank) {
   const std::string victim = "rank 1 (HOST, pid N)";
   const std::string self = format("rank {} (HOST, pid N)", rank);
-  const std::string rebuild = ". Remedy: rebuild the group.";
+  const std::string remedy = ". Remedy: restart the job or call rejoin().";
   // The operation in which the victim acts.
   const std::string seen =
       format("last seen in {} #N, PHASE, N s ago",
@@ -107,12 +107,12 @@ std::vector<std::string> trainer_golden_texts(const TrainerCase& test, int rank)
       {"all_gather #N", "all_gather"}};
   for (const auto& [call, operation] : operations) {
     const std::string cause =
-        format("\n  {} is gone: its connection ended, {}{}", victim, seen, rebuild);
+        format("\n  {} is gone: its connection ended, {}{}", victim, seen, remedy);
     const auto timed_out = [&](const std::string& name, int who) {
       return format(
           "{} on group \"world\" timed out after N s on rank {} (HOST, pid N)\n  waiting for {}, "
           "which does not answer: {}{}",
-          name, who, victim, seen, rebuild);
+          name, who, victim, seen, remedy);
     };
     if (test.signal == SIGKILL) {
       texts.push_back(
@@ -124,7 +124,7 @@ std::vector<std::string> trainer_golden_texts(const TrainerCase& test, int rank)
     texts.push_back("kTimeout: " + timed_out(call, rank));
     texts.push_back(format(
         "kAborted: {} on group \"world\" was aborted after N s on {}\n  first failure: {} Remedy: "
-        "look at the first failure, then rebuild the group.",
+        "look at the first failure, then restart the job or call rejoin().",
         call, self, timed_out(operation + " #N", 2 - rank)));
   }
   return texts;
