@@ -251,7 +251,7 @@ class Package(unittest.TestCase):
 
     @unittest.skipUnless(options.component == "torch", "the part above the core")
     def test_what_the_guides_name_is_installed(self):
-        self.assertIn("DistributedSampler", self.guide("training"))
+        self.assertIn("DistributedSampler", self.guide("data"))
         self.assertTrue((self.prefix / "include/cadre/train/data/distributed_sampler.h").is_file())
         sources = {path.name for path in (pathlib.Path(options.source) / "examples").glob("*.toml")}
         self.assertEqual({path.name for path in (self.prefix / "share/cadre/examples").iterdir()}, sources)
