@@ -101,8 +101,12 @@ class TidyTest(unittest.TestCase):
     def test_unlisted_folder(self):
         self.assert_finds("cadre/misc/a.cpp", "int x;\n", "not in tools/layers.txt")
 
-    def test_long_file(self):
-        self.assert_finds("cadre/core/base/a.cpp", "int x;\n" * 501, "split it below 500")
+    def test_a_long_file_gives_a_hint_and_no_finding(self):
+        for num_lines, hints in ((500, 0), (501, 1)):
+            code, output = run_tidy({"cadre/core/base/a.cpp": "int x;\n" * num_lines})
+            self.assertEqual(code, 0, output)
+            self.assertEqual(output.count("cadre/core/base/a.cpp:501: hint: 501 lines: if it has two topics"), hints)
+            self.assertIn(", 0 findings", output)
 
     def test_long_function(self):
         body = "void f(int a) {\n" + "  a += 1;\n" * 75 + "}\n"
