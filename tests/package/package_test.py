@@ -202,8 +202,8 @@ class Package(unittest.TestCase):
         self.assertEqual(code, 0, said)
         self.assertNotIn("torch=TRUE", said)
         # And a virtual environment is as good as its Python.
-        environment = pathlib.Path(options.torch).parents[3]
-        if (environment / "bin/python3").exists():
+        environment = pathlib.Path(options.torch, "../../../..").resolve()
+        if pathlib.Path(options.torch, "version.py").exists() and (environment / "bin/python3").exists():
             code, said = self.configure_text("environment", wants, f"-DCADRE_TORCH={environment}")
             self.assertIn("found=1 ", said)
 
