@@ -118,6 +118,20 @@ class TidyTest(unittest.TestCase):
             with self.subTest(code):
                 self.assert_finds("cadre/core/comm/a.cpp", code + "\n", ": ban: ")
 
+    def test_a_mutable_static_without_its_reason(self):
+        for code in ["static int count = 0;", "static std::mutex mutex;", "thread_local const Scope* innermost = nullptr;",
+                     "constinit std::atomic<int> running{0};", "  static inline bool fail = false;"]:
+            with self.subTest(code):
+                self.assert_finds("cadre/core/comm/a.cpp", f"int x;\nint y;\n{code}\n", ": mutable static: ")
+                for text in (f"// It belongs to the process.\nint& count() {{\n{code}", f"{code}  // stateless"):
+                    self.assertEqual(run_tidy({"cadre/core/comm/a.cpp": f"{text}\n"})[0], 0)
+                self.assertEqual(run_tidy({"cadre/core/comm/a_test.cpp": f"{code}\n"})[0], 0)
+        for code in ["static const int best = detect();", "static constexpr int kMost = 3;", "static Status make(int x);",
+                     "static int& rank_of_thread() {", "inline constexpr int kMost = 3;", "static_assert(sizeof(int) == 4);"]:
+            with self.subTest(code):
+                output = run_tidy({"cadre/core/comm/a.cpp": f"{code}\n"})[1]
+                self.assertNotIn("mutable static", output)
+
     def test_wait_without_deadline(self):
         for code in ["work.wait();", "  thread->wait();  // no deadline"]:
             with self.subTest(code):
