@@ -1,10 +1,12 @@
-# Finds libtorch inside a Python wheel without its own CMake package, which would demand a CUDA
-# toolkit for a CUDA wheel. CADRE_TORCH names it (a torch folder, the folder of a virtual environment,
-# or a Python whose torch is used); else it is that of CMAKE_PREFIX_PATH (a torch folder, or its
-# torch.utils.cmake_prefix_path), of .venv of the source tree, of the torch that an installed Cadre was
-# built with, or of python3. cadre/launch/cli/torch_finder.h has the same rule but for CMAKE_PREFIX_PATH.
-# Makes the target LibTorch::LibTorch and sets LibTorch_VERSION, LibTorch_DIR (the torch folder) and
-# LibTorch_PYTHON (the Python that has it; empty when there is none).
+# Finds libtorch inside a Python wheel, or unpacked from its ZIP, without its own CMake package, which
+# would demand a CUDA toolkit for a CUDA build. CADRE_TORCH names it (a torch folder, the folder of a
+# virtual environment, or a Python whose torch is used); else it is that of CMAKE_PREFIX_PATH (a torch
+# folder, or its torch.utils.cmake_prefix_path), of .venv of the source tree, of the torch that an
+# installed Cadre was built with, or of python3. A torch folder has its version in version.py, as in a
+# wheel, or in build-version, as in the ZIP. cadre/launch/cli/torch_finder.h has the same rule but for
+# CMAKE_PREFIX_PATH. Makes the target LibTorch::LibTorch and sets LibTorch_VERSION, LibTorch_DIR (the
+# torch folder), LibTorch_PYTHON (the Python that has it; empty when there is none) and LibTorch_PROBLEM
+# (why there is no usable libtorch; empty when there is one).
 set(CADRE_TORCH "$ENV{CADRE_TORCH}" CACHE STRING
     "A torch folder, the folder of a virtual environment, or the Python whose torch to use")
 if(NOT CADRE_TORCH) # an earlier run has kept that there was none
@@ -17,7 +19,8 @@ else()
   set(candidates)
   foreach(prefix IN LISTS CMAKE_PREFIX_PATH)
     foreach(folder "${prefix}" "${prefix}/../..")
-      if(EXISTS "${folder}/version.py" AND EXISTS "${folder}/lib/libtorch_cpu.so")
+      if(EXISTS "${folder}/lib/libtorch_cpu.so"
+         AND (EXISTS "${folder}/version.py" OR EXISTS "${folder}/build-version"))
         get_filename_component(folder "${folder}" ABSOLUTE)
         list(APPEND candidates "${folder}")
       endif()
@@ -30,15 +33,25 @@ else()
   list(APPEND candidates python3)
 endif()
 
+set(LibTorch_DIR "")
+set(LibTorch_PYTHON "")
 foreach(candidate IN LISTS candidates)
-  if(IS_DIRECTORY "${candidate}" AND NOT EXISTS "${candidate}/version.py")
-    set(candidate "${candidate}/bin/python3")  # a virtual environment
-  endif()
-  if(IS_DIRECTORY "${candidate}")
+  if(EXISTS "${candidate}/version.py")
     set(LibTorch_DIR "${candidate}")
     # lib/pythonX.Y/site-packages/torch of a virtual environment.
     file(GLOB LibTorch_PYTHON "${candidate}/../../../../bin/python3")
     break()
+  endif()
+  if(EXISTS "${candidate}/build-version")
+    set(LibTorch_DIR "${candidate}")
+    break()
+  endif()
+  if(IS_DIRECTORY "${candidate}")
+    if(EXISTS "${candidate}/lib/libtorch_cpu.so" AND NOT EXISTS "${candidate}/bin/python3")
+      set(LibTorch_DIR "${candidate}")  # without a version, which is reported below
+      break()
+    endif()
+    set(candidate "${candidate}/bin/python3")  # a virtual environment
   endif()
   # find_spec does not import torch, so this takes milliseconds.
   execute_process(
@@ -52,16 +65,29 @@ foreach(candidate IN LISTS candidates)
   endif()
 endforeach()
 
+set(version_line "")
 if(LibTorch_DIR AND EXISTS "${LibTorch_DIR}/version.py")
   file(STRINGS "${LibTorch_DIR}/version.py" version_line REGEX "^__version__")
-  string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+" LibTorch_VERSION "${version_line}")
+elseif(LibTorch_DIR AND EXISTS "${LibTorch_DIR}/build-version")
+  file(STRINGS "${LibTorch_DIR}/build-version" version_line LIMIT_COUNT 1)
+endif()
+string(REGEX MATCH "[0-9]+\\.[0-9]+\\.[0-9]+" LibTorch_VERSION "${version_line}")
+
+set(LibTorch_PROBLEM "")
+if(NOT LibTorch_DIR)
+  set(LibTorch_PROBLEM "none was found")
+elseif(NOT LibTorch_VERSION)
+  set(LibTorch_PROBLEM "${LibTorch_DIR} has no version such as 2.13.0 in version.py, as in a wheel, or in the first line of build-version, as in libtorch's ZIP")
+endif()
+set(remedy "set CADRE_TORCH to a torch folder (of a wheel, or unpacked from libtorch's ZIP), or to a Python or virtual environment that has torch (it is \"${CADRE_TORCH}\" now)")
+if(LibTorch_PROBLEM)
+  string(PREPEND remedy "${LibTorch_PROBLEM}: ")
 endif()
 
 include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(
-  LibTorch REQUIRED_VARS LibTorch_DIR VERSION_VAR LibTorch_VERSION
-  REASON_FAILURE_MESSAGE
-    "set CADRE_TORCH to a torch folder, or to a Python or virtual environment that has torch (it is \"${CADRE_TORCH}\" now)")
+  LibTorch REQUIRED_VARS LibTorch_DIR LibTorch_VERSION VERSION_VAR LibTorch_VERSION
+  REASON_FAILURE_MESSAGE "${remedy}")
 
 if(LibTorch_FOUND AND NOT TARGET LibTorch::LibTorch)
   add_library(LibTorch::LibTorch INTERFACE IMPORTED)

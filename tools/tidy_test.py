@@ -101,8 +101,12 @@ class TidyTest(unittest.TestCase):
     def test_unlisted_folder(self):
         self.assert_finds("cadre/misc/a.cpp", "int x;\n", "not in tools/layers.txt")
 
-    def test_long_file(self):
-        self.assert_finds("cadre/core/base/a.cpp", "int x;\n" * 501, "split it below 500")
+    def test_a_long_file_gives_a_hint_and_no_finding(self):
+        for num_lines, hints in ((500, 0), (501, 1)):
+            code, output = run_tidy({"cadre/core/base/a.cpp": "int x;\n" * num_lines})
+            self.assertEqual(code, 0, output)
+            self.assertEqual(output.count("cadre/core/base/a.cpp:501: hint: 501 lines: if it has two topics"), hints)
+            self.assertIn(", 0 findings", output)
 
     def test_long_function(self):
         body = "void f(int a) {\n" + "  a += 1;\n" * 75 + "}\n"
@@ -113,6 +117,20 @@ class TidyTest(unittest.TestCase):
                      "std::this_thread::sleep_for(x);", "auto t = std::chrono::system_clock::now();"]:
             with self.subTest(code):
                 self.assert_finds("cadre/core/comm/a.cpp", code + "\n", ": ban: ")
+
+    def test_a_mutable_static_without_its_reason(self):
+        for code in ["static int count = 0;", "static std::mutex mutex;", "thread_local const Scope* innermost = nullptr;",
+                     "constinit std::atomic<int> running{0};", "  static inline bool fail = false;"]:
+            with self.subTest(code):
+                self.assert_finds("cadre/core/comm/a.cpp", f"int x;\nint y;\n{code}\n", ": mutable static: ")
+                for text in (f"// It belongs to the process.\nint& count() {{\n{code}", f"{code}  // stateless"):
+                    self.assertEqual(run_tidy({"cadre/core/comm/a.cpp": f"{text}\n"})[0], 0)
+                self.assertEqual(run_tidy({"cadre/core/comm/a_test.cpp": f"{code}\n"})[0], 0)
+        for code in ["static const int best = detect();", "static constexpr int kMost = 3;", "static Status make(int x);",
+                     "static int& rank_of_thread() {", "inline constexpr int kMost = 3;", "static_assert(sizeof(int) == 4);"]:
+            with self.subTest(code):
+                output = run_tidy({"cadre/core/comm/a.cpp": f"{code}\n"})[1]
+                self.assertNotIn("mutable static", output)
 
     def test_wait_without_deadline(self):
         for code in ["work.wait();", "  thread->wait();  // no deadline"]:

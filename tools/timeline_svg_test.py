@@ -60,7 +60,7 @@ class TimelineSvg(unittest.TestCase):
         self.assertIn("1f1b: 2 stages on 2 ranks, 3 microbatches", texts)
         self.assertEqual([each for each in texts if each.startswith("bubble ")],
                          ["bubble 25.0 %, 2 live", "bubble 25.0 %, 1 live"])
-        self.assertEqual([texts.count(str(microbatch)) for microbatch in range(3)], [4, 4, 4 + 1])  # 2 is a tick, too
+        self.assertEqual([texts.count(str(microbatch)) for microbatch in range(3)], [4, 4, 4])
 
     def test_an_overlap_has_two_boxes_one_below_the_other(self):
         boxes = boxes_of(drawn(timeline_of("--name", "dualpipe-v", "--ranks", "3", "--microbatches", "8")))
@@ -86,10 +86,9 @@ class TimelineSvg(unittest.TestCase):
         self.assertIn("a & <b>", texts)
 
     def test_a_step_without_length_has_no_scale(self):
-        nothing = timeline_of("--name", "gpipe", "--ranks", "2", "--microbatches", "1", "--forward-ms", "0")
-        self.assertEqual(json.loads(nothing)["step_ms"], 0)
+        timeline = json.loads(timeline_of("--name", "gpipe", "--ranks", "2", "--microbatches", "1"))
         for step_ms in (0, 1e-310):
-            timeline = {**json.loads(nothing), "step_ms": step_ms}
+            timeline["step_ms"] = step_ms
             picture = xml.etree.ElementTree.tostring(drawn(json.dumps(timeline)), encoding="unicode")
             self.assertNotIn("nan", picture)
             self.assertNotIn("inf", picture)

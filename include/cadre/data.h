@@ -1,7 +1,7 @@
 // Batches of a dataset in a seeded order, divided among the ranks, from any position.
 //
 //   cadre::DataLoader loader = cadre::make_data_loader(cadre::Mnist("data", cadre::kMnistTrain),
-//                                                      {.batch_size = 64, .group = world});
+//                                                      {.batch_size = 64, .ranks = world});
 //   for (int64_t epoch = 0; epoch < 2; ++epoch) {
 //     for (const auto& [images, labels] : loader.epoch(epoch))
 //       loss_of(model(images), labels).backward();
@@ -15,7 +15,7 @@
 // - `seeded_permutation()`, `seed_of_epoch()`: the order of an epoch.
 // - `Mnist`, `kMnistTrain`, `kMnistTest`: images and labels from MNIST's files.
 //
-// Guide: docs/guide/training/training.md. PyTorch: torch.utils.data.DataLoader, DistributedSampler.
+// Guide: docs/guide/training/data.md. PyTorch: torch.utils.data.DataLoader, DistributedSampler.
 #pragma once
 
 #include "cadre/train/data/data_loader.h"

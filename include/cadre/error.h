@@ -10,7 +10,7 @@
 // Declares:
 // - `Error`: the exception of all public calls: a code, a message, and the rank at fault where
 //   there is one.
-// - `ErrorCode`, `to_string()`: what to do: fix the program, rebuild the group, try again, resume.
+// - `ErrorCode`, `to_string()`: what to do: fix the program, restart or rejoin, try again, resume.
 // - `ErrorDetails`: what an error knows beside its message.
 // - `Result`, `Status`: a value or an Error; nothing or an Error.
 //

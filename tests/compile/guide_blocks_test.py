@@ -27,7 +27,8 @@ def blocks_of(page):
     """The line in the page at which each block begins, and its lines."""
     lines = page.read_text().splitlines()
     if page.suffix == ".h":
-        example = [number for number, line in enumerate(lines, 1) if line.startswith("//   ")]
+        end = lines.index("// Declares:")
+        example = [number for number, line in enumerate(lines[:end], 1) if line.startswith("//   ")]
         yield example[0], [line[len("//   "):] for line in lines[example[0] - 1:example[-1]]]
         return
     first = None

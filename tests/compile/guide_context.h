@@ -97,6 +97,10 @@ extern const cadre::ExpertParallel experts;
 extern cadre::SnapshotFolder folder;
 }  // namespace expert_parallel
 
+namespace data {
+using namespace any_page;
+}  // namespace data
+
 namespace data_parallel {
 using namespace any_page;
 extern cadre::DataLoader loader;

@@ -202,10 +202,45 @@ class Package(unittest.TestCase):
         self.assertEqual(code, 0, said)
         self.assertNotIn("torch=TRUE", said)
         # And a virtual environment is as good as its Python.
-        environment = pathlib.Path(options.torch).parents[3]
-        if (environment / "bin/python3").exists():
+        environment = pathlib.Path(options.torch, "../../../..").resolve()
+        if pathlib.Path(options.torch, "version.py").exists() and (environment / "bin/python3").exists():
             code, said = self.configure_text("environment", wants, f"-DCADRE_TORCH={environment}")
             self.assertIn("found=1 ", said)
+
+    @unittest.skipUnless(options.component == "torch", "the part above the core")
+    def test_the_zip_of_libtorch_is_taken_by_its_version(self):
+        """It has no version.py, but build-version: a missing or another version is refused with the remedy."""
+        version = next(pathlib.Path(options.torch) / name for name in ("version.py", "build-version")
+                       if (pathlib.Path(options.torch) / name).exists()).read_text()
+        version = re.search(r"\d+\.\d+\.\d+", version)[0]
+        zips = self.folder / "zips"
+        for name, content in [("none", None), ("unclear", "nightly\n"), ("other", "1.2.3+cpu\n"),
+                              ("right", f"{version}+cpu\n")]:
+            (zips / name / "lib").mkdir(parents=True)
+            (zips / name / "lib/libtorch_cpu.so").touch()
+            (zips / name / "share/cmake").mkdir(parents=True)
+            if content:
+                (zips / name / "build-version").write_text(content)
+        code, said = self.configure_text(
+            "zips", f'foreach(name IN ITEMS none unclear other right)\n'
+            f'set(CADRE_TORCH "{zips}/${{name}}" CACHE STRING "" FORCE)\n'
+            'find_package(Cadre)\n'
+            'message(STATUS "${name}: found=${Cadre_FOUND} ${LibTorch_DIR} ${LibTorch_VERSION} '
+            'because ${Cadre_NOT_FOUND_MESSAGE}")\n'
+            'endforeach()\n'
+            'set(CADRE_TORCH "" CACHE STRING "" FORCE)\n'
+            f'list(APPEND CMAKE_PREFIX_PATH "{zips}/right/share/cmake")\n'
+            'find_package(Cadre)\n'
+            'message(STATUS "prefix: found=${Cadre_FOUND} ${LibTorch_DIR} ${LibTorch_VERSION}")\n')
+        self.assertEqual(code, 0, said)
+        for name in ("none", "unclear"):
+            self.assertRegex(said, rf"{name}: found=0 \S+ because Cadre's component \"torch\" needs torch 2\.\d+, and "
+                                   rf"{zips}/{name} has no version such as 2\.13\.0 in version\.py, as in a wheel, or "
+                                   r"in the first line of build-version, as in libtorch's ZIP: set CADRE_TORCH")
+        self.assertRegex(said, rf"other: found=0 \S+ 1\.2\.3 because Cadre was built with torch 2\.\d+, but "
+                               rf"{zips}/other is torch 1\.2\.3: set CADRE_TORCH to a torch 2\.\d+")
+        for name in ("right", "prefix"):
+            self.assertIn(f"{name}: found=1 {zips}/right {version}", said)
 
     def test_libraries_have_a_version_in_their_name(self):
         for name in {"core": ["cadre_core"], "torch": ["cadre_core", "cadre"]}[options.component]:
@@ -216,7 +251,7 @@ class Package(unittest.TestCase):
 
     @unittest.skipUnless(options.component == "torch", "the part above the core")
     def test_what_the_guides_name_is_installed(self):
-        self.assertIn("DistributedSampler", self.guide("training"))
+        self.assertIn("DistributedSampler", self.guide("data"))
         self.assertTrue((self.prefix / "include/cadre/train/data/distributed_sampler.h").is_file())
         sources = {path.name for path in (pathlib.Path(options.source) / "examples").glob("*.toml")}
         self.assertEqual({path.name for path in (self.prefix / "share/cadre/examples").iterdir()}, sources)

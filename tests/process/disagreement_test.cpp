@@ -39,7 +39,7 @@ constexpr Duration kTimeout = seconds(20);
 constexpr Duration kLimit = seconds(5);
 constexpr const char* kMatching =
     "let each send have one recv with its tag, number of elements and dtype";
-constexpr const char* kRebuild = "rebuild the group";
+constexpr const char* kRestart = "restart the job or call rejoin()";
 
 // The call of one rank.
 struct Args {
@@ -353,7 +353,7 @@ TEST_P(OperationDisagreementTest, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
   for (const int rank : {0, 1}) {
     EXPECT_THAT(texts[static_cast<size_t>(rank)][0],
                 AnyOfArray(texts_of("kPeerLost", rank, {GetParam().kind, OpKind::kBarrier}, cause,
-                                    kRebuild)));
+                                    kRestart)));
   }
 }
 
@@ -429,7 +429,7 @@ TEST_P(MessageDisagreementTest, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
         name_of_rank(kLeaver) + " left the group after #N (it ended its loop early?)";
     EXPECT_THAT(texts[static_cast<size_t>(rank)][0],
                 AnyOfArray(texts_of("kPeerLost", rank, {kind, OpKind::kBarrier},
-                                    format("tag {}: {}", kTag, left), kRebuild)));
+                                    format("tag {}: {}", kTag, left), kRestart)));
   }
 }
 

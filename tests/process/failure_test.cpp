@@ -298,7 +298,8 @@ TEST_P(FailureTest, EverySurvivorNamesTheCulpritAndTheGroupIsRebuilt) {
                                           rank))));
       EXPECT_THAT(message, HasSubstr("\n  rank 1 (HOST, pid N) is gone: its connection ended, last "
                                      "seen in "));
-      EXPECT_THAT(message, EndsWith(" #N, PHASE, N s ago. Remedy: rebuild the group."));
+      EXPECT_THAT(message,
+                  EndsWith(" #N, PHASE, N s ago. Remedy: restart the job or call rejoin()."));
     } else {
       EXPECT_THAT(message, AnyOf(StartsWith("kTimeout: "), StartsWith("kAborted: ")));
       EXPECT_THAT(message, HasSubstr(" #N on group \"world\" timed out after N s on rank "));

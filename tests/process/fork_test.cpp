@@ -270,7 +270,7 @@ TEST_P(ForkTest, AKilledParentIsMissedThoughItsChildHoldsItsConnections) {
     EXPECT_THAT(message, ::testing::StartsWith("kPeerLost: "));
     EXPECT_THAT(message, HasSubstr("\n  rank 1 (HOST, pid N) is gone: its process ended, last "
                                    "seen "));
-    EXPECT_THAT(message, EndsWith(" N s ago. Remedy: rebuild the group."));
+    EXPECT_THAT(message, EndsWith(" N s ago. Remedy: restart the job or call rejoin()."));
   }
 }
 

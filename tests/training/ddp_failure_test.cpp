@@ -279,18 +279,18 @@ std::vector<std::string> last_seen(const FailureCase& test) {
 // operations.
 std::vector<std::string> golden_texts(const FailureCase& test, int rank) {
   const std::string self = format("rank {} (HOST, pid N)", rank);
-  const std::string rebuild = ". Remedy: rebuild the group.";
+  const std::string remedy = ". Remedy: restart the job or call rejoin().";
   const std::vector<std::string> operations = {"broadcast", "all_reduce"};
   std::vector<std::string> texts;
   const auto add_loss = [&](const std::string& cause) {
     for (const std::string& operation : operations) {
       texts.push_back(format(
           "kPeerLost: {} #N on group \"world\" failed after N s on {}\n  rank 1 (HOST, pid N) {}{}",
-          operation, self, cause, rebuild));
+          operation, self, cause, remedy));
       texts.push_back(
           format("kPeerLost: group \"world\" failed on {} after {} #N\n  rank 1 (HOST, "
                  "pid N) {}{}",
-                 self, operation, cause, rebuild));
+                 self, operation, cause, remedy));
     }
   };
   if (test.signal == 0) add_loss("left the group after #N (it ended its loop early?)");
@@ -302,14 +302,14 @@ std::vector<std::string> golden_texts(const FailureCase& test, int rank) {
         return format(
             "{} #N on group \"world\" timed out after N s on rank {} (HOST, pid N)\n  waiting for "
             "rank 1 (HOST, pid N), which does not answer: {}{}",
-            operation, who, seen, rebuild);
+            operation, who, seen, remedy);
       };
       texts.push_back("kTimeout: " + timed_out(rank));
       for (int other = 0; other < test.world_size; ++other) {
         for (const std::string& own : operations) {
           texts.push_back(format(
               "kAborted: {} #N on group \"world\" was aborted after N s on {}\n  first failure: {} "
-              "Remedy: look at the first failure, then rebuild the group.",
+              "Remedy: look at the first failure, then restart the job or call rejoin().",
               own, self, timed_out(other)));
         }
       }

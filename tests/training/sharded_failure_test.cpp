@@ -34,7 +34,6 @@ using testing::FakeGroup;
 using testing::GroupCall;
 using testing::RankContext;
 using testing::require;
-using testing::Sharding;
 using testing::Strategy;
 using torch::Tensor;
 
@@ -116,7 +115,7 @@ ProcessGroup make_watched(const ProcessGroup& group, const Watches& watches) {
 class ShardedRank {
  public:
   ShardedRank(const Strategy& strategy, const ProcessGroup& group) : group_(group) {
-    if (strategy.sharding == Sharding::kFsdp) {
+    if (has_units(strategy.sharding)) {
       shard_fully(strategy);
     } else {
       replicate(strategy);
@@ -241,7 +240,7 @@ class ShardedRank {
   }
 
   void replicate(const Strategy& strategy) {
-    const bool has_shards = strategy.sharding == Sharding::kZero2;
+    const bool has_shards = strategy.sharding == DataStrategy::kZero2;
     DistributedDataParallelOptions options{.bucket_caps = {.first_bytes = 1000, .bytes = 3000}};
     if (has_shards) options.gradients = GradientPlacement::kSharded;
     const auto model =
@@ -339,11 +338,11 @@ TEST_P(ShardedFailure, IsNamedInTimeAndTheRunGoesOnFromTheLastSnapshot) {
 std::vector<ShardedFailureCase> sharded_failure_cases() {
   std::vector<ShardedFailureCase> cases;
   const std::vector<Strategy> strategies = {
-      {"zero1", Sharding::kZero1},
-      {"zero2", Sharding::kZero2},
-      {"fsdp", Sharding::kFsdp},
-      {"fsdp_mapped", Sharding::kFsdp, {.form = ShardForm::kMapped}},
-      {"hsdp", Sharding::kFsdp, {}, 2},
+      {"zero1", DataStrategy::kZero1},
+      {"zero2", DataStrategy::kZero2},
+      {"fsdp", DataStrategy::kFsdp},
+      {"fsdp_mapped", DataStrategy::kFsdp, {.form = ShardForm::kMapped}},
+      {"hsdp", DataStrategy::kHsdp, {}, 2},
   };
   for (const ShardedPhase phase :
        {ShardedPhase::kForward, ShardedPhase::kGather, ShardedPhase::kBackward,

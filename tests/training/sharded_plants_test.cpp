@@ -21,7 +21,6 @@ using testing::FakeGroup;
 using testing::GroupCall;
 using testing::Model;
 using testing::ShardedCase;
-using testing::Sharding;
 using testing::Strategy;
 using testing::Training;
 
@@ -153,7 +152,7 @@ TEST_P(ShardedEqualityNotices, ThePlant) {
     EXPECT_LE(std::max({worst.losses, worst.gradients, worst.parameters}), 1);
     return;
   }
-  const bool is_replicated = given.strategy.sharding == Sharding::kNone;
+  const bool is_replicated = given.strategy.sharding == DataStrategy::kDdp;
   const bool is_noticed =
       given.plant == Plant::kDroppedReduction || given.plant == Plant::kNoBroadcast;
   if (is_replicated && is_noticed) {
@@ -174,13 +173,13 @@ TEST_P(ShardedEqualityNotices, ThePlant) {
 }
 
 std::vector<PlantCase> plant_cases() {
-  const Strategy ddp{"ddp", Sharding::kNone};
+  const Strategy ddp{"ddp", DataStrategy::kDdp};
   std::vector<PlantCase> cases;
   for (const auto dtype : {torch::kDouble, torch::kFloat}) {
     const Case mlp{"mlp", "sgd", 48, dtype};
     for (const Strategy& strategy :
-         {Strategy{"zero1", Sharding::kZero1}, Strategy{"zero2", Sharding::kZero2},
-          Strategy{"fsdp", Sharding::kFsdp}, Strategy{"hsdp", Sharding::kFsdp, {}, 2}}) {
+         {Strategy{"zero1", DataStrategy::kZero1}, Strategy{"zero2", DataStrategy::kZero2},
+          Strategy{"fsdp", DataStrategy::kFsdp}, Strategy{"hsdp", DataStrategy::kHsdp, {}, 2}}) {
       for (const Plant plant : {Plant::kNone, Plant::kNoReduction, Plant::kNoDivision,
                                 Plant::kNoGather, Plant::kMisplacedGather, Plant::kNoBroadcast}) {
         cases.push_back({strategy, plant, mlp});

@@ -89,17 +89,12 @@ testing::FailureReport train_until_it_fails(DisturbedRank& self, const ProcessGr
   return self.report_of([&] { trainer.run(); });
 }
 
-// Returns every message that a survivor may throw, masked: with the operation during or after which
-// it failed, and for a timeout the rank that reported it first.
-std::vector<std::string> trainer_golden_texts(const TrainerCase& test, int rank) {
+// Adds the messages of a survivor that saw the victim last as `seen` says.
+void add_golden_texts(const TrainerCase& test, int rank, const std::string& seen,
+                      std::vector<std::string>& texts) {
   const std::string victim = "rank 1 (HOST, pid N)";
   const std::string self = format("rank {} (HOST, pid N)", rank);
-  const std::string rebuild = ". Remedy: rebuild the group.";
-  // The operation in which the victim acts.
-  const std::string seen =
-      format("last seen in {} #N, PHASE, N s ago",
-             test.moment == TrainerMoment::kSnapshot ? "all_gather" : "all_reduce");
-  std::vector<std::string> texts;
+  const std::string remedy = ". Remedy: restart the job or call rejoin().";
   // The names of this rank's own call, and of the operation that it runs.
   const std::vector<std::pair<std::string, std::string>> operations = {
       {"all_reduce #N", "all_reduce"},
@@ -107,25 +102,42 @@ std::vector<std::string> trainer_golden_texts(const TrainerCase& test, int rank)
       {"all_gather #N", "all_gather"}};
   for (const auto& [call, operation] : operations) {
     const std::string cause =
-        format("\n  {} is gone: its connection ended, {}{}", victim, seen, rebuild);
+        format("\n  {} is gone: its connection ended, {}{}", victim, seen, remedy);
     const auto timed_out = [&](const std::string& name, int who) {
       return format(
           "{} on group \"world\" timed out after N s on rank {} (HOST, pid N)\n  waiting for {}, "
           "which does not answer: {}{}",
-          name, who, victim, seen, rebuild);
+          name, who, victim, seen, remedy);
     };
     if (test.signal == SIGKILL) {
       texts.push_back(
           format("kPeerLost: {} on group \"world\" failed after N s on {}{}", call, self, cause));
+      const std::string between =
+          format("group \"world\" failed on {} after {} #N{}", self, operation, cause);
+      texts.push_back("kPeerLost: " + between);
+      // The group failed between two calls, of which the second reports it.
       texts.push_back(
-          format("kPeerLost: group \"world\" failed on {} after {} #N{}", self, operation, cause));
+          format("kPeerLost: {} on group \"world\" failed after N s on {}\n  first failure: {}",
+                 call, self, between));
       continue;
     }
     texts.push_back("kTimeout: " + timed_out(call, rank));
     texts.push_back(format(
         "kAborted: {} on group \"world\" was aborted after N s on {}\n  first failure: {} Remedy: "
-        "look at the first failure, then rebuild the group.",
+        "look at the first failure, then restart the job or call rejoin().",
         call, self, timed_out(operation + " #N", 2 - rank)));
+  }
+}
+
+// Returns every message that a survivor may throw, masked: with the operation during or after which
+// it failed, and for a timeout the rank that reported it first.
+std::vector<std::string> trainer_golden_texts(const TrainerCase& test, int rank) {
+  // The victim acts in the call after one of the same kind, which it may not have left yet.
+  const std::string last = test.moment == TrainerMoment::kSnapshot ? "all_gather" : "all_reduce";
+  std::vector<std::string> texts;
+  for (const std::string& seen : {format("last seen in {} #N, PHASE, N s ago", last),
+                                  format("last seen after {} #N, N s ago", last)}) {
+    add_golden_texts(test, rank, seen, texts);
   }
   return texts;
 }

@@ -25,8 +25,8 @@ namespace cadre {
 // What the reader should do about it.
 enum class ErrorCode {
   kInvalidArgument,  // fix the program
-  kTimeout,          // rebuild the group, or give more time; the peer that was waited for is named
-  kPeerLost,         // rebuild the group without the named peer
+  kTimeout,          // restart the job or rejoin(), or give more time; the late peer is named
+  kPeerLost,         // restart the job, or rejoin() without the named peer
   kAborted,          // look at the first failure, which the message points to
   kUnavailable,      // retry
   kCorruption,       // use an older checkpoint, or check the peer's version

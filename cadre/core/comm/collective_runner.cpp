@@ -346,7 +346,7 @@ Error CollectiveRunner::abandoned_error() const {
   return Error(error.code(),
                format("{}\n  engine \"{}\" cannot abort this operation and may read and write its "
                       "buffers until this process ends: do not free or reuse them, and end the "
-                      "process instead of rebuilding the group",
+                      "process instead of calling rejoin()",
                       error.message(), parts_.capabilities.name))
       .with_details(error.details());
 }

@@ -101,8 +101,8 @@ TEST(CommunicatorFailure, ARankThatEndsItsLoopEarlyIsSaidToHaveLeft) {
   }
   const auto texts = run_group(3, kFailureBudget, body);
   EXPECT_THAT(texts.ranks[0].output,
-              HasSubstr(") left the group after #3 (it ended its loop early?). Remedy: rebuild the "
-                        "group."));
+              HasSubstr(") left the group after #3 (it ended its loop early?). Remedy: restart the "
+                        "job or call rejoin()."));
 }
 
 // Rank 1 does not come to the second operation before the group has failed. The first one has a
@@ -135,7 +135,9 @@ TEST(CommunicatorFailure, ARankThatIsToldOfATimeoutQuotesIt) {
   ASSERT_TRUE(result.ok()) << result.failures();
   const std::string& told = result.ranks[1].output;
   EXPECT_THAT(told, HasSubstr("\n  first failure: all_reduce #2 on group"));
-  EXPECT_THAT(told, EndsWith(" ago. Remedy: look at the first failure, then rebuild the group."));
+  EXPECT_THAT(
+      told,
+      EndsWith(" ago. Remedy: look at the first failure, then restart the job or call rejoin()."));
   EXPECT_EQ(told.find("Remedy"), told.rfind("Remedy"));
 }
 

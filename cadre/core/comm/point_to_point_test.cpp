@@ -293,9 +293,11 @@ TEST_P(PointToPointTest, SendsThatWaitForEachOtherAreToldWhatToCallInstead) {
     group.send(in_bytes(values), kType, other, 1, {.deadline = context.system.deadline_in(time)});
   });
   ASSERT_TRUE(result.ok()) << result.failures();
-  EXPECT_THAT(result.ranks[0].output,
-              HasSubstr("Remedy: use send_async or batch_send_recv, because each of these ranks "
-                        "waits in a send for the recv of the next; then rebuild the group."));
+  EXPECT_THAT(
+      result.ranks[0].output,
+      HasSubstr(
+          "Remedy: use send_async or batch_send_recv, because each of these ranks "
+          "waits in a send for the recv of the next; then restart the job or call rejoin()."));
 }
 
 TEST_P(PointToPointTest, APeerThatLeftIsNamed) {

@@ -23,18 +23,28 @@ constexpr std::string_view kBuiltWithFolder = CADRE_LIBTORCH_DIR;
 constexpr std::string_view kBuiltWithVersion = CADRE_LIBTORCH_VERSION;
 constexpr const char* kDefaultPath = "/usr/local/bin:/usr/bin:/bin";
 
-// Reads the text between the quotes of "__version__ = '2.13.0+cpu'".
-std::optional<TorchInstallation> read_torch(const fs::path& folder) {
-  const auto content = os::read_file(folder / "version.py", kMaxVersionFileBytes);
-  if (!content.ok()) return std::nullopt;
+// Returns the text between the quotes of "__version__ = '2.13.0+cpu'"; empty if there is none.
+std::string version_in_python(const std::string& text) {
   // Searches only at the beginning of lines: the first lines of the file list its exported names.
-  const size_t name = content->find("\n__version__ ");
-  const size_t open = content->find_first_of("'\"", name);
-  if (name == std::string::npos || open == std::string::npos) return std::nullopt;
-  const size_t close = content->find((*content)[open], open + 1);
-  if (close == std::string::npos) return std::nullopt;
-  return TorchInstallation{.folder = folder.string(),
-                           .version = content->substr(open + 1, close - open - 1)};
+  const size_t name = text.find("\n__version__ ");
+  const size_t open = text.find_first_of("'\"", name);
+  if (name == std::string::npos || open == std::string::npos) return {};
+  const size_t close = text.find(text[open], open + 1);
+  if (close == std::string::npos) return {};
+  return text.substr(open + 1, close - open - 1);
+}
+
+// Reads version.py of a wheel, or build-version of libtorch's ZIP, whose first line is the version.
+std::optional<TorchInstallation> read_torch(const fs::path& folder) {
+  std::string version;
+  if (const auto python = os::read_file(folder / "version.py", kMaxVersionFileBytes); python.ok()) {
+    version = version_in_python(*python);
+  } else if (const auto plain = os::read_file(folder / "build-version", kMaxVersionFileBytes);
+             plain.ok()) {
+    version = plain->substr(0, plain->find_first_of("\r\n"));
+  }
+  if (version.empty()) return std::nullopt;
+  return TorchInstallation{.folder = folder.string(), .version = version};
 }
 
 // Looks below PREFIX/lib/python3.X: in site-packages, or in Debian's dist-packages.

@@ -1,4 +1,5 @@
-// Finds the torch of a Python installation by its files, without importing or linking torch.
+// Finds the torch of a Python installation, or of libtorch's ZIP, by its files, without importing
+// or linking torch.
 //
 // Threads: any. Blocking: reads the file system.
 #pragma once
@@ -12,8 +13,8 @@
 namespace cadre::cli {
 
 struct TorchInstallation {
-  std::string folder;   // ".../site-packages/torch"
-  std::string version;  // version in its version.py: "2.13.0+cpu"
+  std::string folder;   // ".../site-packages/torch", or the folder "libtorch" of the ZIP
+  std::string version;  // version in its version.py or build-version: "2.13.0+cpu"
 };
 
 // Searches the path in CADRE_TORCH (a torch folder, the folder of a virtual environment, or a

@@ -21,7 +21,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// A virtual environment with a torch of version 2.12.1.
+// A virtual environment with a torch of version 2.12.1, and libtorch's ZIP of the same version.
 class TorchFinder : public ::testing::Test {
  protected:
   TorchFinder() {
@@ -30,6 +30,9 @@ class TorchFinder : public ::testing::Test {
     std::ofstream(torch_ + "/version.py")
         << "from typing import Optional\n__all__ = ['__version__', 'debug']\n"
            "__version__ = '2.12.1+cpu'\n";
+    std::filesystem::create_directories(unpacked_ + "/lib");
+    std::ofstream(unpacked_ + "/lib/libtorch_cpu.so") << "";
+    std::ofstream(unpacked_ + "/build-version") << "2.12.1+cpu\n";
     // Prints the path of torch, as Python does.
     make_program("/bin/python", "echo " + torch_);
     make_program("/bin/python3", "echo " + torch_);
@@ -69,6 +72,7 @@ class TorchFinder : public ::testing::Test {
   cadre::testing::TemporaryFolder temporary_;
   const std::string folder_ = temporary_.path();
   const std::string torch_ = folder_ + "/lib/python3.11/site-packages/torch";
+  const std::string unpacked_ = folder_ + "/libtorch";  // libtorch's ZIP
 };
 
 TEST_F(TorchFinder, TakesATorchFolderAVirtualEnvironmentOrAPython) {
@@ -77,6 +81,7 @@ TEST_F(TorchFinder, TakesATorchFolderAVirtualEnvironmentOrAPython) {
   EXPECT_EQ(found_by(folder_), found);
   EXPECT_EQ(found_by(folder_ + "/bin/python"), found);
   EXPECT_EQ(found_by("python", folder_ + "/bin"), found);
+  EXPECT_EQ(found_by(unpacked_), unpacked_ + " 2.12.1+cpu");
   EXPECT_EQ(found_by(folder_ + "/lib"), "none");
   EXPECT_EQ(found_by(folder_ + "/no/python"), "none");
 }
@@ -86,8 +91,18 @@ TEST_F(TorchFinder, TheBuildTakesTheSame) {
   for (const std::string& named : {torch_, folder_, folder_ + "/bin/python"}) {
     EXPECT_THAT(found_by_cmake(named), HasSubstr(found)) << named;
   }
+  EXPECT_THAT(found_by_cmake(unpacked_), HasSubstr("found " + unpacked_ + " 2.12.1\n"));
   EXPECT_THAT(found_by_cmake(folder_ + "/lib"),
               AllOf(HasSubstr("CADRE_TORCH"), HasSubstr("virtual environment")));
+}
+
+TEST_F(TorchFinder, AZipWithoutItsVersionIsRefused) {
+  std::filesystem::remove(unpacked_ + "/build-version");
+  EXPECT_EQ(found_by(unpacked_), "none");
+  EXPECT_THAT(found_by_cmake(unpacked_),
+              HasSubstr(unpacked_ + " has no version such as 2.13.0 in version.py, as in a wheel, "
+                                    "or in the first line of build-version, as in libtorch's ZIP: "
+                                    "set CADRE_TORCH to a torch folder"));
 }
 
 // An installed tree whose trainer needs a libtorch that the loader does not find. The trainer is a

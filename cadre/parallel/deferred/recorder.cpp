@@ -470,6 +470,8 @@ void record_operation(const c10::OperatorHandle& handle, std::vector<c10::IValue
 }  // namespace
 
 void install_recorder() {
+  // Stays registered until the process ends: the dispatcher belongs to the process, and deferred
+  // tensors outlive the scope that made them.
   static const torch::Library fallback = [] {
     torch::Library library(torch::Library::IMPL, "_", c10::DispatchKey::DeferredInit, __FILE__,
                            __LINE__);

@@ -80,7 +80,7 @@ class DefaultGeneratorState {
   DefaultGeneratorState& operator=(const DefaultGeneratorState&) = delete;
 
  private:
-  // libtorch has one default generator in a process.
+  // Belongs to the process, because libtorch has one default generator in a process.
   static std::mutex& mutex() {
     static std::mutex mutex;
     return mutex;

@@ -21,7 +21,6 @@
 namespace cadre {
 namespace {
 
-using parallel::exchange_words;
 using parallel::pipeline_refusal;
 
 // Cuts tensors into the rows [first, last) of each microbatch; sizes differ by one at most.
@@ -294,8 +293,8 @@ class Pipeline::Core {
     };
     Agreed agreed;
     const std::optional<Error> refusal = parallel::refusal_of([&] {
-      agreed = compare(
-          exchange_words(ranks_.group, kNumStepWords + ties_->num_trained_words(), make_words));
+      agreed = compare(gather_words(ranks_.group, parallel::kPipelineCall,
+                                    kNumStepWords + ties_->num_trained_words(), make_words));
     });
     // With replicas the refusal is thrown below, because their ranks wait for this one.
     if (refusal && !ranks_.replicas) throw *refusal;
@@ -342,10 +341,11 @@ class Pipeline::Core {
   // of each pipeline have agreed on. Returns the rows of all replicas.
   int64_t rows_of_replicas(bool is_training, const Agreed& agreed,
                            const std::optional<Error>& refusal) const {
-    const auto all = exchange_words(*ranks_.replicas, 3, [&]() -> std::vector<int64_t> {
-      if (refusal) throw *refusal;
-      return {is_training ? 1 : 0, agreed.rows, static_cast<int64_t>(agreed.trained)};
-    });
+    const auto all =
+        gather_words(*ranks_.replicas, parallel::kPipelineCall, 3, [&]() -> std::vector<int64_t> {
+          if (refusal) throw *refusal;
+          return {is_training ? 1 : 0, agreed.rows, static_cast<int64_t>(agreed.trained)};
+        });
     if (const auto other = parallel::first_unlike(all, 0)) {
       throw pipeline_refusal(
           format("replica 0 calls {} and replica {} {}; all replicas call the same",

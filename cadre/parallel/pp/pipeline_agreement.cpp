@@ -1,9 +1,6 @@
 #include "cadre/parallel/pp/pipeline_agreement.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
-#include <exception>
 #include <map>
 #include <utility>
 
@@ -64,39 +61,6 @@ Error pipeline_refusal(const std::string& what) {
   return {ErrorCode::kInvalidArgument, "cadre::Pipeline: " + what};
 }
 
-std::vector<std::vector<int64_t>> exchange_words(
-    const ProcessGroup& group, size_t num_words,
-    const std::function<std::vector<int64_t>()>& make_words) {
-  std::exception_ptr refusal;
-  std::vector<int64_t> words(num_words, 0);
-  try {
-    words = make_words();
-  } catch (...) {
-    refusal = std::current_exception();
-  }
-  const auto count = static_cast<int64_t>(num_words) + 1;
-  const at::Tensor own = at::empty({count}, at::kLong);
-  auto* const own_words = own.mutable_data_ptr<int64_t>();
-  own_words[0] = refusal ? 1 : 0;
-  std::ranges::copy(words, own_words + 1);
-  const at::Tensor all = at::empty({group.world_size() * count}, at::kLong);
-  group.all_gather(all, own);
-  const auto* const gathered = all.const_data_ptr<int64_t>();
-  std::vector<std::vector<int64_t>> result;
-  bool is_refused = false;
-  for (int rank = 0; rank < group.world_size(); ++rank) {
-    const int64_t* const begin = gathered + rank * count;
-    is_refused |= *begin != 0;
-    result.emplace_back(begin + 1, begin + count);
-  }
-  if (is_refused) {
-    check_on_all_ranks(group, kPipelineCall, [&] {
-      if (refusal) std::rethrow_exception(refusal);
-    });
-  }
-  return result;
-}
-
 std::optional<int> first_unlike(const std::vector<std::vector<int64_t>>& words, size_t index) {
   for (size_t rank = 1; rank < words.size(); ++rank) {
     if (words[rank][index] != words[0][index]) return static_cast<int>(rank);
@@ -111,7 +75,7 @@ namespace {
 void check_stages_match(const ProcessGroup& group, const PipelineSchedule& schedule,
                         const std::vector<PipelineStage>& stages) {
   const size_t num_stages = schedule.rank_of_stage.size();
-  const auto all = exchange_words(group, num_stages, [&] {
+  const auto all = gather_words(group, kPipelineCall, num_stages, [&] {
     std::vector<int64_t> held(num_stages, 0);
     for (const PipelineStage& stage : stages) held[static_cast<size_t>(stage.stage())] = 1;
     return held;

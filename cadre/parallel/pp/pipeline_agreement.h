@@ -29,13 +29,6 @@ inline constexpr const char* kPipelineCall = "cadre::Pipeline";
 // Returns the kInvalidArgument error for wrong arguments of a pipeline. what: what is wrong.
 Error pipeline_refusal(const std::string& what);
 
-// Returns the words of all ranks, by rank, after one all_gather. What `make_words` throws on any
-// rank is thrown on all. It returns `num_words` words, a number that is the same on all ranks, and
-// calls no collective.
-std::vector<std::vector<int64_t>> exchange_words(
-    const ProcessGroup& group, size_t num_words,
-    const std::function<std::vector<int64_t>()>& make_words);
-
 // Returns the first rank whose word at `index` is not rank 0's; nullopt if there is none.
 std::optional<int> first_unlike(const std::vector<std::vector<int64_t>>& words, size_t index);
 

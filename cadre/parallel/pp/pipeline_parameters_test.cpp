@@ -198,7 +198,7 @@ TEST(PipelineParameters, ARefusedConstructorLeavesThemAsTheyWere) {
         options.replicas = mesh.group("dp");
       }
       expect_unchanged({{"weight", weight_of({is_other ? 3 : 2})}}, options, mesh["pp"],
-                       "Double (2) that requires grad on rank 0 but Double (3)");
+                       "Double (2) that requires grad on rank 0 and Double (3)");
     }
     // The axes of shards and pipeline come from two meshes.
     const DeviceMesh other(world, {{"pp", 2}, {"dp", 2}});

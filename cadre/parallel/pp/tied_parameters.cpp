@@ -115,7 +115,7 @@ std::optional<StageParameter> TiedParameters::sharer_of_memory(const NamedTensor
 }
 
 void TiedParameters::check(const std::vector<StageParameter>& parameters, Tie& tie) const {
-  const auto all = exchange_words(ranks_.group, 2, [&]() -> std::vector<int64_t> {
+  const auto all = gather_words(ranks_.group, kPipelineCall, 2, [&]() -> std::vector<int64_t> {
     if (const auto refusal = find_holders(parameters, tie)) throw *refusal;
     return {static_cast<int64_t>(fnv1a(tie.text)), trained_word(tie.own)};
   });
@@ -149,7 +149,7 @@ void TiedParameters::tie(const std::vector<StageParameter>& parameters) {
 
 void TiedParameters::sum_gradients() const {
   if (ties_.empty()) return;
-  const auto all = exchange_words(ranks_.group, ties_.size(), [&] {
+  const auto all = gather_words(ranks_.group, kPipelineCall, ties_.size(), [&] {
     std::vector<int64_t> uses;
     for (const Tie& tie : ties_) {
       const bool is_used = std::ranges::any_of(
@@ -171,7 +171,7 @@ void TiedParameters::check_equal() const {
     const WholeStages whole(stages_.sharded, tie.stages);
     differs.push_back(are_equal(tie) ? 0 : 1);
   }
-  const auto all = exchange_words(ranks_.group, ties_.size(), [&] { return differs; });
+  const auto all = gather_words(ranks_.group, kPipelineCall, ties_.size(), [&] { return differs; });
   for (size_t i = 0; i < ties_.size(); ++i) {
     for (int rank = 0; rank < ranks_.group.world_size(); ++rank) {
       if (all[static_cast<size_t>(rank)][i] == 0) continue;

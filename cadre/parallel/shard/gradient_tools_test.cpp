@@ -389,8 +389,9 @@ TEST(GradScaler, RefusesAnotherOrderOfCallsAndOptionsOutOfRange) {
               HasSubstr("twice in one step"));
   EXPECT_THAT(refused([] { GradScaler({.initial_scale = 0}); }), HasSubstr("the scale is 0"));
   EXPECT_THAT(refused([] { GradScaler({.growth_factor = 1}); }), HasSubstr("growth_factor is 1"));
-  EXPECT_THAT(refused([] { GradScaler({.backoff_factor = 1}); }), HasSubstr("backoff_factor 1"));
-  EXPECT_THAT(refused([] { GradScaler({.growth_interval = 0}); }), HasSubstr("growth_interval 0"));
+  EXPECT_THAT(refused([] { GradScaler({.backoff_factor = 1}); }), HasSubstr("backoff_factor is 1"));
+  EXPECT_THAT(refused([] { GradScaler({.growth_interval = 0}); }),
+              HasSubstr("growth_interval is 0"));
   EXPECT_THAT(refused([&] { scaler.load_state({.scale = kNan}); }), HasSubstr("the scale is nan"));
   EXPECT_EQ(optimizer.num_steps, 0);
 }

@@ -1,9 +1,11 @@
 #include "cadre/tensor/group/agreement.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <array>
-#include <cstdint>
 #include <cstring>
+#include <exception>
 #include <limits>
 #include <span>
 #include <utility>
@@ -250,6 +252,39 @@ std::vector<std::string> gather_texts(const ProcessGroup& group, const Agreement
     texts.push_back(std::move(outcome).value());
   }
   return texts;
+}
+
+std::vector<std::vector<int64_t>> gather_words(
+    const ProcessGroup& group, const AgreementSubject& subject, size_t num_words,
+    const std::function<std::vector<int64_t>()>& make_words) {
+  std::exception_ptr refusal;
+  std::vector<int64_t> words(num_words, 0);
+  try {
+    words = make_words();
+  } catch (...) {
+    refusal = std::current_exception();
+  }
+  const auto count = static_cast<int64_t>(num_words) + 1;
+  const at::Tensor own = at::empty({count}, at::kLong);
+  auto* const own_words = own.mutable_data_ptr<int64_t>();
+  own_words[0] = refusal ? 1 : 0;
+  std::ranges::copy(words, own_words + 1);
+  const at::Tensor all = at::empty({group.world_size() * count}, at::kLong);
+  group.all_gather(all, own);
+  const auto* const gathered = all.const_data_ptr<int64_t>();
+  std::vector<std::vector<int64_t>> result;
+  bool is_refused = false;
+  for (int rank = 0; rank < group.world_size(); ++rank) {
+    const int64_t* const begin = gathered + rank * count;
+    is_refused |= *begin != 0;
+    result.emplace_back(begin + 1, begin + count);
+  }
+  if (is_refused) {
+    check_on_all_ranks(group, subject, [&] {
+      if (refusal) std::rethrow_exception(refusal);
+    });
+  }
+  return result;
 }
 
 void check_equal_on_all_ranks(const ProcessGroup& group, const AgreementSubject& subject,

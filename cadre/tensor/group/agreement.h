@@ -12,6 +12,8 @@
 // call.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <optional>
 #include <span>
@@ -68,6 +70,14 @@ CADRE_EXPORT void check_on_all_ranks(const ProcessGroup& group, const AgreementS
 CADRE_EXPORT std::vector<Result<std::string>> gather_outcomes(
     const ProcessGroup& group, const AgreementSubject& subject,
     const std::function<std::string()>& make_text);
+
+// Returns the words of each rank, by rank. Throws a refusal as check_on_all_ranks() does. Costs one
+// all_gather if no rank refuses, so it is for exchanges of every step; it does not notice that some
+// ranks are in another call.
+// make_words: returns `num_words` words, a number that is the same on all ranks.
+CADRE_EXPORT std::vector<std::vector<int64_t>> gather_words(
+    const ProcessGroup& group, const AgreementSubject& subject, size_t num_words,
+    const std::function<std::vector<int64_t>()>& make_words);
 
 // Returns the text of each rank, by rank. Throws a refusal as check_on_all_ranks() does.
 CADRE_EXPORT std::vector<std::string> gather_texts(const ProcessGroup& group,

@@ -118,6 +118,29 @@ TEST(AgreementTest, GathersTextsOfAnyLength) {
   for (const auto& rank : result.ranks) EXPECT_EQ(rank.output, "donedonedisk full");
 }
 
+TEST(AgreementTest, GathersWordsInOneCollectiveAndThrowsARefusalOnAll) {
+  const std::string expected = "kInvalidArgument 2: no rows (on rank 2 of 3 of group \"world\")";
+  EXPECT_THAT(
+      thrown_on_ranks(3,
+                      [](const ProcessGroup& group) {
+                        const int64_t rank = group.rank();
+                        const uint64_t before = group.communicator().num_collectives();
+                        const auto words = gather_words(group, "step", 2, [&] {
+                          return std::vector<int64_t>{rank, -10 * rank};
+                        });
+                        testing::require(group.communicator().num_collectives() == before + 1,
+                                         "one collective");
+                        testing::require(
+                            words == std::vector<std::vector<int64_t>>{{0, 0}, {1, -10}, {2, -20}},
+                            "the words by rank");
+                        gather_words(group, "step", 1, [&] {
+                          if (rank == 2) throw Error(ErrorCode::kInvalidArgument, "no rows");
+                          return std::vector<int64_t>{rank};
+                        });
+                      }),
+      ElementsAre(expected, expected, expected));
+}
+
 TEST(AgreementTest, NamesTheFieldThatDiffers) {
   const auto compare = [](int64_t rank_2_seed, bool rank_1_has_more) {
     return thrown_on_ranks(3, [&](const ProcessGroup& group) {

@@ -96,11 +96,8 @@ std::vector<Placement> check_on_mesh(const DeviceMesh& mesh, const char* call,
                                      const at::Tensor& tensor, std::span<const int64_t> sizes) {
   if (mesh.size() == 1) return check();
   std::vector<Placement> checked;
-  std::vector<std::string> axes;
-  for (const MeshAxis& axis : mesh.axes()) axes.push_back(axis.name);
-  const ProcessGroup& ranks = axes.size() == 1 ? mesh.group(axes.front()) : mesh.joint_group(axes);
   check_equal_on_all_ranks(
-      ranks, call,
+      mesh.joint_group(), call,
       [&]() -> std::vector<AgreedField> {
         checked = check();
         return {{"the sizes of the tensor", list_of(sizes)},

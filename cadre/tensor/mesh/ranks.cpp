@@ -1,7 +1,6 @@
 #include "cadre/tensor/mesh/ranks.h"
 
 #include <string>
-#include <vector>
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
@@ -13,12 +12,7 @@ int Ranks::size() const {
 }
 
 const ProcessGroup& Ranks::group() const {
-  if (group_) return *group_;
-  const std::vector<MeshAxis>& axes = mesh_->axes();
-  if (axes.size() == 1) return mesh_->group(axes[0].name);
-  std::vector<std::string> names;
-  for (const MeshAxis& axis : axes) names.push_back(axis.name);
-  return mesh_->joint_group(names);
+  return group_ ? *group_ : mesh_->joint_group();
 }
 
 const ProcessGroup& Ranks::group_of_one_axis(std::string_view call,

@@ -228,7 +228,7 @@ TEST_F(FakeStreamBackendTest, AnErrorThatCompletesLaterIsTheFailureOfTheGroup) {
   group->close(soon());
 }
 
-constexpr const char* kEndProcess = "end the process instead of rebuilding the group";
+constexpr const char* kEndProcess = "end the process instead of calling rejoin()";
 
 // The engine cannot abort: the waits end with the failure, and the memory is kept until the engine
 // is done.

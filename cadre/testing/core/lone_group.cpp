@@ -27,6 +27,7 @@ std::unique_ptr<Communicator> make_lone_group(os::System& system, int world_size
 }
 
 os::System& process_system() {
+  // Never destroyed, because an engine that cannot be aborted uses it until the process ends.
   static os::System& system = *os::make_native_system().release();
   return system;
 }

@@ -54,6 +54,7 @@ std::string Namespaces::obstacle() {
 }
 
 Namespaces::Namespaces(int num_hosts) : num_hosts_(num_hosts) {
+  // Counts all objects of this process, because names of network namespaces belong to the machine.
   static int count = 0;
   prefix_ = format("cadre-{}-{}-", ::getpid(), count++);
   for (int host = 0; host < num_hosts; ++host) {

@@ -40,6 +40,7 @@ inline Completion out_of_memory_at_first(const Operation& operation) {
 
 // Returns an operation of barriers. The addresses of their streams distinguish them.
 inline Operation barrier_operation(size_t num_collectives = 1) {
+  // Static, because an Operation borrows its collectives, and the queue keeps the Operation.
   static std::array<Collective, 3> collectives;
   static const Fingerprint fingerprint = OpDescriptor{}.fingerprint();
   static const std::array<Fingerprint, 3> fingerprints = {fingerprint, fingerprint, fingerprint};

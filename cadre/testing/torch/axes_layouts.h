@@ -18,7 +18,7 @@ inline std::vector<Layout> axes_layouts() {
   constexpr AxesGptKind kSequence{.is_sequence_parallel = true};
   constexpr AxesGptKind kUntiedSequence{.is_tied = false, .is_sequence_parallel = true};
   constexpr AxesGptKind kExperts{.has_experts = true};
-  using enum Sharding;
+  using enum DataStrategy;
   return {
       {.name = "dp_x_tp", .axes = {{"dp", 2}, {"tp", 2}}},
       {.name = "dp_x_tp_sequence", .axes = {{"dp", 2}, {"tp", 4}}, .kind = kUntiedSequence},
@@ -26,7 +26,7 @@ inline std::vector<Layout> axes_layouts() {
       {.name = "fsdp_x_tp", .axes = {{"dp_shard", 2}, {"tp", 2}}, .sharding = kFsdp},
       {.name = "hsdp_x_tp",
        .axes = {{"dp_replicate", 2}, {"dp_shard", 2}, {"tp", 2}},
-       .sharding = kFsdp,
+       .sharding = kHsdp,
        .kind = kUntied},
       // Three ranks do not divide the vocabulary and the hidden features evenly, so shards end at
       // other elements of the parameters that the ranks replicate.
@@ -64,7 +64,7 @@ inline std::vector<Layout> axes_layouts() {
        .stages_per_rank = 2},
       {.name = "pp_x_hsdp",
        .axes = {{"pp", 2}, {"dp_replicate", 2}, {"dp_shard", 2}},
-       .sharding = kFsdp},
+       .sharding = kHsdp},
       {.name = "pp_x_fsdp_x_tp",
        .axes = {{"pp", 2}, {"dp_shard", 2}, {"tp", 2}},
        .sharding = kFsdp},

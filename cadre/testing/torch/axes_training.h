@@ -26,6 +26,7 @@
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/layers/vocab_parallel_cross_entropy.h"
 #include "cadre/parallel/pp/pipeline.h"
+#include "cadre/parallel/shard/data_strategy.h"
 #include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/parallel/shard/sharded_norm.h"
 #include "cadre/parallel/tp/parallelize_module.h"
@@ -49,7 +50,7 @@ inline constexpr RouterLossWeights kAxesRouterWeights{.load_balance = 0.1, .z = 
 struct Layout {
   std::string name;
   std::vector<MeshAxis> axes;
-  Sharding sharding = Sharding::kNone;
+  DataStrategy sharding = DataStrategy::kDdp;
   AxesGptKind kind = {};
   std::string schedule = "1f1b";
   int num_microbatches = 2;
@@ -267,7 +268,7 @@ class AxesRank {
   void wrap() {
     const auto& part = parts_[0];
     if (data_axes().empty() || has_mistake(AxesMistake::kNoSumOverDp)) return;
-    if (layout_.sharding == Sharding::kFsdp) {
+    if (has_units(layout_.sharding)) {
       fully_shard(part->first);
       fully_shard(part->second);
       FullyShardedDataParallelOptions options;
@@ -289,7 +290,7 @@ class AxesRank {
           part, PipelineStageOptions{.stage = part->stage, .num_stages = schedule_.num_stages()});
     }
     PipelineOptions options{.schedule = schedule_};
-    if (!data_axes().empty() && layout_.sharding == Sharding::kFsdp) {
+    if (!data_axes().empty() && has_units(layout_.sharding)) {
       options.shards = mesh_.slice(data_axes());
     } else if (!data_axes().empty() && !has_mistake(AxesMistake::kNoSumOverDp)) {
       options.replicas = mesh_.joint_group(data_axes());
@@ -307,7 +308,7 @@ class AxesRank {
   }
 
   void make_optimizer_for(const Case& test_case) {
-    if (layout_.sharding == Sharding::kZero1) {
+    if (layout_.sharding == DataStrategy::kZero1) {
       if (test_case.optimizer == "sgd") {
         make_zero<torch::optim::SGD>(sgd_options());
       } else {

@@ -85,6 +85,7 @@ class CountedMemory final : public c10::Allocator {
 
   explicit CountedMemory(c10::Allocator& below) : below_(below) {}
 
+  // Kept by thread, because libtorch calls allocate() without a context, and a rank is a thread.
   static int& rank_of_thread() {
     thread_local int rank = 0;
     return rank;

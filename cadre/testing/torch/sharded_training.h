@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
+#include "cadre/parallel/shard/data_strategy.h"
 #include "cadre/parallel/shard/sharded_optimizer.h"
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/tensor/mesh/device_mesh.h"
@@ -32,10 +33,10 @@ namespace cadre::testing {
 // One way to place parameters, gradients and optimizer state: a column of the matrix.
 struct Strategy {
   std::string name;
-  Sharding sharding;
+  DataStrategy sharding;
   FullyShardedDataParallelOptions fsdp = {};
-  int num_replicas = 1;   // for kFsdp: the number of ranks that own the same shards
-  bool has_units = true;  // for kFsdp; false: all parameters belong to the root
+  int num_replicas = 1;   // for kHsdp: the number of ranks that own the same shards
+  bool has_units = true;  // for kFsdp and kHsdp; false: all parameters belong to the root
   // Whether the ranks can map each other's memory. If not, mapped shards are gathered.
   bool shares_memory = true;
 };
@@ -47,34 +48,34 @@ inline std::ostream& operator<<(std::ostream& out, const Strategy& strategy) {
 // Returns the strategies that are possible on so many ranks.
 inline std::vector<Strategy> all_strategies(int world_size) {
   std::vector<Strategy> strategies = {
-      {"ddp", Sharding::kNone},
-      {"zero1", Sharding::kZero1},
-      {"zero2", Sharding::kZero2},
-      {"fsdp_after_forward", Sharding::kFsdp, {.reshard = Reshard::kAfterForward}},
+      {"ddp", DataStrategy::kDdp},
+      {"zero1", DataStrategy::kZero1},
+      {"zero2", DataStrategy::kZero2},
+      {"fsdp_after_forward", DataStrategy::kFsdp, {.reshard = Reshard::kAfterForward}},
       {"fsdp_root_too",
-       Sharding::kFsdp,
+       DataStrategy::kFsdp,
        {.reshard_root = Reshard::kAfterForward, .num_prefetched = 0}},
-      {"fsdp_after_backward", Sharding::kFsdp, {.reshard = Reshard::kAfterBackward}},
+      {"fsdp_after_backward", DataStrategy::kFsdp, {.reshard = Reshard::kAfterBackward}},
       {"fsdp_after_reduction",
-       Sharding::kFsdp,
+       DataStrategy::kFsdp,
        {.reshard = Reshard::kAfterReduction, .reshard_root = Reshard::kAfterReduction}},
       {"fsdp_without_units",
-       Sharding::kFsdp,
+       DataStrategy::kFsdp,
        {.reshard = Reshard::kAfterReduction, .num_prefetched = 0},
        /*num_replicas=*/1,
        /*has_units=*/false},
-      {"fsdp_mapped", Sharding::kFsdp, {.form = ShardForm::kMapped}},
+      {"fsdp_mapped", DataStrategy::kFsdp, {.form = ShardForm::kMapped}},
       {"fsdp_offload",
-       Sharding::kFsdp,
+       DataStrategy::kFsdp,
        {.offload = FileOffload{.folder = std::filesystem::temp_directory_path().string()}}},
   };
   if (world_size == 4 || world_size == 8) {
     strategies.push_back({"fsdp_onto_group",
-                          Sharding::kFsdp,
+                          DataStrategy::kFsdp,
                           {.reshard = Reshard::kOntoGroup, .reshard_group_size = 2}});
-    strategies.push_back({"hsdp", Sharding::kFsdp, {}, 2});
+    strategies.push_back({"hsdp", DataStrategy::kHsdp, {}, 2});
     strategies.push_back(
-        {"hsdp_after_backward", Sharding::kFsdp, {.reshard = Reshard::kAfterBackward}, 2});
+        {"hsdp_after_backward", DataStrategy::kHsdp, {.reshard = Reshard::kAfterBackward}, 2});
   }
   return strategies;
 }
@@ -120,7 +121,7 @@ inline std::string bits_class(const Strategy& strategy, const ShardedCase& test_
   if (test_case.division != Division::kSynced) return "all";
   // Shards sum means, replicated gradients average the sum again:
   // docs/guide/parallel/data-parallel.md.
-  return strategy.sharding <= Sharding::kZero1 ? "replicated" : "sharded";
+  return strategy.sharding <= DataStrategy::kZero1 ? "replicated" : "sharded";
 }
 
 // What a test does to the group that carries gradients and parameters.
@@ -202,7 +203,7 @@ Training train_with(const Strategy& strategy, const ShardedCase& test_case,
                     const std::vector<Tensor>& batches, const ProcessGroup& group, Wrapper& wrapper,
                     torch::optim::Optimizer& optimizer) {
   Model& model = *wrapper.module();
-  const bool has_shards = strategy.sharding >= Sharding::kZero2;
+  const bool has_shards = strategy.sharding >= DataStrategy::kZero2;
   Training training;
   for (size_t step = 0; step < batches.size(); ++step) {
     optimizer.zero_grad();
@@ -243,11 +244,11 @@ inline Training train_replicated(const Strategy& strategy, const ShardedCase& te
   // The caps are small, so that there are several buckets.
   DistributedDataParallelOptions options{
       .bucket_caps = {.first_bytes = 64 * element_bytes, .bytes = 256 * element_bytes}};
-  if (strategy.sharding == Sharding::kZero2) options.gradients = GradientPlacement::kSharded;
+  if (strategy.sharding == DataStrategy::kZero2) options.gradients = GradientPlacement::kSharded;
   DistributedDataParallel<Model> wrapper(module, disturb ? disturbed(group, disturb) : group,
                                          options);
   return with_optimizer(test_case, [&]<typename O>(std::type_identity<O>, const auto& defaults) {
-    if (strategy.sharding == Sharding::kNone) {
+    if (strategy.sharding == DataStrategy::kDdp) {
       O optimizer(parameters_of(*module), defaults);
       return train_with(strategy, test_case, batches, group, wrapper, optimizer);
     }
@@ -299,7 +300,7 @@ inline Training train_fully_sharded(const Strategy& strategy, const ShardedCase&
 inline Training train_under(const Strategy& strategy, const ShardedCase& test_case,
                             const std::vector<Tensor>& batches, const ProcessGroup& group,
                             const std::shared_ptr<Model>& module, const Disturbance& disturb = {}) {
-  const auto train = strategy.sharding == Sharding::kFsdp ? train_fully_sharded : train_replicated;
+  const auto train = has_units(strategy.sharding) ? train_fully_sharded : train_replicated;
   return train(strategy, test_case, batches, group, module, disturb);
 }
 

@@ -91,6 +91,7 @@ std::string error_of(Function function, ErrorCode code) {
 // Returns its input. Its backward throws if `fail` is set, and returns no gradient for the leaf
 // `ignored`.
 struct Probe : torch::autograd::Function<Probe> {
+  // Static like the functions of every torch::autograd::Function. A test that sets it resets it.
   static inline bool fail = false;
   static Tensor forward(torch::autograd::AutogradContext*, const Tensor& x, const Tensor&) {
     return x.clone();

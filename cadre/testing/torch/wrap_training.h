@@ -41,10 +41,6 @@ inline Share share_of(int64_t batch, int rank, int world_size) {
   return {batch * rank / world_size, batch * (rank + 1) / world_size};
 }
 
-// What is divided among ranks that have different rows: nothing, the optimizer's state, also
-// gradients, or also parameters.
-enum class Sharding : uint8_t { kNone, kZero1, kZero2, kFsdp };
-
 // Tensors by parameter; undefined if a parameter has no gradient.
 using Snapshot = std::vector<Tensor>;
 

@@ -21,7 +21,7 @@
 // ranks, if one rank refuses its options or cannot read its dataset, or if options, the number of
 // samples or Dataset::digest() differ between ranks. What Dataset::get throws, at its batch, which
 // can be requested again; kTimeout. Source: torch.utils.data.DataLoader and torchdata's
-// StatefulDataLoader. Guide: docs/guide/training/training.md.
+// StatefulDataLoader. Guide: docs/guide/training/data.md.
 #pragma once
 
 #include <concepts>

@@ -3,7 +3,7 @@
 // Threads: get() may be called from several threads at once. Blocking: get() and digest() may read
 // a disk. Lifetime: a batch owns its tensors. Errors: cadre::Error. Source: map-style datasets of
 // torch.utils.data, but with whole batches fetched at a time. Guide:
-// docs/guide/training/training.md.
+// docs/guide/training/data.md.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -5,7 +5,7 @@
 // Source: torch.utils.data.DistributedSampler: a permutation from a generator that is seeded with
 // seed + epoch, padded by repetition or truncated to a multiple of the world size; rank r takes
 // the r-th index and every world_size-th after it.
-// Guide: docs/guide/training/training.md.
+// Guide: docs/guide/training/data.md.
 #pragma once
 
 #include <cstdint>

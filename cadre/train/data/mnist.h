@@ -5,7 +5,7 @@
 // kUnavailable for missing files; kCorruption for files in another format, or with different
 // numbers of images and labels. Source: LeCun et al., "Gradient-based learning applied to document
 // recognition", 1998; pixels scaled as in PyTorch's MNIST example. Format: docs/formats/idx.md.
-// Guide: docs/guide/training/training.md.
+// Guide: docs/guide/training/data.md.
 #pragma once
 
 #include <cstdint>

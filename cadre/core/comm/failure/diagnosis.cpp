@@ -37,6 +37,7 @@ bool is_idle(const PeerView& view) {
 }
 
 constexpr std::string_view kSameOrder = "let all ranks call the same operations in the same order";
+constexpr std::string_view kRestart = "restart the job or call rejoin()";
 
 std::string_view remedy_of(const Failure& failure) {
   if (!failure.remedy.empty()) return failure.remedy;
@@ -46,23 +47,23 @@ std::string_view remedy_of(const Failure& failure) {
         const OpKind kind = OpDescriptor::from_fingerprint(failure.operation->fingerprint).kind;
         if (kind == OpKind::kWaitSignal) {
           return "check that the other rank signals this slot of the same buffer as often as it is "
-                 "waited for; then rebuild the group";
+                 "waited for; then restart the job or call rejoin()";
         }
         return "check that the other rank calls the matching send or recv, with the same tag; then "
-               "rebuild the group";
+               "restart the job or call rejoin()";
       }
-      return "rebuild the group";
+      return kRestart;
     case ErrorCode::kPeerLost:
-      return "rebuild the group";
+      return kRestart;
     case ErrorCode::kInvalidArgument:
       return kSameOrder;
     case ErrorCode::kAborted:
-      if (failure.reporter < 0 && !failure.is_linked) return "rebuild the group";
-      return "look at the first failure, then rebuild the group";
+      if (failure.reporter < 0 && !failure.is_linked) return kRestart;
+      return "look at the first failure, then restart the job or call rejoin()";
     case ErrorCode::kUnavailable:
-      return "mend that, then rebuild the group";
+      return "mend that, then restart the job or call rejoin()";
     case ErrorCode::kCorruption:
-      return "check that all ranks run the same build, then rebuild the group";
+      return "check that all ranks run the same build, then restart the job or call rejoin()";
     case ErrorCode::kInternal:
       break;
   }

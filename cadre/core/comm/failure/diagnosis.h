@@ -175,7 +175,7 @@ inline constexpr std::string_view kMatchingMessages =
     "let each send have one recv with its tag, number of elements and dtype";
 inline constexpr std::string_view kNoRingOfSends =
     "use send_async or batch_send_recv, because each of these ranks waits in a send for the recv "
-    "of the next; then rebuild the group";
+    "of the next; then restart the job or call rejoin()";
 
 // The rank that keeps an operation from completing.
 struct Suspect {

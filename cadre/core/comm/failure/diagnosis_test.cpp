@@ -82,7 +82,7 @@ TEST(Diagnosis, ATimeoutNamesWhoIsWaitedForAndWhatItWasLastSeenDoing) {
   EXPECT_EQ(error.message(),
             "all_reduce #1042 on group \"fsdp\" timed out after 60 s on rank 0 (node0, pid 4711)\n"
             "  waiting for rank 3 (node1, pid 4714): last seen in all_gather #1041, reduce, 61 s "
-            "ago. Remedy: rebuild the group. Record: logs/flight/rank0");
+            "ago. Remedy: restart the job or call rejoin(). Record: logs/flight/rank0");
 }
 
 TEST(Diagnosis, AnErrorHasTheCulpritTheReporterAndTheOperationAsFields) {
@@ -107,10 +107,12 @@ TEST(Diagnosis, TheRankThatAbortsIsNotSentToLookForAFirstFailure) {
   const Activity own = activity(ActivityState::kRunning, OpKind::kAllReduce, 3, 1);
   Failure failure{ErrorCode::kAborted, -1, "abort() was called: no data", own};
   EXPECT_THAT(compose_error(roster(), failure, own, "").message(),
-              ::testing::EndsWith("abort() was called: no data. Remedy: rebuild the group."));
+              ::testing::EndsWith(
+                  "abort() was called: no data. Remedy: restart the job or call rejoin()."));
   failure.reporter = 2;
   EXPECT_THAT(compose_error(roster(), failure, own, "").message(),
-              ::testing::EndsWith("Remedy: look at the first failure, then rebuild the group."));
+              ::testing::EndsWith(
+                  "Remedy: look at the first failure, then restart the job or call rejoin()."));
 }
 
 // A tag that differs may be all that is wrong.
@@ -119,8 +121,9 @@ TEST(Diagnosis, AMessageThatTimesOutPointsToItsTag) {
     const Activity own = activity(ActivityState::kRunning, kind, 2, 1);
     const Error error = compose_error(roster(), {ErrorCode::kTimeout, 3, "tag 7", own}, own, "");
     EXPECT_THAT(error.message(),
-                ::testing::EndsWith("tag 7. Remedy: check that the other rank calls the matching "
-                                    "send or recv, with the same tag; then rebuild the group."));
+                ::testing::EndsWith(
+                    "tag 7. Remedy: check that the other rank calls the matching "
+                    "send or recv, with the same tag; then restart the job or call rejoin()."));
   }
 }
 
@@ -148,7 +151,7 @@ TEST(Diagnosis, ALostRankBetweenOperations) {
   EXPECT_EQ(error.message(),
             "group \"fsdp\" failed on rank 0 (node0, pid 4711) after all_reduce #5\n"
             "  rank 3 (node1, pid 4714) is gone: its connection ended, last seen in all_reduce #6, "
-            "reduce, 2.0 s ago. Remedy: rebuild the group.");
+            "reduce, 2.0 s ago. Remedy: restart the job or call rejoin().");
 }
 
 TEST(Diagnosis, WhatShowedThatARankIsGoneIsSaid) {
@@ -242,8 +245,9 @@ TEST(Diagnosis, TheRemedyOfACauseReplacesThatOfItsCode) {
               ends_with("cause. Remedy: pass one."));
   wire::AbortNotice late = notice;
   late.code = ErrorCode::kTimeout;
-  EXPECT_THAT(compose_error(roster(), failure_from_notice(late, false, {1, 1}), own, "").message(),
-              ends_with("Remedy: look at the first failure, then rebuild the group."));
+  EXPECT_THAT(
+      compose_error(roster(), failure_from_notice(late, false, {1, 1}), own, "").message(),
+      ends_with("Remedy: look at the first failure, then restart the job or call rejoin()."));
 }
 
 TEST(Diagnosis, SendsThatWaitForEachOtherAreARing) {
@@ -309,7 +313,7 @@ TEST(Diagnosis, NewsDuringAnOperationDoNotBlameIt) {
   EXPECT_EQ(error.message(),
             "group \"fsdp\" failed on rank 0 (node0, pid 4711) during all_reduce #3\n"
             "  rank 2 (node1, pid 4713) left the group after #3 (it ended its loop early?). "
-            "Remedy: rebuild the group.");
+            "Remedy: restart the job or call rejoin().");
 }
 
 TEST(Diagnosis, TheCulpritIsFoundAlongWhoWaitsForWhom) {

@@ -30,12 +30,12 @@ bool is_in_first_environment(const char* text) {
   return fields && at >= begin && at < end;
 }
 
-// The environment belongs to the whole process, and so do the secrets taken from it.
 struct Taken {
   std::mutex mutex;
   std::map<std::string, Secret> secrets;  // guarded by mutex
 };
 
+// The environment belongs to the whole process, and so do the secrets taken from it.
 Taken& taken() {
   static Taken all;
   return all;

@@ -87,7 +87,8 @@ pthread_t start_thread(std::string name, std::function<void()> body) {
   return thread;
 }
 
-// Has no destructor: a detached thread, or one that starts another, may outlive static objects.
+// Belongs to the process, because nothing owns a detached thread. Has no destructor: a detached
+// thread, or one that starts another, may outlive static objects.
 constinit std::atomic<uint32_t> num_detached{0};
 
 constexpr Duration kTimeAtExit = std::chrono::seconds(2);
