@@ -73,6 +73,8 @@ extern const int64_t first_row_of_this_rank;
 
 namespace combining {
 using any_page::Tensor;
+extern const cadre::DeviceMesh mesh;
+extern const Tensor logits, targets;
 extern const std::shared_ptr<const cadre::Dataset> dataset;
 extern cadre::SnapshotFolder folder;
 extern const std::shared_ptr<cadre::DropoutStream> stream;

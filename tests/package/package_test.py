@@ -327,7 +327,7 @@ class Package(unittest.TestCase):
             text = re.sub(r"//.*", "", header.read_text())
             for public in re.split(r"\n private:", text)[:1] + re.findall(r"CADRE_EXPORT [^;{]*;", text):
                 declared |= set(re.findall(r"\b([a-z]\w*[a-z0-9])\(", public))
-        declared -= {"move", "emplace", "work"}  # calls in bodies of templates
+        declared -= {"move", "emplace", "work", "void"}  # calls in bodies of templates
         self.assertGreater(len(declared), 60)
         unused = {name for name in declared if not re.search(rf"\b{name}\(", source)}
         self.assertEqual(unused, set())

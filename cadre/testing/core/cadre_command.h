@@ -56,6 +56,9 @@ class CadreCommand {
     system_->random_bytes(random);
     for (const std::byte byte : random) marker_ += cadre::format("{:02x}", int(byte));
     environment.set(kMarkerName, marker_);
+    // A worker may be a test of this program, which CTest runs in several shards.
+    environment.set("GTEST_TOTAL_SHARDS", "1");
+    environment.set("GTEST_SHARD_INDEX", "0");
     for (const auto& [name, value] : options.environment) environment.set(name, value);
     std::string executable = testing::build_path("bin/cadre");
     words.insert(words.begin(), options.shell.empty() ? "cadre" : executable);
