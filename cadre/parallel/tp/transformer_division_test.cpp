@@ -114,7 +114,7 @@ INSTANTIATE_TEST_SUITE_P(Divisions, TransformerDivision,
                                            Division{"tied_sequence", true, true, 1},
                                            Division{"untied_sequence", false, true, 1},
                                            Division{"tied_context", true, false, 2}),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& division) { return std::string(division.param.name); });
 
 // The names are those in the module, at any depth, so that the plan fits it without patterns.
 TEST(TensorParallelPlan, NamesTheLayersOfEachPlannedModule) {
