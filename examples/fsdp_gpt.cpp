@@ -9,80 +9,51 @@
 #include <iostream>
 
 namespace nn = torch::nn;
-using torch::Tensor;
+using Block = nn::ModuleHolder<cadre::ShardUnit<cadre::TransformerBlockImpl>>;
 
-constexpr int64_t kVocabulary = 17, kContext = 16, kWidth = 32;
+constexpr cadre::TransformerOptions kGpt{.vocabulary = 17,
+                                         .context = 16,
+                                         .embed_dim = 32,
+                                         .num_heads = 4,
+                                         .num_blocks = 6,
+                                         .recompute = true};
 
-struct BlockImpl : nn::Module {
-  BlockImpl() {
-    const nn::LayerNormOptions norm({kWidth});
-    const cadre::SelfAttentionOptions heads{.embed_dim = kWidth, .num_heads = 4};
-    attention = register_module("attention",
-                                nn::Sequential(nn::LayerNorm(norm), cadre::SelfAttention(heads)));
-    mlp = register_module("mlp", nn::Sequential(nn::LayerNorm(norm), nn::Linear(kWidth, 4 * kWidth),
-                                                nn::GELU(), nn::Linear(4 * kWidth, kWidth)));
-  }
-  Tensor forward(const Tensor& x) {
-    const Tensor h = x + attention->forward(x);
-    return h + mlp->forward(h);
-  }
-  nn::Sequential attention, mlp;
-};
-using Block = nn::ModuleHolder<cadre::ShardUnit<cadre::ActivationCheckpoint<BlockImpl>>>;
-
-struct Gpt : nn::Module {
-  Gpt() {
-    tokens = register_module("tokens", nn::Embedding(kVocabulary, kWidth));
-    positions = register_module("positions", nn::Embedding(kContext, kWidth));
-    for (int i = 0; i < 6; ++i) blocks->push_back(Block());
-    register_module("blocks", blocks);
-  }
-  Tensor forward(const Tensor& x) {
-    const Tensor h = blocks->forward(tokens(x) + positions(torch::arange(x.size(1))));
-    return torch::matmul(h, tokens->weight.t());
-  }
-  nn::Embedding tokens{nullptr}, positions{nullptr};
-  nn::Sequential blocks;
-};
-
-int64_t num_elements(const std::vector<Tensor>& tensors) {
-  int64_t sum = 0;
-  for (const Tensor& tensor : tensors) sum += tensor.numel();
-  return sum;
+nn::Sequential make_gpt() {
+  const cadre::TransformerEmbedding embedding(kGpt);
+  nn::Sequential gpt(embedding);
+  for (int i = 0; i < kGpt.num_blocks; ++i) gpt->push_back(Block(kGpt));
+  gpt->push_back(cadre::TransformerHead(embedding));
+  return gpt;
 }
 
 int main(int argc, char** argv) {
   auto world = cadre::init_process_group();
   torch::manual_seed(0);
-  auto gpt = cadre::defer_init([] { return std::make_shared<Gpt>(); });  // no memory yet
-  const int64_t total = num_elements(gpt->parameters());
-
-  cadre::FullyShardedDataParallelOptions options{.wrap_policy = cadre::wrap_by_type<BlockImpl>()};
-  if (argc > 1) {
-    options.offload = cadre::FileOffload{.folder = argv[1]};
-  } else {
-    // Ranks of one host read each other's shards in place, without copies.
-    options.form = cadre::ShardForm::kMapped;
-  }
+  const auto gpt = cadre::defer_init(make_gpt);  // no memory yet
+  const int64_t total = cadre::num_elements(gpt->parameters());
+  // Ranks of one host read each other's shards in place, without copies.
+  cadre::FullyShardedDataParallelOptions options{.form = cadre::ShardForm::kMapped};
+  if (argc > 1) options = {.offload = cadre::FileOffload{.folder = argv[1]}};
+  options.wrap_policy = cadre::wrap_by_type<cadre::TransformerBlockImpl>();
   cadre::FullyShardedDataParallel model{gpt, world, options};
   cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, torch::optim::AdamWOptions(3e-3)};
 
   double first = 0, last = 0;
   for (int step = 0; step < 40; ++step) {
     // Sequences that count in steps of one to four; this rank has every world_size-th of twelve.
-    const Tensor rows = torch::arange(world.rank(), 12, world.world_size()).unsqueeze(1);
-    const Tensor all =
-        (rows * 5 + step + torch::arange(kContext + 1) * (rows % 4 + 1)) % kVocabulary;
+    const auto rows = torch::arange(world.rank(), 12, world.world_size()).unsqueeze(1);
+    const auto all =
+        (rows * 5 + step + torch::arange(kGpt.context + 1) * (rows % 4 + 1)) % kGpt.vocabulary;
     optimizer.zero_grad();
-    const Tensor logits = model(all.slice(1, 0, kContext)).flatten(0, 1);
-    const Tensor loss = nn::functional::cross_entropy(logits, all.slice(1, 1).flatten());
+    const auto logits = model(all.slice(1, 0, kGpt.context)).flatten(0, 1);
+    const auto loss = nn::functional::cross_entropy(logits, all.slice(1, 1).flatten());
     loss.backward();
     optimizer.step();
     last = model.mean_over_ranks(loss);
     if (step == 0) first = last;
   }
   std::cout << "rank " << world.rank() << ": loss " << first << " to " << last << ", owns "
-            << num_elements(model.parameters()) << " of " << total << " elements, gathers at most "
-            << model.peak_full_bytes() << " bytes" << std::endl;
+            << cadre::num_elements(model.parameters()) << " of " << total
+            << " elements, gathers at most " << model.peak_full_bytes() << " bytes" << std::endl;
   world.close();
 }

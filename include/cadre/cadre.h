@@ -36,5 +36,6 @@
 #include "cadre/snapshots.h"
 #include "cadre/symmetric_tensor.h"
 #include "cadre/tensor_parallel.h"
+#include "cadre/transformer.h"
 #include "cadre/verify.h"
 #include "cadre/zero.h"

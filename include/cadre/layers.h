@@ -7,11 +7,14 @@
 //   cadre::CounterBasedDropout dropout(
 //       cadre::CounterBasedDropoutOptions{.p = 0.1, .layer = 3, .stream = stream});
 //   const Tensor hidden = dropout(torch::gelu(up(norm(x))));
-//   const Tensor loss = cadre::vocab_parallel_cross_entropy(hidden, labels, world);
+//   const Tensor loss =
+//       cadre::vocab_parallel_cross_entropy(hidden, labels, world, {.vocabulary = 2048});
 //
 // Declares:
 // - `TensorParallelLayer`, `ParallelStyle`, `LayerParallelism`, `to_string()`: what a divisible
 //   layer has, and how it is divided.
+// - `PlanEntry`, `PlannedModule`, `TensorParallelPlanOptions`: a pattern of names and how these
+//   layers are divided, and a module that knows this of its layers.
 // - `DividedParameter`, `DividedParameters`, `make_equal()`: for layers of the program's own.
 // - `Linear`, `LinearImpl`: a linear layer that may be divided.
 // - `ColumnParallelLinear`, `ColumnParallelLinearImpl`, `ColumnParallelOptions`: one that is

@@ -11,6 +11,7 @@
 //
 // Declares:
 // - `Pipeline`, `PipelineOptions`: the wrapper.
+// - `pipeline_of()`, `StageDivision`: makes the stages from the layers of a whole model.
 // - `PipelineStage`, `PipelineStageOptions`, `PipelineMicrobatch`: one stage of this rank, and what
 //   it is told about a microbatch.
 // - `StageParameter`: a parameter by its stage and name, for tie_parameters().
@@ -22,6 +23,7 @@
 // Guide: docs/guide/parallel/pipeline-parallel.md. PyTorch: torch.distributed.pipelining.
 #pragma once
 
+#include "cadre/parallel/pp/layered/layered_pipeline.h"
 #include "cadre/parallel/pp/pipeline.h"
 #include "cadre/parallel/pp/pipeline_error.h"
 #include "cadre/parallel/pp/pipeline_loss.h"

@@ -9,7 +9,7 @@
 //
 // Declares:
 // - `parallelize_module()`: divides the layers that the plan names.
-// - `PlanEntry`: a pattern of names, and how these layers are divided.
+// - `tensor_parallel_plan()`: the plan for the layers of a transformer in a module.
 //
 // Guide: docs/guide/parallel/tensor-parallel.md. PyTorch:
 // torch.distributed.tensor.parallel.parallelize_module.

@@ -132,15 +132,15 @@ class CADRE_EXPORT ContextParallelLayer {
   std::optional<ContextParallel> context_;
 };
 
-// Sets the sequence of every ContextParallelLayer in the module: of each SelfAttention and
-// CounterBasedDropout. A second call sets another sequence, such as a longer one. Collective.
-// Throws kInvalidArgument on all ranks, and changes nothing, if there is no such layer, if the
-// options of layers differ between ranks, or if the module has a layer of libtorch that combines
-// the tokens of a sequence, because it would see this rank's tokens only: MultiheadAttention and
-// the Transformer layers, RNN, LSTM, GRU, one-dimensional convolutions wider than a token,
-// BatchNorm1d and InstanceNorm1d. If a module applies such a layer to whole sequences, call this
-// for its other parts. Functions that a forward() calls, such as scaled_dot_product_attention(),
-// are not noticed.
+// Sets the sequence of every ContextParallelLayer in the module: of each SelfAttention,
+// CounterBasedDropout and TransformerEmbedding. A second call sets another sequence, such as a
+// longer one. Collective. Throws kInvalidArgument on all ranks, and changes nothing, if there is no
+// such layer, if the options of layers differ between ranks, or if the module has a layer of
+// libtorch that combines the tokens of a sequence, because it would see this rank's tokens only:
+// MultiheadAttention and the Transformer layers, RNN, LSTM, GRU, one-dimensional convolutions wider
+// than a token, BatchNorm1d and InstanceNorm1d. If a module applies such a layer to whole
+// sequences, call this for its other parts. Functions that a forward() calls, such as
+// scaled_dot_product_attention(), are not noticed.
 CADRE_EXPORT void set_context_parallel(torch::nn::Module& module, const ContextParallel& context);
 
 }  // namespace cadre

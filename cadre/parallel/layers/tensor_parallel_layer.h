@@ -106,6 +106,29 @@ class CADRE_EXPORT TensorParallelLayer {
   bool computes_alone_ = true;
 };
 
+struct PlanEntry {
+  // The dotted name of a module; `*` in it stands for any characters but dots.
+  std::string pattern;
+  ParallelStyle style;
+  // See LayerParallelism. Refused for layers to which they do not apply.
+  bool gather_output = false;
+  bool input_is_parallel = true;
+};
+
+struct TensorParallelPlanOptions {
+  // Whether activations between the divided layers are shards of the sequence.
+  bool sequence_parallel = false;
+};
+
+// A module that consists of layers and knows how ranks divide them.
+class CADRE_EXPORT PlannedModule {
+ public:
+  virtual ~PlannedModule() = default;
+  // Returns entries for the layers in this module, but not for those in another PlannedModule that
+  // is in it. Patterns are names in this module.
+  virtual std::vector<PlanEntry> plan(const TensorParallelPlanOptions& options) const = 0;
+};
+
 // Throws the same sentence on all ranks if the ranks' modules differ in names, shapes or dtypes;
 // else gives all ranks the parameters and buffers of rank 0. caller: static text.
 CADRE_EXPORT void make_equal(const torch::nn::Module& module, const ProcessGroup& group,

@@ -7,7 +7,6 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/schedule/check.h"
-#include "cadre/core/schedule/generate.h"
 #include "cadre/core/schedule/lowering.h"
 #include "cadre/parallel/pp/pipeline_agreement.h"
 #include "cadre/parallel/pp/sharded_stages.h"
@@ -26,15 +25,8 @@ Result<PipelineSchedule> compute_only_schedule(const PipelineOptions& options, i
     }
     return *schedule;
   }
-  const std::string& name = std::get<std::string>(options.schedule);
-  const PipelineScheduleInfo* const info = find_pipeline_schedule(name);
-  if (info == nullptr) {
-    std::string names;
-    for (const PipelineScheduleInfo& known : pipeline_schedules()) {
-      names += format("{}\"{}\"", names.empty() ? "" : ", ", known.name);
-    }
-    return pipeline_refusal(format("there is no schedule \"{}\"; there are {}", name, names));
-  }
+  const auto info = schedule_of_name(std::get<std::string>(options.schedule));
+  if (!info.ok()) return info.error();
   return make_pipeline_schedule({.kind = info->kind,
                                  .num_ranks = num_ranks,
                                  .num_microbatches = options.num_microbatches.value_or(1),
@@ -99,6 +91,16 @@ std::optional<Error> check_values(const std::vector<PipelineStage>& stages) {
 }
 
 }  // namespace
+
+Result<PipelineScheduleInfo> schedule_of_name(const std::string& name) {
+  const PipelineScheduleInfo* const info = find_pipeline_schedule(name);
+  if (info != nullptr) return *info;
+  std::string names;
+  for (const PipelineScheduleInfo& known : pipeline_schedules()) {
+    names += format("{}\"{}\"", names.empty() ? "" : ", ", known.name);
+  }
+  return pipeline_refusal(format("there is no schedule \"{}\"; there are {}", name, names));
+}
 
 Result<PipelineSchedule> lowered_schedule(const std::vector<PipelineStage>& stages,
                                           const PipelineOptions& options, int num_ranks) {

@@ -135,14 +135,12 @@ TEST(ShardedStages, AreGatheredAndReducedOnceInAStep) {
                 ::testing::HasSubstr("they are whole during step() and forward() of the pipeline"));
     EXPECT_THAT(testing::failure_of([&] { net->bias[0].grad().sum(); }),
                 ::testing::HasSubstr("Make the optimizer from the pipeline"));
-    int64_t num_owned = 0;
-    int64_t num_elements = 0;
-    for (const Tensor& values : pipeline.parameters()) num_owned += values.numel();
-    for (const Tensor& parameter : net->parameters()) num_elements += parameter.numel();
+    const int64_t num_owned = num_elements(pipeline.parameters());
+    const int64_t num_all = num_elements(net->parameters());
     const Tensor sum = torch::full({1}, num_owned, torch::kLong);
     mesh.group("dp").all_reduce(sum);
-    EXPECT_EQ(sum.item<int64_t>(), num_elements);
-    EXPECT_LT(num_owned, num_elements);
+    EXPECT_EQ(sum.item<int64_t>(), num_all);
+    EXPECT_LT(num_owned, num_all);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

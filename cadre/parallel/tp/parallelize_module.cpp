@@ -214,4 +214,22 @@ std::vector<ParameterShard> parallelize_module(torch::nn::Module& module, const 
   return division.keep_records();
 }
 
+std::vector<PlanEntry> tensor_parallel_plan(const torch::nn::Module& module,
+                                            const TensorParallelPlanOptions& options) {
+  std::vector<PlanEntry> plan;
+  const auto add = [&](const std::string& name, const torch::nn::Module& each) {
+    const auto* const planned = dynamic_cast<const PlannedModule*>(&each);
+    if (planned == nullptr) return;
+    for (PlanEntry entry : planned->plan(options)) {
+      if (!name.empty()) entry.pattern = format("{}.{}", name, entry.pattern);
+      plan.push_back(std::move(entry));
+    }
+  };
+  add("", module);
+  for (const auto& child : module.named_modules("", /*include_self=*/false)) {
+    add(child.key(), *child.value());
+  }
+  return plan;
+}
+
 }  // namespace cadre

@@ -49,20 +49,17 @@ class Module;
 
 namespace cadre {
 
-struct PlanEntry {
-  // The dotted name of a module; `*` in it stands for any characters but dots.
-  std::string pattern;
-  ParallelStyle style;
-  // See LayerParallelism. Refused for layers to which they do not apply.
-  bool gather_output = false;
-  bool input_is_parallel = true;
-};
-
 // ranks: a mesh of one axis; or a ProcessGroup, which counts as a mesh with the axis "tp". Returns
 // a record for each parameter, in the order of named_parameters(), each tensor once: `values` and
 // `parameter` are the module's own tensor, of the sizes of the local box.
 CADRE_EXPORT std::vector<ParameterShard> parallelize_module(torch::nn::Module& module,
                                                             const Ranks& ranks,
                                                             const std::vector<PlanEntry>& plan);
+
+// Returns the entries of all modules in the module that have a plan of their own (PlannedModule),
+// such as each SelfAttention and TransformerBlock, with their names in the module. Layers outside
+// of them need entries of the program's own; a plan is a list, to which they are added.
+CADRE_EXPORT std::vector<PlanEntry> tensor_parallel_plan(
+    const torch::nn::Module& module, const TensorParallelPlanOptions& options = {});
 
 }  // namespace cadre

@@ -28,4 +28,10 @@ std::vector<NamedTensor> distinct_buffers(const torch::nn::Module& module) {
   return distinct(module.named_buffers());
 }
 
+int64_t num_elements(const std::vector<at::Tensor>& tensors) {
+  int64_t sum = 0;
+  for (const at::Tensor& tensor : tensors) sum += tensor.numel();
+  return sum;
+}
+
 }  // namespace cadre

@@ -1,10 +1,12 @@
-// The parameters and buffers of a module by name, each tensor once.
+// The parameters and buffers of a module by name, each tensor once, and what modules share.
 //
 // Threads: as the module. Blocking: never. Lifetime: shares the tensors. Errors: none.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -25,5 +27,18 @@ struct NamedTensor {
 // registered under two names (a tied weight) has the first of them.
 CADRE_EXPORT std::vector<NamedTensor> distinct_parameters(const torch::nn::Module& module);
 CADRE_EXPORT std::vector<NamedTensor> distinct_buffers(const torch::nn::Module& module);
+
+// Returns the number of elements of all tensors together, as for the size of a model.
+CADRE_EXPORT int64_t num_elements(const std::vector<at::Tensor>& tensors);
+
+// A module whose forward() uses another module of the model that it has not registered, such as a
+// head that is tied to an embedding. If both registered it, parameters() would list its tensors
+// twice, and an optimizer would step them twice.
+class CADRE_EXPORT SharingModule {
+ public:
+  virtual ~SharingModule() = default;
+  // Returns the other module; null if there is none.
+  virtual std::shared_ptr<torch::nn::Module> shared_module() const = 0;
+};
 
 }  // namespace cadre

@@ -81,6 +81,11 @@ std::string SelfAttentionImpl::options_text() const {
   return text;
 }
 
+std::vector<PlanEntry> SelfAttentionImpl::plan(const TensorParallelPlanOptions& /*options*/) const {
+  return {{.pattern = "qkv", .style = ParallelStyle::kColwise},
+          {.pattern = "output", .style = ParallelStyle::kRowwise}};
+}
+
 at::Tensor SelfAttentionImpl::attend(const at::Tensor& query, const at::Tensor& key,
                                      const at::Tensor& value) const {
   AttentionOptions attention{.is_causal = options.is_causal};

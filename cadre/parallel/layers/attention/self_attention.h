@@ -5,7 +5,7 @@
 // and value head: for each of them the query heads that use it, its key, its value, head_dim
 // features each. So ranks that divide the key and value heads divide the features in order.
 // "output" maps the heads' results, in the order of the query heads, back to embed_dim.
-// Parallelize "qkv" as kColwise and "output" as kRowwise.
+// Parallelize "qkv" as kColwise and "output" as kRowwise, as tensor_parallel_plan() does.
 // After set_context_parallel() the input has this rank's tokens of a sequence that the ranks of
 // another group share, which composes with parallelize_module().
 //
@@ -23,11 +23,13 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cadre/core/base/export.h"
 #include "cadre/parallel/layers/context_parallel.h"
 #include "cadre/parallel/layers/counter_based_dropout.h"
 #include "cadre/parallel/layers/linear.h"
+#include "cadre/parallel/layers/tensor_parallel_layer.h"
 
 namespace cadre {
 
@@ -42,7 +44,9 @@ struct SelfAttentionOptions {
   std::optional<CounterBasedDropoutOptions> dropout = {};
 };
 
-class CADRE_EXPORT SelfAttentionImpl : public torch::nn::Module, public ContextParallelLayer {
+class CADRE_EXPORT SelfAttentionImpl : public torch::nn::Module,
+                                       public ContextParallelLayer,
+                                       public PlannedModule {
  public:
   explicit SelfAttentionImpl(const SelfAttentionOptions& options);
 
@@ -51,6 +55,7 @@ class CADRE_EXPORT SelfAttentionImpl : public torch::nn::Module, public ContextP
   // for other sizes.
   at::Tensor forward(const at::Tensor& input);
   std::string options_text() const override;
+  std::vector<PlanEntry> plan(const TensorParallelPlanOptions& options) const override;
 
   SelfAttentionOptions options;
   Linear qkv{nullptr}, output{nullptr};

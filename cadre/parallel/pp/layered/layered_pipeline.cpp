@@ -1,0 +1,199 @@
+#include "cadre/parallel/pp/layered/layered_pipeline.h"
+
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "cadre/core/base/fnv1a.h"
+#include "cadre/core/base/format.h"
+#include "cadre/core/schedule/generate.h"
+#include "cadre/parallel/deferred/deferred_init.h"
+#include "cadre/parallel/pp/pipeline_agreement.h"
+#include "cadre/parallel/pp/pipeline_plan.h"
+#include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/hooks/named_tensors.h"
+
+namespace cadre {
+namespace {
+
+using parallel::pipeline_refusal;
+
+// Consecutive layers of the model, under their names, and what they share with other stages.
+class StageOfLayers : public torch::nn::Module {
+ public:
+  void add(const std::string& name, const torch::nn::AnyModule& layer) {
+    layers_.push_back(layer);
+    register_module(name, layer.ptr());
+  }
+
+  // Registers the modules that the layers use and that no layer of this stage has, so that their
+  // parameters are parameters of this stage.
+  void add_shared_modules() {
+    std::set<const torch::nn::Module*> present;
+    for (const auto& module : modules(/*include_self=*/false)) present.insert(module.get());
+    for (const auto& layer : named_children()) {
+      for (const auto& module : layer.value()->modules()) {
+        const auto* const sharing = dynamic_cast<const SharingModule*>(module.get());
+        if (sharing == nullptr) continue;
+        const auto shared = sharing->shared_module();
+        if (shared == nullptr || !present.insert(shared.get()).second) continue;
+        register_module(format("{}_shared{}", layer.key(), num_shared_++), shared);
+      }
+    }
+  }
+
+  at::Tensor forward(at::Tensor x) {
+    for (torch::nn::AnyModule& layer : layers_) x = layer.forward(std::move(x));
+    return x;
+  }
+
+ private:
+  std::vector<torch::nn::AnyModule> layers_;
+  int num_shared_ = 0;
+};
+
+// Returns the rank of each stage. Throws for a schedule of unknown name. The constructor of
+// Pipeline refuses a number of stages that the schedule does not have.
+std::vector<int> ranks_of_stages(const PipelineOptions& options, const StageDivision& division,
+                                 int64_t num_layers, int num_ranks) {
+  if (const auto* const schedule = std::get_if<PipelineSchedule>(&options.schedule)) {
+    if (division.stages_per_rank) {
+      throw pipeline_refusal(
+          format("stages_per_rank is {}, but the PipelineSchedule has a number of stages of its "
+                 "own; leave it out",
+                 *division.stages_per_rank));
+    }
+    return schedule->rank_of_stage;
+  }
+  const PipelineScheduleInfo info =
+      parallel::schedule_of_name(std::get<std::string>(options.schedule)).value_or_throw();
+  const int stages_per_rank = division.stages_per_rank.value_or(info.usual_stages_per_rank);
+  if (stages_per_rank < 1 || stages_per_rank > num_layers) {
+    throw pipeline_refusal(
+        format("stages_per_rank is {}, expected from 1 to {}, the number of "
+               "layers",
+               stages_per_rank, num_layers));
+  }
+  return place_stages(info.placement, {.num_ranks = num_ranks, .stages_per_rank = stages_per_rank});
+}
+
+std::vector<int64_t> sizes_of_stages(const StageDivision& division, int64_t num_layers,
+                                     int64_t num_stages) {
+  if (num_stages < 1) throw pipeline_refusal("the PipelineSchedule has no stages");
+  if (num_layers < num_stages) {
+    throw pipeline_refusal(
+        format("the model has {} layers, and the schedule {} stages, each of "
+               "which needs a layer",
+               num_layers, num_stages));
+  }
+  if (division.layers_per_stage.empty()) {
+    std::vector<int64_t> sizes(static_cast<size_t>(num_stages), num_layers / num_stages);
+    for (int64_t i = 0; i < num_layers % num_stages; ++i) ++sizes[static_cast<size_t>(i)];
+    return sizes;
+  }
+  int64_t sum = 0;
+  for (const int64_t size : division.layers_per_stage) {
+    if (size < 1 || size > num_layers) {
+      throw pipeline_refusal(
+          format("layers_per_stage has the number {}, expected from 1 to {}", size, num_layers));
+    }
+    sum += size;
+  }
+  const auto num_given = static_cast<int64_t>(division.layers_per_stage.size());
+  if (num_given == num_stages && sum == num_layers) return division.layers_per_stage;
+  throw pipeline_refusal(
+      format("layers_per_stage divides {} layers among {} stages, but the model has {} layers and "
+             "the schedule {} stages",
+             sum, num_given, num_layers, num_stages));
+}
+
+std::vector<std::shared_ptr<StageOfLayers>> layers_of_stages(
+    const torch::nn::SequentialImpl& layers, const std::vector<int64_t>& sizes) {
+  const auto named = layers.named_children();
+  auto name = named.begin();
+  auto layer = layers.begin();
+  std::vector<std::shared_ptr<StageOfLayers>> stages;
+  for (const int64_t size : sizes) {
+    auto& stage = stages.emplace_back(std::make_shared<StageOfLayers>());
+    for (int64_t i = 0; i < size; ++i) stage->add((name++)->key(), *layer++);
+    stage->add_shared_modules();
+  }
+  return stages;
+}
+
+// Returns the parameters of each tensor that several stages have, in the order of the stages.
+std::vector<std::vector<StageParameter>> ties_of(
+    const std::vector<std::shared_ptr<StageOfLayers>>& stages) {
+  std::map<const c10::TensorImpl*, size_t> index_of;
+  std::vector<std::vector<StageParameter>> holders;
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    for (const NamedTensor& parameter : distinct_parameters(*stages[stage])) {
+      const auto [known, is_first] =
+          index_of.emplace(parameter.tensor.unsafeGetTensorImpl(), holders.size());
+      if (is_first) holders.emplace_back();
+      holders[known->second].push_back({static_cast<int>(stage), parameter.name});
+    }
+  }
+  std::erase_if(holders, [](const auto& parameters) { return parameters.size() < 2; });
+  return holders;
+}
+
+// Returns a digest of the names and sizes of the parameters of all stages.
+uint64_t digest_of(const std::vector<std::shared_ptr<StageOfLayers>>& stages) {
+  Fnv1a hash;
+  for (const auto& stage : stages) {
+    for (const NamedTensor& parameter : distinct_parameters(*stage)) {
+      hash.add(parameter.name);
+      for (const int64_t size : parameter.tensor.sizes()) hash.add(static_cast<uint64_t>(size));
+    }
+  }
+  return hash.value();
+}
+
+}  // namespace
+
+Pipeline pipeline_of(const torch::nn::SequentialImpl& layers, const Ranks& ranks,
+                     const PipelineOptions& options, const StageDivision& division) {
+  const ProcessGroup& group = ranks.group_of_one_axis("cadre::pipeline_of", "pp");
+  std::vector<int> rank_of_stage;
+  std::vector<std::shared_ptr<StageOfLayers>> modules;
+  check_equal_on_all_ranks(
+      group, "cadre::pipeline_of",
+      [&]() -> std::vector<AgreedField> {
+        const auto num_layers = static_cast<int64_t>(layers.size());
+        rank_of_stage = ranks_of_stages(options, division, num_layers, group.world_size());
+        const std::vector<int64_t> sizes =
+            sizes_of_stages(division, num_layers, static_cast<int64_t>(rank_of_stage.size()));
+        modules = layers_of_stages(layers, sizes);
+        for (size_t stage = 0; stage < modules.size(); ++stage) {
+          if (rank_of_stage[stage] == group.rank()) materialize(*modules[stage]);
+        }
+        return {
+            {"the number of layers in each stage", list_of(sizes)},
+            {"the model", format("one whose parameters have the digest {:x}", digest_of(modules))}};
+      },
+      "pass the same model and division on all ranks");
+  const int num_stages = static_cast<int>(modules.size());
+  const std::vector<std::vector<StageParameter>> ties = ties_of(modules);
+  std::vector<PipelineStage> own;
+  for (int stage = 0; stage < num_stages; ++stage) {
+    const auto index = static_cast<size_t>(stage);
+    if (rank_of_stage[index] != group.rank()) continue;
+    own.emplace_back(modules[index], PipelineStageOptions{.stage = stage,
+                                                          .num_stages = num_stages,
+                                                          .recompute = division.recompute});
+  }
+  Pipeline pipeline(own, ranks, options);
+  for (const std::vector<StageParameter>& parameters : ties) pipeline.tie_parameters(parameters);
+  return pipeline;
+}
+
+}  // namespace cadre
