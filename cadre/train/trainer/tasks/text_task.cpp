@@ -1,12 +1,16 @@
 #include "cadre/train/trainer/tasks/text_task.h"
 
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/torch.h>
+
 #include <algorithm>
+#include <vector>
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
 #include "cadre/train/data/bigram.h"
+#include "cadre/train/data/text_corpus.h"
 #include "cadre/train/trainer/models/language_model.h"
-#include "cadre/train/trainer/tasks/text_sample.h"
 #include "cadre/train/trainer/tasks/text_source.h"
 
 namespace cadre::train {
@@ -23,6 +27,43 @@ void check_size(std::string_view part, const TokenRange& range, const Config& co
                             "model.context + 1, which is {}: provide more text, or change "
                             "data.held_out, which is {}, or model.context",
                             part, range.size(), config.model.context + 1, config.data.held_out));
+}
+
+// logits: (V).
+int64_t draw(const at::Tensor& logits, const SampleConfig& config, at::Generator& generator) {
+  if (config.temperature == 0) return logits.argmax().item<int64_t>();
+  const int64_t num_candidates =
+      config.top_k == 0 ? logits.numel() : std::min(config.top_k, logits.numel());
+  const auto [values, tokens] = logits.topk(num_candidates);
+  // Computes differences to the largest logit, so that no quotient is positive and infinite.
+  const at::Tensor scaled = (values - values[0]) / config.temperature;
+  const at::Tensor choice =
+      torch::multinomial(torch::softmax(scaled, 0), 1, /*replacement=*/false, generator);
+  return tokens[choice.item<int64_t>()].item<int64_t>();
+}
+
+// Generates text with a model, in one forward for each token. Continues the prompt for
+// config.tokens tokens, or up to <|endoftext|>, and returns prompt and continuation. Equal seeds
+// and parameters give equal text. The result may contain bytes that are not valid UTF-8. context:
+// the most tokens that the model takes.
+std::string sample_text(const Inference& infer, int64_t context, const SampleConfig& config,
+                        uint64_t seed) {
+  const torch::NoGradGuard no_grad;
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  std::vector<int64_t> tokens = {kEndOfText};  // a document follows this token
+  for (const char byte : config.prompt) tokens.push_back(static_cast<unsigned char>(byte));
+  std::string text = config.prompt;
+  for (int64_t i = 0; i < config.tokens; ++i) {
+    const auto length = std::min(static_cast<int64_t>(tokens.size()), context);
+    const at::Tensor window = torch::tensor(
+        at::IntArrayRef(tokens).slice(tokens.size() - static_cast<size_t>(length)), torch::kLong);
+    const at::Tensor logits = infer(window.unsqueeze(0))[0][length - 1];
+    const int64_t token = draw(logits, config, generator);
+    if (token == kEndOfText) break;
+    tokens.push_back(token);
+    text += static_cast<char>(token);
+  }
+  return text;
 }
 
 }  // namespace
