@@ -10,7 +10,7 @@
 #include "cadre/testing/torch/pp_model.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 
-namespace cadre::pipeline_messages_test {
+namespace cadre::stage_messages_test {
 namespace {
 
 using testing::cross_entropy;
@@ -122,4 +122,4 @@ TEST(PipelineMessages, PipelinesOfOneGroupDoNotMeet) {
 }
 
 }  // namespace
-}  // namespace cadre::pipeline_messages_test
+}  // namespace cadre::stage_messages_test

@@ -17,7 +17,7 @@
 #include "cadre/testing/torch/pp_model.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 
-namespace cadre::pipeline_values_test {
+namespace cadre::stage_values_test {
 namespace {
 
 using testing::failure_of;
@@ -338,4 +338,4 @@ TEST(PipelineValues, OutputsAndLossesAreThoseOfTheirMicrobatch) {
 }
 
 }  // namespace
-}  // namespace cadre::pipeline_values_test
+}  // namespace cadre::stage_values_test
