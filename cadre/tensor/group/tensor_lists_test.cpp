@@ -1,16 +1,12 @@
 // The list forms, the coalesced forms and the batches against plain formulas, and their refusals.
 // Ranks are threads.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <functional>
-#include <numeric>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "cadre/core/base/error.h"
 #include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/testing/torch/process_group_ranks.h"
@@ -295,94 +291,6 @@ TEST_P(ListsOnRanks, ReceivesFromAnyRankAndABarrierInTheBackground) {
   });
 }
 
-TEST(ProcessGroup, ListsThatCannotTakePartAreRefusedBeforeAnythingIsSent) {
-  const auto result = run_groups(2, [](const ProcessGroup& group) {
-    const auto expect = [](const std::function<void()>& call, const std::string& text) {
-      const std::string failure = failure_of(call);
-      require(failure.starts_with("kInvalidArgument: ") && failure.find(text) != std::string::npos,
-              "expected \"" + text + "\", got \"" + failure + "\"");
-    };
-    const Tensor two = torch::zeros({2});
-    const Tensor three = torch::zeros({3});
-    const Tensors pair = {torch::zeros({2}), torch::zeros({2})};
-    const Tensors mixed = {torch::zeros({2}), torch::zeros({2}, torch::kInt)};
-    const Tensors ragged = {torch::zeros({2}), torch::zeros({3})};
-    expect([&] { group.all_gather(Tensors{two}, two); },
-           "the list of outputs has 1 tensors, expected one for each of 2 ranks");
-    expect([&] { group.all_gather(mixed, two); }, "the outputs are float32 and int32");
-    expect([&] { group.all_gather(pair, three); }, "as many elements");
-    expect([&] { group.all_gather({torch::zeros({1}).expand({2}), two}, two); }, "share memory");
-    expect([&] { group.all_gather({two.to_sparse(), two}, two); }, "is sparse");
-    expect([&] { group.all_gather(pair, torch::zeros({2}, torch::kComplexFloat)); },
-           "is complex64");
-    expect([&] { group.reduce_scatter(three, pair); }, "as many elements");
-    expect([&] { group.reduce_scatter(two, {two, Tensor()}); }, "the input is undefined");
-    expect([&] { group.reduce_scatter(two, pair, {.op = ReduceOp::kBor}); }, "bor of float32");
-    expect([&] { group.gather(ragged, two, {.root = group.rank()}); }, "differ in size: (2) (3)");
-    expect([&] { group.scatter(two, ragged, {.root = group.rank()}); }, "differ in size: (2) (3)");
-    expect([&] { group.all_to_all(pair, mixed); }, "the inputs are float32 and int32");
-    Tensors own_is_longer = pair;
-    own_is_longer[static_cast<size_t>(group.rank())] = three;
-    expect([&] { group.all_to_all(pair, own_is_longer); }, "as many elements");
-    expect(
-        [&] {
-          group.all_reduce_coalesced({two, torch::zeros({2, 3}).t()});
-        },
-        "is not contiguous");
-    expect(
-        [&] {
-          group.all_gather_coalesced({two, two}, {two});
-        },
-        "there are 2 outputs for 1 inputs");
-    expect([&] { group.reduce_scatter_coalesced({two}, {three}); },
-           "the input has 3 elements (3), expected world size 2 times the output's 2 (2)");
-    expect(
-        [&] {
-          group.batch_send_recv({P2POp::send(two, 1 - group.rank()), P2POp::send(two, 2)});
-        },
-        "the peer 2 is not in the group of 2 ranks");
-    expect([&] { group.batch_send_recv({P2POp::recv(two, group.rank())}); },
-           "is this rank itself; copy the data instead");
-    require(group.communicator().num_collectives() == 0, "nothing was issued");
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
-// Without the refusal, each output would hold the value that was written last.
-TEST(ProcessGroup, ListsOfOutputsThatShareMemoryAreRefused) {
-  const auto result = run_groups(2, [](const ProcessGroup& group) {
-    const auto expect = [&](const std::function<void()>& call) {
-      const std::string failure = failure_of(call);
-      require(failure.find("the tensors 0 and 1 of the list share memory; pass tensors that do not "
-                           "overlap") != std::string::npos,
-              failure);
-      require(!group.error(), "the group has failed");
-    };
-    const Tensor two = torch::zeros({2});
-    const Tensor four = torch::zeros({4});
-    const Tensor square = torch::zeros({2, 2});
-    expect([&] { group.all_gather({two, two}, two.clone()); });
-    expect([&] { group.all_gather({square.select(1, 0), square.select(1, 0)}, two); });
-    expect([&] { group.gather({two, two}, two.clone(), {.root = group.rank()}); });
-    expect([&] { group.all_to_all({four.narrow(0, 0, 2), four.narrow(0, 1, 2)}, {two, two}); });
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
-// The columns of a matrix have gaps and lie in each other's extent.
-TEST(ProcessGroup, ListsOfInterleavedOutputsAreFilled) {
-  const auto result = run_groups(2, [](const ProcessGroup& group) {
-    const Tensor matrix = torch::zeros({3, 2});
-    group.all_gather({matrix.select(1, 0), matrix.select(1, 1)},
-                     torch::full({3}, group.rank() + 1.0F));
-    require(matrix.select(1, 0).eq(1).all().item<bool>(), "of rank 0");
-    require(matrix.select(1, 1).eq(2).all().item<bool>(), "of rank 1");
-    group.batch_send_recv({});
-    require(group.batch_send_recv_async({}).is_completed(), "an empty batch");
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
 // Each rank waits for an operation that the other does not call.
 TEST(ProcessGroup, ACloseAtItsDeadlineAbortsWhatIsPending) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
@@ -439,21 +347,6 @@ TEST(ProcessGroup, TimeoutsOfWaitsAndOfCalls) {
       group.recv(sum, 0);  // ends with the group
     });
     require(failure.starts_with(group.rank() == 0 ? "kTimeout: barrier #2" : "k"), failure);
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
-TEST(ProcessGroup, SurvivorsRejoin) {
-  const auto result = run_groups(3, [](const ProcessGroup& world) {
-    world.barrier();
-    if (world.rank() == 1) return;
-    require(!failure_of([&] { world.barrier(); }).empty(), "rank 1 has left");
-    const ProcessGroup next = world.rejoin({.timeout = testing::kRankTimeout});
-    require(next.world_size() == 2 && next.rank() == (world.rank() == 2 ? 1 : 0), "in their order");
-    const Tensor sum = torch::full({2}, world.rank());
-    next.all_reduce(sum);
-    require(torch::equal(sum, torch::full({2}, 2)), "0 + 2");
-    next.close(testing::kRankTimeout);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

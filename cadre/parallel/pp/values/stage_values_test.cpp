@@ -1,13 +1,11 @@
 // A stage hands over the values that its result had when it returned, whatever this stage and the
 // next one do with the memory: buffers that change in place, inputs that are returned or changed in
 // place, views of parameters, one tensor twice. The reference is one process.
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <functional>
 #include <map>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,9 +18,7 @@
 namespace cadre::stage_values_test {
 namespace {
 
-using testing::failure_of;
 using testing::filled;
-using ::testing::HasSubstr;
 using testing::run_groups;
 using torch::Tensor;
 using Tensors = std::vector<Tensor>;
@@ -286,53 +282,6 @@ TEST(PipelineValues, AViewOfAShardedParameterIsThatOfTheForward) {
                                   expected.gradients.at(record.name), 1e-10, 1e-13))
           << record.name;
     }
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
-// Outputs are (T, B, D), as from torch::nn::TransformerEncoder: rows are along dimension 1.
-TEST(PipelineValues, OutputsAreJoinedAlongTheirRows) {
-  const auto result = run_groups(2, [](const ProcessGroup& group) {
-    const PipelineStage stage(
-        [](const Tensors& x) -> Tensors {
-          return {x[0].dim() == 3 && x[0].size(0) == kRows ? x[0].transpose(0, 1) : x[0]};
-        },
-        {}, {.stage = group.rank(), .num_stages = 2});
-    Pipeline pipeline({stage}, group, {.num_microbatches = kMicrobatches});
-    const Tensor x = filled({kMicrobatches * kRows, 5, 3}, 1);
-    const auto joined =
-        pipeline.forward(x, {}, {}, {.return_outputs = true, .outputs_batch_dim = -2}).outputs;
-    if (group.rank() == 1) {
-      EXPECT_TRUE(torch::equal(joined.at(0), x.transpose(0, 1)));
-    }
-    EXPECT_EQ(failure_of([&] { pipeline.forward(x, {}, {}, {}); }), "");
-    const std::string refusal = failure_of([&] { pipeline.forward(x); });
-    if (group.rank() == 0) return;  // has sent its outputs, and gets the error in its next call
-    EXPECT_THAT(refusal, HasSubstr("output 0 of microbatch 0 has the sizes (5, 2, 3), whose "
-                                   "dimension 0 does not count the 2 rows of the microbatch"));
-  });
-}
-
-// The last stage returns a counter, and a running loss.
-TEST(PipelineValues, OutputsAndLossesAreThoseOfTheirMicrobatch) {
-  const auto result = run_groups(1, [](const ProcessGroup& group) {
-    const Tensor counts = torch::zeros({kRows});
-    const Tensor weight = torch::ones({}).requires_grad_();
-    const PipelineStage stage(
-        [=](const Tensors& x) -> Tensors {
-          const torch::NoGradGuard no_grad;
-          counts.add_(1);
-          const torch::AutoGradMode with_grad(true);
-          return {counts, x[0] * weight};
-        },
-        {{"weight", weight}}, {});
-    Pipeline pipeline({stage}, group, {.num_microbatches = kMicrobatches});
-    const Tensor running = torch::zeros({});
-    const Tensor x = torch::ones({kMicrobatches * kRows});
-    const auto evaluated =
-        pipeline.forward(x, x, [=](const Tensors&, const Tensors&) { return running.add_(1); });
-    EXPECT_TRUE(torch::equal(evaluated.losses, torch::tensor({1.0, 2.0, 3.0}, torch::kDouble)));
-    EXPECT_TRUE(torch::equal(evaluated.outputs[0], torch::tensor({1.0, 1.0, 2.0, 2.0, 3.0, 3.0})));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
