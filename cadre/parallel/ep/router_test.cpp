@@ -1,12 +1,8 @@
 // The experts that a router chooses.
+#include "cadre/parallel/ep/router.h"
+
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-
-#include "cadre/parallel/ep/router.h"
-#include "cadre/testing/torch/ep_models.h"
-#include "cadre/testing/torch/ep_reference.h"
-#include "cadre/testing/torch/process_group_ranks.h"
-#include "cadre/testing/torch/wrap_net.h"
 
 namespace cadre {
 namespace {

@@ -1,12 +1,10 @@
 // Which units are full at the same time during a step.
-#include "cadre/parallel/plan/memory_plan.h"
+#include "cadre/parallel/plan/unit_residency.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <vector>
-
-#include "cadre/parallel/plan/unit_residency.h"
 
 namespace cadre {
 namespace {

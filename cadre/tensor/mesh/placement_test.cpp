@@ -1,13 +1,13 @@
 // local_box() refuses sizes and coordinates that no tensor on the mesh has.
+#include "cadre/tensor/mesh/placement.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
+#include <cstdint>
 #include <vector>
 
-#include "cadre/tensor/mesh/dtensor.h"
-#include "cadre/tensor/mesh/placement.h"
-#include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/core/ranks.h"
 
 namespace cadre {
 namespace {

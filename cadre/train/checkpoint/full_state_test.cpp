@@ -1,5 +1,5 @@
 // A sharded snapshot becomes one file of whole tensors.
-#include "cadre/testing/torch/snapshot_samples.h"
+#include "cadre/train/checkpoint/full_state.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -8,7 +8,7 @@
 
 #include "cadre/testing/core/temporary_folder.h"
 #include "cadre/testing/torch/process_group_ranks.h"
-#include "cadre/train/checkpoint/full_state.h"
+#include "cadre/testing/torch/snapshot_samples.h"
 #include "cadre/train/checkpoint/module_file.h"
 #include "cadre/train/checkpoint/sharded_load.h"
 #include "cadre/train/checkpoint/sharded_save.h"

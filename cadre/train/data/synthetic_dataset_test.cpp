@@ -1,12 +1,11 @@
 // Generated datasets depend on their seed and the index alone.
+#include "cadre/train/data/synthetic_dataset.h"
+
+#include <ATen/core/Tensor.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <vector>
-
-#include "cadre/testing/torch/counting_dataset.h"
-#include "cadre/testing/torch/process_group_ranks.h"
-#include "cadre/train/data/mnist.h"
-#include "cadre/train/data/synthetic_dataset.h"
 
 namespace cadre {
 namespace {

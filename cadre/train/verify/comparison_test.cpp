@@ -1,17 +1,14 @@
 // How far gradients and parameters deviate from those of the reference.
-#include "cadre/train/verify/reference_run.h"
+#include "cadre/train/verify/comparison.h"
 
 #include <gtest/gtest.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/sgd.h>
 #include <torch/types.h>
 
 #include <cmath>
 #include <limits>
 #include <vector>
 
-#include "cadre/testing/torch/process_group_ranks.h"
-#include "cadre/train/verify/comparison.h"
+#include "cadre/train/verify/reference_run.h"
 
 namespace cadre::verify {
 namespace {

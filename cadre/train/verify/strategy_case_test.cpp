@@ -1,17 +1,11 @@
 // The cases of a verification that a number of ranks allows.
-#include "cadre/train/verify/verify_strategies.h"
+#include "cadre/train/verify/strategy_case.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/nn.h>
 
 #include <string>
 #include <vector>
-
-#include "cadre/testing/torch/group_fakes.h"
-#include "cadre/testing/torch/verify_programs.h"
-#include "cadre/testing/torch/wrap_training.h"
-#include "cadre/train/verify/strategy_case.h"
 
 namespace cadre {
 namespace {

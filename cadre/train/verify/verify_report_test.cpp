@@ -1,14 +1,8 @@
 // When a report is within the bounds, and its text.
-#include "cadre/train/verify/verify_strategies.h"
+#include "cadre/train/verify/verify_report.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/nn.h>
-
-#include "cadre/testing/torch/group_fakes.h"
-#include "cadre/testing/torch/verify_programs.h"
-#include "cadre/testing/torch/wrap_training.h"
-#include "cadre/train/verify/verify_report.h"
 
 namespace cadre {
 namespace {

@@ -1,14 +1,11 @@
 // The texts by which ranks exchange what they save.
+#include "cadre/train/checkpoint/planning/save_plan.h"
+
 #include <gtest/gtest.h>
-#include <torch/types.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
-
-#include "cadre/testing/torch/process_group_ranks.h"
-#include "cadre/testing/torch/snapshot_samples.h"
-#include "cadre/testing/torch/wrap_net.h"
-#include "cadre/train/checkpoint/planning/save_plan.h"
 
 namespace cadre {
 namespace {

@@ -1,16 +1,13 @@
 // The text of a memory plan, and that of a run that begins.
-#include "cadre/train/trainer/planning/config_plan.h"
+#include "cadre/train/trainer/planning/plan_report.h"
 
 #include <gmock/gmock.h>
+#include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
 #include <string>
 
-#include "cadre/testing/torch/measured_memory.h"
 #include "cadre/testing/torch/trainer_runs.h"
-#include "cadre/train/data/text_corpus.h"
-#include "cadre/train/trainer/models/language_model.h"
-#include "cadre/train/trainer/planning/plan_report.h"
+#include "cadre/train/trainer/planning/config_plan.h"
 
 namespace cadre::train::plan_report_test {
 namespace {
