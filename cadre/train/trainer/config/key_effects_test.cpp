@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "cadre/testing/torch/config_files.h"
 #include "cadre/train/trainer/config/config_fields.h"
