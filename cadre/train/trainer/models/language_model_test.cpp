@@ -4,8 +4,8 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <string>
 
-#include "cadre/testing/torch/ep_reference.h"
 #include "cadre/testing/torch/small_language_model.h"
 
 namespace cadre::train {
