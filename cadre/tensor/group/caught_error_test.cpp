@@ -32,7 +32,8 @@ TEST(CaughtError, NamesWhatTheProgramHasThrown) {
   EXPECT_EQ(of_program.message(), "no such file");
   const Error of_libtorch = caught([] { TORCH_CHECK(false, "sizes differ"); });
   EXPECT_EQ(of_libtorch.code(), ErrorCode::kInvalidArgument);
-  EXPECT_EQ(of_libtorch.message(), "sizes differ") << "without the backtrace";
+  EXPECT_TRUE(of_libtorch.message().starts_with("sizes differ")) << of_libtorch.message();
+  EXPECT_EQ(of_libtorch.message().find("frame #"), std::string::npos) << "without the backtrace";
   const Error of_no_exception = caught([] { throw 3; });
   EXPECT_EQ(of_no_exception.code(), ErrorCode::kInvalidArgument);
   EXPECT_EQ(of_no_exception.message(), "an exception that is no std::exception");
