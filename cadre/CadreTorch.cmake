@@ -90,7 +90,7 @@ function(cadre_torch_test name)
   if(TARGET cadre_torch_test_pch)
     set(headers cadre_torch_test_pch)
   endif()
-  cadre_reuse_torch_headers(${name} 5 ${headers})
+  cadre_reuse_torch_headers(${name} 6 ${headers})
 endfunction()
 
 if(CADRE_WITH_TESTS)

@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "cadre/parallel/ep/expert_parallel.h"
-#include "cadre/parallel/ep/router.h"
 #include "cadre/tensor/hooks/autocast.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/torch/ep_models.h"
@@ -268,18 +267,6 @@ TEST(MixtureOfExperts, FirstChoicesComeBeforeSecondOnes) {
                             layer->down_bias[i];
     EXPECT_TRUE(torch::allclose(output.values[i], expected * weight, 1e-5, 1e-6)) << i;
   }
-}
-
-TEST(ChooseExperts, TakesTheLowestIndexOfEqualLogits) {
-  const Tensor logits = torch::zeros({3, 40});
-  logits[1][17] = 1;
-  logits[2][39] = 1;
-  logits[2][38] = 1;
-  const parallel::RouterChoices choices =
-      parallel::choose_experts(logits, {.num_selected = 3, .normalize_weights = true});
-  EXPECT_TRUE(torch::equal(choices.experts,
-                           torch::tensor({{0, 1, 2}, {17, 0, 1}, {38, 39, 0}}, torch::kLong)));
-  EXPECT_TRUE(torch::allclose(choices.weights.sum(1), torch::ones({3})));
 }
 
 // Uniform probabilities make the balance loss 1, whatever the choices.

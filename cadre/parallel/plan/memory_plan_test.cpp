@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <string>
-#include <vector>
 
 #include "cadre/core/base/error.h"
 #include "cadre/parallel/plan/unit_residency.h"
@@ -13,7 +12,6 @@
 namespace cadre {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 constexpr int64_t kPage = 4096;
@@ -273,24 +271,6 @@ TEST(MemoryPlan, RefusesWhatDoesNotApply) {
   model.parameters[0].unit = 9;
   EXPECT_THAT(refusal_of({}, model),
               HasSubstr("\"a.weight\" is in unit 9, but the model has 3 units"));
-}
-
-// A unit of 10 bytes contains two units of 1 and 2 bytes; then comes a unit of 5.
-TEST(UnitResidency, KeepsAParentWhileItsUnitsCompute) {
-  std::vector<ResidentUnit> units = {{.parent = 0, .full_bytes = 100},
-                                     {.parent = 0, .full_bytes = 10},
-                                     {.parent = 1, .full_bytes = 1},
-                                     {.parent = 1, .full_bytes = 2},
-                                     {.parent = 0, .full_bytes = 5}};
-  units[0].reshard = Reshard::kAfterBackward;
-  Residency residency = residency_of(units, {});
-  EXPECT_EQ(residency.peak_bytes, 100 + 10 + 2 + 5) << "in the second, with the last prefetched";
-  EXPECT_THAT(residency.num_gathers, ElementsAre(1, 2, 2, 2, 2));
-  EXPECT_EQ(residency_of(units, {.num_prefetched = 0}).peak_bytes, 100 + 10 + 2);
-  // Units before the first trained parameter take no part in the backward.
-  for (const size_t unit : {0, 1, 2}) units[unit].has_trained = false;
-  residency = residency_of(units, {});
-  EXPECT_THAT(residency.num_gathers, ElementsAre(1, 2, 1, 2, 2));
 }
 
 }  // namespace

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "cadre/testing/torch/process_group_ranks.h"
 
@@ -71,6 +73,28 @@ TEST(MappedPartsTest, RefuseWhatIsNotWholePages) {
     refused(0, torch::kFloat);
     refused(-1024, torch::kFloat);
     group.barrier();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// The failure of a group ends every access to the parts of other ranks, except
+// whole_after_failure().
+TEST(MappedPartsTest, OfAFailedGroupThrowTheFirstFailure) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    const auto parts = *group.map_parts(1024, torch::kFloat);
+    parts.own().fill_(group.rank() + 1);
+    group.barrier();
+    if (group.rank() == 0) group.abort("a test");
+    const std::string failure = failure_of([&] { group.barrier(); });
+    require(failure.find("a test") != std::string::npos, failure);
+    for (const auto& call : std::vector<std::function<void()>>{
+             [&] { parts.whole(); }, [&] { parts.signal_peers(0); },
+             [&] { parts.wait_for_peers(0); }, [&] { parts.check_group(1); }}) {
+      const std::string refused = failure_of(call);
+      require(refused.find("a test") != std::string::npos, refused);
+    }
+    require(parts.whole_after_failure()[1024].item<float>() == 2, "what rank 1 has written");
+    require(parts.own()[0].item<float>() == group.rank() + 1, "its own");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

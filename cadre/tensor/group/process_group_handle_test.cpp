@@ -1,7 +1,6 @@
 // Properties of a group besides its results: rank and backend, the lifetime of memory in use, and
 // remedies in messages that keep the result.
 #include <ATen/native/Resize.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -9,22 +8,16 @@
 #include <array>
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <future>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "cadre/core/base/error.h"
-#include "cadre/core/sim/simulator.h"
-#include "cadre/core/store/hash_store.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/testing/core/ranks.h"
-#include "cadre/testing/core/temporary_folder.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
@@ -150,80 +143,6 @@ TEST(ProcessGroup, ItsRemediesKeepTheResult) {
     expect([&] { group.send(negated, 0); }, "pass input.resolve_neg()");
     expect([&] { group.all_reduce(torch::zeros({1}).expand({4})); },
            "keep copy = tensor.clone(), pass the copy and use that");
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
-// Three ranks are on the first host and one is on the second, in virtual time.
-TEST(ProcessGroup, KnowsOnWhichHostsItsRanksRun) {
-  sim::Simulator simulator(1, {.ranks_per_host = {3, 1}});
-  const auto store = std::make_shared<HashStore>(simulator.system(0));
-  const sim::SimResult result = simulator.run([&](os::System& system, int rank) {
-    at::set_num_threads(1);
-    CommunicatorOptions options;
-    options.listen_host = rank == 3 ? "10.0.0.2" : "10.0.0.1";
-    const ProcessGroup world(Communicator::connect(
-        system, {.rank = rank, .world_size = 4, .store = store, .job_token = "test"}, options,
-        system.deadline_in(testing::kRankTimeout)));
-    const auto place = [](const ProcessGroup& group) {
-      return std::vector<int>{group.local_rank(), group.local_world_size(), group.node_rank(),
-                              group.num_nodes()};
-    };
-    require(place(world) == (rank == 3 ? std::vector{0, 1, 1, 2} : std::vector{rank, 3, 0, 2}),
-            "in the world");
-    require(world.host() == system.host().name, world.host());
-    // Ranks 3, 1 and 2 in this order: the second host comes first.
-    if (const auto group = world.new_group({3, 1, 2})) {
-      require(
-          place(*group) == (rank == 3 ? std::vector{0, 1, 0, 2} : std::vector{rank - 1, 2, 1, 2}),
-          "in a subgroup");
-      group->close();
-    }
-    world.close();
-  });
-  EXPECT_EQ(result.failure, "");
-  for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "");
-}
-
-// Two threads are the ranks of a job that no launcher started.
-TEST(ProcessGroup, IsMadeOfWhatTheProgramSaysWithoutALauncher) {
-  const testing::TemporaryFolder folder;
-  const auto result = testing::run_ranks_as_threads(2, [&](testing::RankContext& context) {
-    const ProcessGroup world = init_process_group({.rank = context.rank,
-                                                   .world_size = 2,
-                                                   .init_method = "file://" + folder.file("job"),
-                                                   .backend = "net",
-                                                   .timeout = testing::kRankTimeout});
-    require(world.communicator().backend_name() == "net", "the engine");
-    const Tensor sum = torch::full({1}, world.rank() + 1);
-    world.all_reduce(sum);
-    require(sum.item<int>() == 3, "the sum");
-    world.close();
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-  EXPECT_THAT(failure_of([] { (void)init_process_group({.backend = "nccl"}); }),
-              ::testing::HasSubstr("InitOptions::backend is \"nccl\"; pass \"host\" or \"net\""));
-}
-
-// Rank 1 does not make the call.
-TEST(ProcessGroup, IsMadeByItsMembersAlone) {
-  const auto result = run_groups(3, [](const ProcessGroup& world) {
-    const NewGroupOverStoreOptions options{
-        .store = world.communicator().membership().store, .id = "pair", .name = "the pair"};
-    if (world.rank() != 1) {
-      const ProcessGroup pair = world.new_group_over_store({2, 0}, options);
-      require(pair.rank() == (world.rank() == 2 ? 0 : 1) && pair.world_size() == 2, "its ranks");
-      require(pair.name() == "the pair", pair.name());
-      const Tensor sum = torch::full({1}, world.rank());
-      pair.all_reduce(sum);
-      require(sum.item<int>() == 2, "sum");
-      pair.close();
-    }
-    require(world.communicator().num_collectives() == 0, "nothing of the world");
-    const std::string failure = failure_of([&] {
-      (void)world.new_group_over_store({(world.rank() + 1) % 3, (world.rank() + 2) % 3}, options);
-    });
-    require(failure.find("this rank is not in the list") != std::string::npos, failure);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

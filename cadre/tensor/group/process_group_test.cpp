@@ -1,17 +1,13 @@
 // Each operation against its formula, and each refusal by its sentence. Ranks are threads.
 #include "cadre/tensor/group/process_group.h"
 
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <cmath>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "cadre/core/base/error.h"
 #include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 
@@ -19,7 +15,6 @@ namespace cadre {
 namespace {
 
 using testing::failure_of;
-using ::testing::HasSubstr;
 using testing::require;
 using testing::run_groups;
 using torch::Tensor;
@@ -380,83 +375,6 @@ TEST(ProcessGroup, AnAsynchronousCallKeepsItsTensorsAlive) {
     require(torch::equal(last, torch::full({4}, 2.0)), "the operations stayed in step");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
-}
-
-TEST(ProcessGroup, RefusesWhatCannotTakePart) {
-  const auto result = run_groups(1, [](const ProcessGroup& group) {
-    const auto expect = [](const std::function<void()>& call, const std::string& text) {
-      const std::string failure = failure_of(call);
-      require(failure.find("kInvalidArgument") != std::string::npos &&
-                  failure.find(text) != std::string::npos,
-              "expected \"" + text + "\", got \"" + failure + "\"");
-    };
-    const std::string where = "on group \"world\", rank 0: ";
-    expect([&] { group.all_reduce(Tensor()); }, "all_reduce " + where + "the tensor is undefined");
-    expect([&] { group.all_reduce(torch::zeros({2}, torch::kComplexFloat)); },
-           "the tensor (2) is complex64; supported are uint8, int32,");
-    expect([&] { group.all_reduce(torch::zeros({1}).expand({4})); },
-           "all_reduce " + where + "elements of the tensor (4) share memory, as after expand()");
-    expect([&] { group.recv(torch::zeros({1}).expand({4}), 0); }, "share memory");
-    expect([&] { group.all_reduce(torch::imag(torch::zeros({2}, torch::kComplexFloat).conj())); },
-           "is a negated view; keep copy = tensor.resolve_neg()");
-    const Tensor six = torch::zeros({6});
-    expect([&] { group.all_gather(six.narrow(0, 0, 4), six.narrow(0, 2, 4)); },
-           "the input and the output share memory, and (4) is not slice 0 of (4)");
-    expect([&] { group.reduce_scatter(six.narrow(0, 0, 4), six.narrow(0, 2, 4)); }, "share memory");
-    expect([&] { group.all_reduce(six, {.op = ReduceOp::kPremulSum}); },
-           "all_reduce " + where + "premul_sum needs this rank's factor");
-    expect([&] { group.broadcast(torch::zeros({2, 2}).to_sparse()); }, "is sparse");
-    expect([&] { group.all_reduce(torch::zeros({2}, torch::kMeta)); }, "is on meta");
-    expect([&] { group.all_reduce(torch::zeros({2}, torch::kInt), {.op = ReduceOp::kAvg}); },
-           "all_reduce " + where + "avg of int32 is refused: the mean of integers is no integer");
-    expect([&] { group.reduce_scatter(six, six.clone(), {.op = ReduceOp::kBor}); },
-           "bor of float32 is refused");
-    expect([&] { (void)group.all_reduce_async(torch::zeros({4, 4}).t()); }, "is not contiguous");
-    expect([&] { group.all_gather(torch::zeros({3}), torch::zeros({2})); },
-           "the output has 3 elements (3), expected world size 1 times the input's 2 (2)");
-    expect([&] { group.reduce_scatter(torch::zeros({2}), torch::zeros({2}, torch::kInt)); },
-           "the input is int32 but the output is float32");
-    expect([&] { (void)group.empty_symmetric(4, torch::kComplexDouble); },
-           "elements of complex128");
-    expect([&] { group.reduce(torch::zeros({2}), {.root = 1}); },
-           "reduce " + where + "root 1 is not in the group of 1 ranks");
-    expect([&] { group.all_to_all(six, six); },
-           "all_to_all " + where + "the input and the output overlap");
-    expect([&] { (void)group.broadcast_async(six, {.root = 1}); }, "broadcast_async " + where);
-    expect([&] { group.gather(torch::zeros({3}), torch::zeros({2})); },
-           "the output has 3 elements (3), expected world size 1 times the input's 2 (2)");
-    expect([&] { group.scatter(torch::zeros({2}), Tensor()); }, "the input is undefined");
-    const Tensor rows = torch::zeros({4, 2});
-    expect(
-        [&] {
-          group.all_to_all(torch::zeros({3, 2}), rows);
-        },
-        "the output has 6 elements (3, 2), expected the input's 8 (4, 2); pass splits");
-    expect([&] { group.all_to_all(rows, rows); }, "the input and the output overlap");
-    expect([&] { group.all_to_all(torch::zeros({}), torch::zeros({1})); },
-           "the output has no dimension 0 to be split");
-    const Tensor other = torch::zeros({4, 2});
-    expect(
-        [&] {
-          group.all_to_all(other, rows, {.input_split_sizes = {2, 2}});
-        },
-        "the input (4, 2) has 2 splits, expected one for each of 1 ranks");
-    expect([&] { group.all_to_all(other, rows, {.output_split_sizes = {5}}); },
-           "the output (4, 2) cannot give 5 rows where 4 are left");
-    expect([&] { group.all_to_all(other, rows, {.output_split_sizes = {3}}); },
-           "the splits of the output (4, 2) add up to 3, expected 4");
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
-TEST(ProcessGroup, WithoutALauncherTheWorldIsThisProcess) {
-  const ProcessGroup world = init_process_group();
-  EXPECT_EQ(world.rank(), 0);
-  EXPECT_EQ(world.world_size(), 1);
-  const Tensor tensor = torch::full({3}, 4.0);
-  world.all_reduce(tensor, {.op = ReduceOp::kAvg});
-  EXPECT_TRUE(torch::equal(tensor, torch::full({3}, 4.0)));
-  world.close();
 }
 
 }  // namespace

@@ -4,9 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <atomic>
 #include <functional>
-#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -94,26 +92,6 @@ TEST(DeviceMesh, RanksAndCoordinatesFollowTheFormula) {
   }
 }
 
-TEST(DeviceMesh, ClosesItsGroupsWithinTheTimeout) {
-  std::atomic<bool> has_closed = false;
-  const auto result = run_groups(2, [&](const ProcessGroup& world) {
-    const DeviceMesh mesh(world, {{"x", 2}});
-    const ProcessGroup group = mesh.group("x");
-    EXPECT_THAT(failure_of([&] { mesh.close(std::chrono::milliseconds(-1)); }),
-                HasSubstr("DeviceMesh::close"));
-    group.barrier();
-    // Rank 1 stays in the world, and comes to no barrier.
-    if (world.rank() == 1) return has_closed.wait(false);
-    const Work pending = group.barrier_async();
-    const std::string failure = failure_of([&] { mesh.close(std::chrono::milliseconds(20)); });
-    has_closed = true;
-    has_closed.notify_all();
-    EXPECT_EQ(failure, "");
-    EXPECT_THAT(failure_of([&] { pending.wait(); }), HasSubstr("kAborted"));
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
 // A later call, a copy, a slice and another name for the same ranks return the same group.
 TEST(DeviceMesh, AGroupIsMadeAtItsFirstUseAndOnce) {
   const auto result = run_groups(8, [](const ProcessGroup& world) {
@@ -138,36 +116,6 @@ TEST(DeviceMesh, AGroupIsMadeAtItsFirstUseAndOnce) {
     }
     require(mesh.joint_group().global_ranks() == world.global_ranks(), "all axes of the mesh");
     require(world.communicator().num_collectives() == num_collectives, "none of the world");
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
-// Rank 3 is in no group with rank 0. It waits for rank 1, which is in a group with rank 0.
-TEST(DeviceMesh, ItsGroupsFailTogether) {
-  const auto result = run_groups(4, [](const ProcessGroup& world) {
-    const DeviceMesh mesh(world, {{"x", 2}, {"y", 2}});
-    const ProcessGroup& x = mesh.group("x");
-    const ProcessGroup& y = mesh.group("y");
-    world.split({.color = 0})->barrier();  // this group does not fail with the mesh
-    if (world.rank() == 0) y.abort("a test");
-    const std::string failure = failure_of([&] {
-      while (true) (world.rank() == 3 ? x : y).barrier();
-    });
-    require(failure.find("abort() was called: a test") != std::string::npos, failure);
-    const std::string of_world = failure_of([&] { world.barrier(); });
-    require(of_world.find("abort() was called: a test") != std::string::npos, of_world);
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
-TEST(DeviceMesh, ClosesTheGroupsThatItHasMade) {
-  const auto result = run_groups(2, [](const ProcessGroup& world) {
-    const DeviceMesh mesh(world, {{"axis", 2}});
-    const ProcessGroup group = mesh.group("axis");
-    group.barrier();
-    mesh.close();
-    require(failure_of([&] { group.barrier(); }).find("closed") != std::string::npos, "closed");
-    world.barrier();
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
@@ -398,19 +346,6 @@ TEST(DeviceMesh, AxesThatAreWrongOnOneRankAreRefusedOnAll) {
            "the mesh is {\"a: 1, b\": 2} on rank 0 and {a: 1, b: 2} on rank 1");
     expect({{"a\": 1, \"b", 2}}, {{"a:", 1}, {"b:", 2}},
            "the mesh is {\"a\\\": 1, \\\"b\": 2} on rank 0 and {\"a:\": 1, \"b:\": 2} on rank 1");
-  });
-  EXPECT_TRUE(result.ok()) << result.failures();
-}
-
-// A second try would find the keys of the first in the store and throw another error.
-TEST(DeviceMesh, AGroupThatCouldNotBeMadeIsNotTriedAgain) {
-  const auto result = run_groups(2, [](const ProcessGroup& world) {
-    const DeviceMesh mesh(world, {{"x", 2}});
-    if (world.rank() == 1) return;  // leaves the world
-    const std::string first = failure_of([&] { (void)mesh.group("x"); });
-    require(first.find("kPeerLost: the group of mesh axis \"x\": ") == 0, first);
-    require(first.find("rank 1") != std::string::npos, first);
-    require(failure_of([&] { (void)mesh.group("x"); }) == first, "the same again");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -5,12 +5,10 @@
 #include <torch/torch.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <iterator>
-#include <memory>
 #include <span>
 #include <string>
 #include <thread>
@@ -19,7 +17,6 @@
 #include "cadre/core/os/files/file.h"
 #include "cadre/core/os/proc/program_output.h"
 #include "cadre/core/os/system.h"
-#include "cadre/tensor/hooks/shard_mark.h"
 #include "cadre/testing/core/temporary_folder.h"
 #include "cadre/train/checkpoint/file_digests.h"
 #include "cadre/train/checkpoint/module_file.h"
@@ -219,58 +216,6 @@ TEST_F(SafetensorsTest, PythonReadsIt) {
             "{'format': 'pt'}\n");
 }
 
-TEST_F(SafetensorsTest, AModuleComesBack) {
-  torch::nn::Sequential a(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
-  torch::nn::Sequential b(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
-  a->forward(torch::randn({5, 3}));  // updates the running statistics
-  save(*a, path_);
-  load(*b, path_);
-  const std::vector<NamedTensor> expected = named_state(*a);
-  const std::vector<NamedTensor> actual = named_state(*b);
-  ASSERT_EQ(actual.size(), 7u);
-  for (size_t i = 0; i < expected.size(); ++i) {
-    EXPECT_TRUE(actual[i].tensor.equal(expected[i].tensor)) << expected[i].name;
-  }
-  EXPECT_TRUE(b->parameters()[0].requires_grad());
-}
-
-// Without this error, the parts of one rank would be written as the whole model.
-TEST_F(SafetensorsTest, AModuleWithShardsIsRefused) {
-  torch::nn::Sequential module(torch::nn::Linear(3, 4));
-  wrap::mark_as_shard(module->parameters()[0],
-                      {.parameter = "0.weight", .owner = "divided by kColwise", .rank = 1});
-  const auto message = [](const std::function<void()>& call) -> std::string {
-    try {
-      call();
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
-      return error.what();
-    }
-    return "no error";
-  };
-  const std::string problem =
-      ", rank 1: \"0.weight\" is not the whole parameter, but this rank's shard of it, divided by "
-      "kColwise. ";
-  EXPECT_THAT(message([&] { save(*module, path_); }), ::testing::HasSubstr("save" + problem));
-  EXPECT_FALSE(std::filesystem::exists(path_));
-  EXPECT_THAT(message([&] { load(*module, path_); }), ::testing::HasSubstr("load" + problem));
-  EXPECT_THAT(message([&] { parts_of(*module); }), ::testing::HasSubstr("parts_of" + problem));
-  EXPECT_THAT(message([&] { parts_of(std::span<const ParameterShard>(), *module); }),
-              ::testing::HasSubstr("parts_of" + problem));
-}
-
-TEST_F(SafetensorsTest, HoldersAndPointersToModulesAreSaved) {
-  torch::nn::Linear a(3, 4);
-  torch::nn::Linear b(3, 4);
-  save(a, path_);
-  load(b, path_);
-  EXPECT_TRUE(a->weight.equal(b->weight));
-  const auto c = std::make_shared<torch::nn::LinearImpl>(3, 4);
-  save(c, path_);
-  load(b, path_);
-  EXPECT_TRUE(c->weight.equal(b->weight));
-}
-
 TEST_F(SafetensorsTest, AFileThatIsWrittenOrReplacedWhileItIsOpenIsNoticed) {
   const torch::nn::Linear net(3, 4);
   save(*net, path_);
@@ -313,28 +258,6 @@ TEST_F(SafetensorsTest, SeveralWritersOfOnePathDoNotMeet) {
   EXPECT_EQ(num_failed, 0);
   const std::filesystem::path folder = std::filesystem::path(path_).parent_path();
   EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder), {}), 1);
-}
-
-TEST_F(SafetensorsTest, AModuleThatDoesNotFitIsLeftAlone) {
-  torch::nn::Linear small(2, 2);
-  save(*small, path_);
-  const auto message = [&](torch::nn::Module& module) {
-    try {
-      load(module, path_);
-    } catch (const Error& error) {
-      return error.message();
-    }
-    return std::string();
-  };
-  torch::nn::Linear wide(3, 2);
-  const at::Tensor before = wide->bias.clone();
-  EXPECT_THAT(message(*wide), ::testing::HasSubstr("'weight' is Float [2, 2], but the model has "
-                                                   "Float [2, 3]"));
-  EXPECT_TRUE(wide->bias.equal(before));
-  torch::nn::Linear without(torch::nn::LinearOptions(2, 2).bias(false));
-  EXPECT_THAT(message(*without), ::testing::HasSubstr("'bias', which the model does not"));
-  torch::nn::Bilinear other(2, 2, 2);
-  EXPECT_THAT(message(*other), ::testing::HasSubstr("'weight' is Float"));
 }
 
 }  // namespace

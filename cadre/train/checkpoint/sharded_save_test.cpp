@@ -9,14 +9,12 @@
 #include <filesystem>
 #include <functional>
 #include <string>
-#include <vector>
 
 #include "cadre/core/base/format.h"
 #include "cadre/testing/core/temporary_folder.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 #include "cadre/testing/torch/snapshot_samples.h"
 #include "cadre/testing/torch/wrap_net.h"
-#include "cadre/train/checkpoint/planning/save_plan.h"
 
 namespace cadre {
 namespace {
@@ -221,19 +219,6 @@ TEST(ShardedSave, PartsWithoutTheirGroupAreRefused) {
               HasSubstr("without a group this process must hold the whole tensor: pass the group "
                         "of the ranks that hold its parts"));
   EXPECT_TRUE(fs::is_empty(run.path()));
-}
-
-TEST(SavePlan, AnyTextThatIsNoListOfTensorsIsRefused) {
-  HeldTensor held{.tensor = {.name = "w", .dtype = "F32", .shape = {2, 3}, .pieces = {}},
-                  .boxes = {Box{{0, 0}, {1, 3}}, Box{{1, 0}, {1, 2}}},
-                  .value = ""};
-  const std::vector<HeldTensor> list = {held, held};
-  const std::string text = encode_held(list);
-  EXPECT_EQ(*decode_held(text), list);
-  for (size_t length = 1; length < text.size(); ++length) {
-    const auto cut = decode_held(std::string_view(text).substr(0, length));
-    EXPECT_TRUE(!cut.ok() || cut->size() == 1) << length;
-  }
 }
 
 }  // namespace

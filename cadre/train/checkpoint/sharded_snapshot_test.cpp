@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <string>
 
 #include "cadre/core/base/format.h"
@@ -186,43 +185,6 @@ TEST(ShardedSnapshot, FilesFollowTheConventionOfTorchDistributedCheckpoint) {
     }
   }
   EXPECT_GT(num_boxes, 3u);  // ranks that begin within a row have several boxes
-}
-
-TEST(ShardedSnapshot, AFullStateIsAFileThatAPlainModuleLoads) {
-  const testing::TemporaryFolder run;
-  const auto make = [] {
-    return torch::nn::Sequential(torch::nn::Linear(5, 3), torch::nn::BatchNorm1d(3));
-  };
-  const auto trained = make();
-  torch::manual_seed(3);
-  for (const at::Tensor& tensor : trained->parameters()) torch::nn::init::normal_(tensor);
-  SnapshotParts whole = parts_of(*trained);
-  const auto result = run_groups(3, [&](const ProcessGroup& group) {
-    SnapshotParts parts;
-    parts.buffers = whole.buffers;
-    for (const SnapshotTensor& tensor : whole.parameters) {
-      const int64_t numel = tensor.values.numel();
-      const FlatRange range{numel * group.rank() / 3, numel * (group.rank() + 1) / 3};
-      parts.parameters.push_back(
-          {tensor.name, tensor.sizes, boxes_of_range(tensor.boxes[0], range),
-           tensor.values.detach().view({-1}).slice(0, range.begin, range.end)});
-    }
-    SnapshotFolder folder(run.path());
-    save_sharded(folder, 1, parts, group);
-  });
-  ASSERT_TRUE(result.ok()) << result.failures();
-  const std::string file = run.file("net.safetensors");
-  write_full_state(SnapshotFolder(run.path()).path_of(1), file);
-  auto plain = make();
-  load(plain, file);
-  for (const auto& item : trained->named_parameters()) {
-    EXPECT_TRUE(plain->named_parameters()[item.key()].equal(item.value())) << item.key();
-  }
-  // The file is also a snapshot of one rank, without an optimizer.
-  const auto again = make();
-  const LoadedSnapshot loaded = load_sharded(file, parts_of(*again));
-  EXPECT_TRUE(loaded.optimizer.empty());
-  EXPECT_TRUE(again->named_parameters()["0.weight"].equal(trained->named_parameters()["0.weight"]));
 }
 
 TEST(ShardedSnapshot, TiedParametersAreSavedOnceAndLoadUnderEveryName) {

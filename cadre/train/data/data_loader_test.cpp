@@ -1,6 +1,5 @@
 #include "cadre/train/data/data_loader.h"
 
-#include <ATen/ops/tensor.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -404,19 +403,6 @@ TEST(DataLoader, RefusesWhatCannotBe) {
   EXPECT_THROW(make_data_loader(Counting(0), {.batch_size = 1}), Error);
   DataLoader loader = make_data_loader(Counting(9), {.batch_size = 1});
   EXPECT_THROW(loader.seek({.epoch = 0, .samples = 10}), Error);
-}
-
-TEST(SyntheticRegression, IsAFunctionOfSeedAndIndex) {
-  const SyntheticRegression a({.num_samples = 16, .num_inputs = 3, .seed = 7});
-  const SyntheticRegression b({.num_samples = 16, .num_inputs = 3, .seed = 7});
-  const Batch all = a.get(Indices{3, 5});
-  EXPECT_TRUE(all.data.equal(b.get(Indices{3, 5}).data));
-  EXPECT_TRUE(all.target[1].equal(b.get(Indices{5}).target[0]));
-  EXPECT_FALSE(all.data[0].equal(all.data[1]));
-  const SyntheticRegression other({.num_samples = 16, .num_inputs = 3, .seed = 8});
-  EXPECT_FALSE(all.data.equal(other.get(Indices{3, 5}).data));
-  EXPECT_EQ(all.data.sizes(), (at::IntArrayRef{2, 3}));
-  EXPECT_EQ(all.target.sizes(), (at::IntArrayRef{2, 1}));
 }
 
 }  // namespace

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
-#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -12,8 +11,6 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/testing/core/temporary_folder.h"
-#include "cadre/train/data/bigram.h"
-#include "cadre/train/data/text_dataset.h"
 
 namespace cadre {
 namespace {
@@ -188,36 +185,6 @@ TEST_F(TextCorpusTest, SplitsByPosition) {
   EXPECT_EQ(split.train.end, 900);
   EXPECT_EQ(split.held_out.begin, 900);
   EXPECT_EQ(split.held_out.end, 1000);
-}
-
-TEST_F(TextCorpusTest, SamplesPredictEachTokenOnce) {
-  write("a", "abcdefgh");
-  const auto corpus = std::make_shared<const TextCorpus>(TextCorpus::open(folder_));
-  const TextDataset dataset(corpus, {1, 9}, 3);  // "bcdefgh|"
-  ASSERT_EQ(dataset.size(), 2);
-  const std::vector<int64_t> indices = {1, 0};
-  const Batch batch = dataset.get(indices);
-  const auto row = [](const at::Tensor& tensor, int64_t i) {
-    const at::Tensor plain = tensor[i].contiguous();
-    const auto* first = plain.const_data_ptr<int64_t>();
-    return text_of({first, first + plain.numel()});
-  };
-  EXPECT_EQ(row(batch.data, 0), "efg");
-  EXPECT_EQ(row(batch.target, 0), "fgh");
-  EXPECT_EQ(row(batch.data, 1), "bcd");
-  EXPECT_EQ(row(batch.target, 1), "cde");
-  EXPECT_THROW(TextDataset(corpus, {0, 3}, 3), Error);
-}
-
-TEST_F(TextCorpusTest, BigramEntropyOfKnownTexts) {
-  // Each letter is always followed by the same one, so the entropy is 0.
-  const TextCorpus certain = TextCorpus::open(write("c", "abababababababab"));
-  EXPECT_NEAR(bigram_conditional_entropy(certain, {0, 16}), 0.0, 1e-12);
-  // In "aabbaabb..." each letter is followed by a and b equally often.
-  std::string text = "a";
-  for (int i = 0; i < 1000; ++i) text += "abba";
-  const TextCorpus even = TextCorpus::open(write("e", text));
-  EXPECT_NEAR(bigram_conditional_entropy(even, {0, 4001}), std::log(2.0), 1e-6);
 }
 
 }  // namespace

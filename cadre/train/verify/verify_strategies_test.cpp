@@ -21,15 +21,12 @@ namespace {
 
 using ::testing::AnyOf;
 using testing::Case;
-using ::testing::Contains;
 using ::testing::ElementsAre;
 using testing::FakeGroup;
 using testing::GroupCall;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using testing::make_batches;
 using testing::make_unit_model;
-using testing::Model;
 using testing::report_of;
 using testing::rows_of_step;
 using testing::Tensor;
@@ -95,31 +92,6 @@ std::string name_of_case(const ::testing::TestParamInfo<std::pair<Case, int>>& t
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, VerifyModels, ::testing::ValuesIn(verified_cases()), name_of_case);
-
-// Tests every form, on two meshes of two axes.
-TEST(StrategyCases, AreAllThatApply) {
-  const auto names = [](const StrategySpace& space) {
-    std::vector<std::string> all;
-    for (const StrategyCase& strategy : all_strategy_cases(space)) {
-      all.push_back(name_of(strategy, space.world_size));
-    }
-    return all;
-  };
-  EXPECT_THAT(
-      names({.world_size = 8, .num_parts = 1, .has_group_reshard = true}),
-      ElementsAre("ddp", "zero1", "zero2", "fsdp/after_forward", "fsdp/after_backward",
-                  "fsdp/after_reduction", "fsdp/onto_group", "fsdp/after_forward/mapped",
-                  "hsdp-2x4/after_forward", "hsdp-2x4/after_backward", "hsdp-2x4/after_reduction",
-                  "hsdp-2x4/onto_group", "hsdp-2x4/after_forward/mapped", "hsdp-4x2/after_forward",
-                  "hsdp-4x2/after_backward", "hsdp-4x2/after_reduction",
-                  "hsdp-4x2/after_forward/mapped"));
-  EXPECT_THAT(names({.world_size = 1, .num_parts = 2, .has_group_reshard = false}),
-              ElementsAre("ddp", "ddp/accumulate", "zero1", "zero1/accumulate", "zero2",
-                          "zero2/accumulate", "fsdp/after_forward", "fsdp/after_forward/accumulate",
-                          "fsdp/after_backward", "fsdp/after_backward/accumulate",
-                          "fsdp/after_reduction", "fsdp/after_reduction/accumulate",
-                          "fsdp/after_forward/mapped", "fsdp/after_forward/mapped/accumulate"));
-}
 
 VerifyReport verify_heads(int world_size, const VerifyOptions& options) {
   return verify_on_ranks(world_size, [&](const ProcessGroup& group) {
@@ -413,35 +385,6 @@ TEST(VerifyStrategies, MisuseIsASentence) {
                 kSgd);
           }),
       HasSubstr("make_batch() returned tensors of 8 and of 3 rows"));
-}
-
-// One strategy that deviates or fails in one respect is enough to make the report bad.
-TEST(VerifyReport, IsWithinWhereEveryDeviationOfEveryStrategyIs) {
-  const Deviation within{.difference = 1e-6, .bound = 1e-5, .name = {}, .step = 1};
-  const Deviation beyond{.difference = 1.1e-5, .bound = 1e-5, .name = {}, .step = 1};
-  const StrategyReport good{.loss = within, .gradients = within, .parameters = within};
-  const auto report_with = [&](const StrategyReport& strategy) {
-    return VerifyReport{.world_size = 2, .num_steps = 1, .strategies = {good, strategy, good}};
-  };
-  EXPECT_TRUE(report_with(good).is_within());
-  for (const auto part : {&StrategyReport::loss, &StrategyReport::gradients,
-                          &StrategyReport::parameters, &StrategyReport::buffers}) {
-    StrategyReport bad = good;
-    bad.*part = beyond;
-    EXPECT_FALSE(bad.is_within());
-    EXPECT_FALSE(report_with(bad).is_within());
-    if (part == &StrategyReport::buffers) continue;
-    bad.*part = {};
-    EXPECT_FALSE(bad.is_within()) << "nothing was compared";
-  }
-  StrategyReport failed = good;
-  failed.error = "rank 1: out of luck";
-  EXPECT_FALSE(report_with(failed).is_within());
-  StrategyReport not_run;
-  not_run.not_run = "the batch has 3 rows";
-  EXPECT_FALSE(report_with(not_run).is_within());
-  EXPECT_THAT(report_with(not_run).to_text(), HasSubstr("not run\n    the batch has 3 rows\n"));
-  EXPECT_FALSE(VerifyReport{}.is_within()) << "nothing has run";
 }
 
 // A wrapper that refuses the module is no failure of the whole verification.

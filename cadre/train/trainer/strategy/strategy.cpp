@@ -2,6 +2,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -15,7 +16,7 @@
 #include "cadre/tensor/hooks/autograd_hooks.h"
 #include "cadre/tensor/hooks/gradient_norm.h"
 #include "cadre/train/trainer/models/gpt.h"
-#include "cadre/train/trainer/strategy/divided.h"
+#include "cadre/train/trainer/strategy/model_division.h"
 #include "cadre/train/trainer/strategy/optimizer.h"
 #include "cadre/train/trainer/strategy/pipelined.h"
 #include "cadre/train/trainer/tasks/task.h"
@@ -236,6 +237,79 @@ std::unique_ptr<ForwardStrategy> make_data_strategy(const Config& config,
         return std::make_unique<Zero<O>>(model, group, options, stepped_parameters(*model, choice),
                                          of_steps);
       });
+}
+
+// Tensor, context and expert parallelism under a strategy of the replicas. The processes of a
+// replica have parts of the layers, or tokens of the same rows, or experts and rows of their own.
+class Divided final : public ForwardStrategy {
+ public:
+  // replicas: the strategy for the replicas of the divided model.
+  Divided(std::unique_ptr<ForwardStrategy> replicas, ModelDivision division);
+
+  at::Tensor forward(const at::Tensor& data, int64_t num_samples) override;
+  at::Tensor infer(const at::Tensor& data) override;
+  void set_training(bool on) override { replicas_->set_training(on); }
+  void set_accumulating(bool on) override { replicas_->set_accumulating(on); }
+  void set_rows(const SampledRows& rows) override { replicas_->set_rows(rows); }
+  Model& model() override { return replicas_->model(); }
+  bool has_whole_model() const override { return false; }
+  std::vector<ParameterShard> gradient_shards() const override;
+  std::vector<ParameterShard> owned_shards() const override;
+  double clip_gradients(double max_norm) override;
+  torch::optim::Optimizer& optimizer() override { return replicas_->optimizer(); }
+  torch::optim::Optimizer& local_optimizer() override { return replicas_->local_optimizer(); }
+  SnapshotParts parts() const override { return division_.snapshot_parts(owned_shards()); }
+  bool holds_parts() const override { return true; }
+  std::optional<BucketLayout> learned_layout() const override {
+    return replicas_->learned_layout();
+  }
+
+ protected:
+  at::Tensor loss(const Task& task, const at::Tensor& output,
+                  const at::Tensor& target) const override;
+  double share_of_step(int64_t num_rows, int64_t num_samples) const override {
+    return division_.share_of_step(num_rows, num_samples);
+  }
+  void finish_gradients() override;
+
+ private:
+  std::unique_ptr<ForwardStrategy> replicas_;
+  ModelDivision division_;
+};
+
+Divided::Divided(std::unique_ptr<ForwardStrategy> replicas, ModelDivision division)
+    : replicas_(std::move(replicas)), division_(std::move(division)) {}
+
+at::Tensor Divided::forward(const at::Tensor& data, int64_t num_samples) {
+  return replicas_->forward(data, num_samples);
+}
+
+at::Tensor Divided::infer(const at::Tensor& data) {
+  return division_.whole_logits(replicas_->infer(division_.padded(data)), data.size(1));
+}
+
+std::vector<ParameterShard> Divided::gradient_shards() const {
+  const std::vector<ParameterShard> shards = replicas_->gradient_shards();
+  return shards.empty() ? division_.records() : shards;
+}
+
+std::vector<ParameterShard> Divided::owned_shards() const {
+  const std::vector<ParameterShard> shards = replicas_->owned_shards();
+  return shards.empty() ? division_.records() : shards;
+}
+
+double Divided::clip_gradients(double max_norm) {
+  const std::vector<ParameterShard> shards = gradient_shards();
+  return clip_grad_norm_(std::span<const ParameterShard>(shards), max_norm);
+}
+
+at::Tensor Divided::loss(const Task& /*task*/, const at::Tensor& output,
+                         const at::Tensor& target) const {
+  return division_.loss(output, target);
+}
+
+void Divided::finish_gradients() {
+  division_.sum_gradients(gradient_shards());
 }
 
 // Makes a strategy whose processes with different rows also have different parts of the model, or

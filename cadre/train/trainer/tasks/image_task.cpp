@@ -1,7 +1,10 @@
-#include "cadre/train/trainer/tasks/image_task.h"
-
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <utility>
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/fnv1a.h"
@@ -9,6 +12,7 @@
 #include "cadre/train/data/mnist.h"
 #include "cadre/train/data/synthetic_dataset.h"
 #include "cadre/train/trainer/models/image_classifier.h"
+#include "cadre/train/trainer/tasks/task.h"
 
 namespace cadre::train {
 namespace {
@@ -26,7 +30,32 @@ std::pair<std::shared_ptr<const D>, std::shared_ptr<const D>> split(const D& all
           std::make_shared<const D>(all.slice(size - held_out, size))};
 }
 
-}  // namespace
+// Classifies images into ten classes.
+class ImageTask : public Task {
+ public:
+  explicit ImageTask(const Config& config);
+
+  std::shared_ptr<Model> make_model() const override;
+  std::shared_ptr<const Dataset> training_data() const override { return training_data_; }
+  std::shared_ptr<const Dataset> held_out_data() const override { return held_out_data_; }
+  DataIdentity data_identity() const override { return identity_; }
+  at::Tensor loss(const at::Tensor& output, const at::Tensor& target) const override;
+  bool is_classification() const override { return true; }
+  std::optional<double> bigram_entropy() const override { return std::nullopt; }
+  std::string sample(const Inference& /*infer*/) const override { return ""; }
+  std::string data_text() const override;
+  std::string_view item_name() const override { return "samples"; }
+  int64_t items_per_sample() const override { return 1; }
+
+ private:
+  void open_mnist();
+  void make_synthetic();
+
+  Config config_;
+  DataIdentity identity_;
+  std::shared_ptr<const Dataset> training_data_;
+  std::shared_ptr<const Dataset> held_out_data_;
+};
 
 ImageTask::ImageTask(const Config& config) : config_(config) {
   if (config.data.kind == "mnist") {
@@ -80,6 +109,12 @@ at::Tensor ImageTask::loss(const at::Tensor& output, const at::Tensor& target) c
 std::string ImageTask::data_text() const {
   return cadre::format("{} images ({}; {} held out)", training_data_->size(), config_.data.kind,
                        held_out_data_->size());
+}
+
+}  // namespace
+
+std::unique_ptr<Task> make_image_task(const Config& config) {
+  return std::make_unique<ImageTask>(config);
 }
 
 }  // namespace cadre::train

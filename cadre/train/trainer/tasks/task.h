@@ -62,5 +62,8 @@ class Task {
 
 // REQUIRES: a configuration without conflicts (find_conflict).
 std::unique_ptr<Task> make_task(const Config& config, Deadline deadline);
+// The task of each kind of data.
+std::unique_ptr<Task> make_image_task(const Config& config);
+std::unique_ptr<Task> make_text_task(const Config& config, Deadline deadline);
 
 }  // namespace cadre::train

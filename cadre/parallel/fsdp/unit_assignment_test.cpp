@@ -1,0 +1,138 @@
+// Which unit each parameter of a model belongs to.
+#include "cadre/parallel/fsdp/unit_assignment.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/nn.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cadre/parallel/fsdp/shard_unit.h"
+#include "cadre/parallel/fsdp/wrap_policy.h"
+#include "cadre/testing/torch/wrap_net.h"
+
+namespace cadre::unit_assignment_test {
+namespace {
+
+using namespace testing;  // NOLINT: the helpers of these tests
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+namespace nn = torch::nn;
+
+struct BlockImpl : nn::Module {
+  explicit BlockImpl(int64_t width = 3) {
+    linear = register_module("linear", nn::Linear(width, width));
+  }
+  Tensor forward(const Tensor& x) { return torch::tanh(linear(x)); }
+  nn::Linear linear{nullptr};
+};
+using Block = nn::ModuleHolder<ShardUnit<BlockImpl>>;
+
+// Two blocks, of which the second holds another one, and a head tied to the first block.
+struct NestImpl : nn::Module {
+  NestImpl() {
+    inner = register_module("inner", Block(3));
+    linear = register_module("linear", nn::Linear(3, 3));
+  }
+  Tensor forward(const Tensor& x) { return inner(linear(x)); }
+  Block inner{nullptr};
+  nn::Linear linear{nullptr};
+};
+using Nest = nn::ModuleHolder<ShardUnit<NestImpl>>;
+
+struct Tree : nn::Module {
+  Tree() {
+    first = register_module("first", Block(3));
+    nest = register_module("nest", Nest());
+    head = register_module("head", nn::Linear(3, 3));
+  }
+  Block first{nullptr};
+  Nest nest{nullptr};
+  nn::Linear head{nullptr};
+};
+
+std::map<std::string, std::vector<std::string>> held_by_units(
+    const parallel::UnitAssignment& assignment) {
+  std::map<std::string, std::vector<std::string>> held;
+  for (const parallel::AssignedUnit& unit : assignment.units) {
+    auto& names = held[unit.name];
+    for (const NamedTensor& parameter : unit.parameters) names.push_back(parameter.name);
+  }
+  return held;
+}
+
+TEST(UnitAssignment, GivesAParameterToTheInnermostUnit) {
+  const auto tree = std::make_shared<Tree>();
+  fully_shard(tree->nest);
+  fully_shard(tree->nest->inner);
+  auto held = held_by_units(parallel::assign_units(tree, {}));
+  EXPECT_THAT(held[""],
+              ElementsAre("first.linear.weight", "first.linear.bias", "head.weight", "head.bias"));
+  EXPECT_THAT(held["nest"], ElementsAre("nest.linear.weight", "nest.linear.bias"));
+  EXPECT_THAT(held["nest.inner"],
+              ElementsAre("nest.inner.linear.weight", "nest.inner.linear.bias"));
+}
+
+TEST(UnitAssignment, GivesATiedParameterToTheUnitAroundAllUses) {
+  const auto tree = std::make_shared<Tree>();
+  fully_shard(tree->first);
+  fully_shard(tree->nest);
+  fully_shard(tree->nest->inner);
+  tree->nest->register_parameter("again", tree->nest->inner->linear->weight);
+  tree->head->register_parameter("tied", tree->first->linear->bias);
+  auto held = held_by_units(parallel::assign_units(tree, {}));
+  EXPECT_THAT(held[""], ElementsAre("first.linear.bias", "head.weight", "head.bias"));
+  EXPECT_THAT(held["first"], ElementsAre("first.linear.weight"));
+  EXPECT_THAT(held["nest"], ElementsAre("nest.again", "nest.linear.weight", "nest.linear.bias"));
+  EXPECT_THAT(held["nest.inner"], ElementsAre("nest.inner.linear.bias"));
+}
+
+TEST(UnitAssignment, AsksThePolicyForWhatIsNotDeclared) {
+  const auto tree = std::make_shared<Tree>();
+  fully_shard(tree->first);
+  std::vector<std::string> asked;
+  const auto units_with = [&](const WrapPolicy& policy) {
+    std::vector<std::string> names;
+    for (const parallel::AssignedUnit& unit :
+         parallel::assign_units(tree, {.wrap_policy = policy}).units) {
+      names.push_back(unit.name);
+    }
+    return names;
+  };
+  EXPECT_THAT(units_with(wrap_by_size(12)), ElementsAre("", "first", "nest", "nest.inner"));
+  EXPECT_THAT(units_with(wrap_by_size(13)), ElementsAre("", "first", "nest"));
+  EXPECT_THAT(units_with(wrap_by_size(25)), ElementsAre("", "first"));
+  EXPECT_THAT(units_with(wrap_by_type<NestImpl>()), ElementsAre("", "first", "nest"));
+  EXPECT_THAT(units_with([&](const WrapCandidate& candidate) {
+                asked.push_back(candidate.name + " " + std::to_string(candidate.numel));
+                return false;
+              }),
+              ElementsAre("", "first"));
+  EXPECT_THAT(asked, ElementsAre("nest.inner 12", "nest 24"));
+}
+
+TEST(UnitAssignment, LeavesIgnoredParametersOut) {
+  const auto tree = std::make_shared<Tree>();
+  fully_shard(tree->nest);
+  const auto assignment = parallel::assign_units(tree, {.ignored = {"nest.inner", "head.bias"}});
+  auto held = held_by_units(assignment);
+  EXPECT_THAT(held["nest"], ElementsAre("nest.linear.weight", "nest.linear.bias"));
+  EXPECT_THAT(held[""], ElementsAre("first.linear.weight", "first.linear.bias", "head.weight"));
+  EXPECT_EQ(assignment.ignored.size(), 3);
+  EXPECT_THAT(error_of([&] { parallel::assign_units(tree, {.ignored = {"hea"}}); },
+                       ErrorCode::kInvalidArgument),
+              HasSubstr("options.ignored names \"hea\", but the model has no such parameter"));
+}
+
+TEST(UnitAssignment, RefusesTheRootAsAUnit) {
+  const Nest root;
+  fully_shard(root);
+  EXPECT_THAT(
+      error_of([&] { parallel::assign_units(root.ptr(), {}); }, ErrorCode::kInvalidArgument),
+      HasSubstr("fully_shard() was called for the model itself"));
+}
+
+}  // namespace
+}  // namespace cadre::unit_assignment_test

@@ -1,0 +1,125 @@
+// The messages of pipelines and those of the program on one group never meet, whatever the tags.
+// Ranks are threads.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <vector>
+
+#include "cadre/parallel/pp/pipeline.h"
+#include "cadre/testing/torch/pp_model.h"
+#include "cadre/testing/torch/process_group_ranks.h"
+
+namespace cadre::stage_messages_test {
+namespace {
+
+using testing::cross_entropy;
+using testing::run_groups;
+using testing::StageNet;
+using testing::targets_of;
+using testing::tokens_of;
+using torch::Tensor;
+
+// 2 stages of 4 microbatches use up to 16 tags of their own.
+constexpr int kTags = 20;
+
+double loss_of_step(Pipeline& pipeline, int step) {
+  const Tensor tokens = tokens_of(8, step);
+  return pipeline.step(tokens, targets_of(tokens), cross_entropy, {.broadcast_losses = true})
+      .loss.item<double>();
+}
+
+struct Pair {
+  explicit Pair(const ProcessGroup& group)
+      : net(std::make_shared<StageNet>(group.rank(), 2)),
+        pipeline({{net, {.stage = group.rank(), .num_stages = 2}}}, group,
+                 {.num_microbatches = 4}) {
+    pipeline.tie_parameters({{0, "table"}, {1, "head"}});
+  }
+
+  std::shared_ptr<StageNet> net;
+  Pipeline pipeline;
+};
+
+// Sends of the program are under way before the step, in both directions, and received after it.
+TEST(PipelineMessages, ThoseOfTheProgramAreNotTakenForThem) {
+  double expected = 0;
+  double sum_of_gradients = 0;
+  const auto plain = run_groups(2, [&](const ProcessGroup& group) {
+    Pair pair(group);
+    const double loss = loss_of_step(pair.pipeline, 0);
+    if (group.rank() == 0) {
+      expected = loss;
+      sum_of_gradients = pair.net->table.grad().abs().sum().item<double>();
+    }
+  });
+  ASSERT_TRUE(plain.ok()) << plain.failures();
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    Pair pair(group);
+    const int other = 1 - group.rank();
+    std::vector<Work> sends;
+    const auto numbers = [](int rank, int tag) {
+      return torch::full({100 * rank + tag + 1}, 1000.0 * rank + tag, torch::kDouble);
+    };
+    for (int tag = 0; tag < kTags; ++tag) {
+      sends.push_back(group.send_async(numbers(group.rank(), tag), other, {.tag = tag}));
+    }
+    EXPECT_EQ(loss_of_step(pair.pipeline, 0), expected);
+    if (group.rank() == 0) {
+      EXPECT_EQ(pair.net->table.grad().abs().sum().item<double>(), sum_of_gradients);
+    }
+    for (int tag = 0; tag < kTags; ++tag) {
+      const Tensor received = torch::zeros_like(numbers(other, tag));
+      if (tag % 2 == 0) {
+        EXPECT_EQ(group.recv_from_any(received, {.tag = tag}), other);
+      } else {
+        group.recv(received, other, {.tag = tag});
+      }
+      EXPECT_TRUE(torch::equal(received, numbers(other, tag))) << tag;
+    }
+    for (const Work& send : sends) send.wait();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// A receive of the program that waits during the step gets the program's message.
+TEST(PipelineMessages, AReceiveOfTheProgramDoesNotTakeThem) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    Pair pair(group);
+    const int other = 1 - group.rank();
+    std::vector<Tensor> received;
+    std::vector<Work> receives;
+    for (int tag = 0; tag < kTags; ++tag) {
+      received.push_back(torch::zeros({1}));
+      receives.push_back(group.recv_async(received.back(), other, {.tag = tag}));
+    }
+    loss_of_step(pair.pipeline, 0);
+    for (int tag = 0; tag < kTags; ++tag) {
+      group.send(torch::full({1}, tag + 0.5), other, {.tag = tag});
+    }
+    for (int tag = 0; tag < kTags; ++tag) {
+      receives[static_cast<size_t>(tag)].wait();
+      EXPECT_EQ(received[static_cast<size_t>(tag)].item<double>(), tag + 0.5);
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// Two pipelines on one group take turns with their steps; a third is made after one has gone.
+TEST(PipelineMessages, PipelinesOfOneGroupDoNotMeet) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group) {
+    Pair first(group);
+    auto second = std::make_unique<Pair>(group);
+    const double expected = loss_of_step(first.pipeline, 0);
+    EXPECT_EQ(loss_of_step(second->pipeline, 0), expected);
+    second.reset();
+    Pair third(group);
+    EXPECT_EQ(loss_of_step(third.pipeline, 0), expected);
+    first.net->zero_grad();
+    EXPECT_EQ(loss_of_step(first.pipeline, 0), expected);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+}  // namespace
+}  // namespace cadre::stage_messages_test

@@ -1,0 +1,53 @@
+#include "cadre/tensor/group/operands/memory_extent.h"
+
+#include <ATen/ops/empty.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace cadre {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(MemoryExtent, EndsBehindTheLastElement) {
+  const at::Tensor matrix = at::empty({4, 6}, at::kFloat);
+  const auto* const begin = static_cast<const std::byte*>(matrix.const_data_ptr());
+  const MemoryExtent whole = memory_extent(matrix);
+  EXPECT_EQ(whole.begin, begin);
+  EXPECT_EQ(whole.end, begin + 4 * 6 * 4);
+  // Rows 1 and 2, columns 2 and 4: the last element is number 2 * 6 + 4.
+  const MemoryExtent part = memory_extent(matrix.slice(0, 1, 3).slice(1, 2, 6, 2));
+  EXPECT_EQ(part.begin, begin + (6 + 2) * 4);
+  EXPECT_EQ(part.end, begin + (2 * 6 + 4 + 1) * 4);
+  EXPECT_EQ(memory_extent(matrix.t()).end, whole.end);
+}
+
+TEST(MemoryExtent, IsAnOffsetOnTheMetaDevice) {
+  const at::Tensor vector = at::empty({10}, at::TensorOptions(at::kMeta).dtype(at::kDouble));
+  const MemoryExtent extent = memory_extent(vector.slice(0, 3, 5));
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(extent.begin), 3 * 8U);
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(extent.end), 5 * 8U);
+}
+
+TEST(ConnectedExtents, AreSetsOfThoseThatOverlap) {
+  std::vector<std::byte> memory(100);
+  const auto extent = [&](size_t begin, size_t end) {
+    return MemoryExtent{memory.data() + begin, memory.data() + end};
+  };
+  // The second contains the first, and the third overlaps the second only. The fourth begins where
+  // the third ends.
+  const std::vector<MemoryExtent> extents = {extent(20, 22), extent(10, 40), extent(35, 50),
+                                             extent(50, 60), extent(0, 5)};
+  EXPECT_THAT(connected_extents(extents),
+              ElementsAre(ElementsAre(4), ElementsAre(1, 0, 2), ElementsAre(3)));
+  EXPECT_FALSE(extents[2].overlaps(extents[3]));
+  EXPECT_TRUE(extents[1].overlaps(extents[2]));
+  EXPECT_TRUE(connected_extents({}).empty());
+}
+
+}  // namespace
+}  // namespace cadre

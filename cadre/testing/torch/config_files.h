@@ -1,0 +1,42 @@
+// Configurations of the trainer that a test writes to a file.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "cadre/core/base/error.h"
+#include "cadre/testing/core/temporary_folder.h"
+#include "cadre/train/trainer/config/config_file.h"
+
+namespace cadre::testing {
+
+class ConfigTest : public ::testing::Test {
+ protected:
+  train::Config load(const std::string& text, const std::vector<std::string>& overrides = {}) {
+    std::ofstream(path_) << text;
+    return train::load_config(path_, overrides);
+  }
+
+  // Returns the message of the error, with the file's name instead of its path.
+  std::string refusal(const std::string& text, const std::vector<std::string>& overrides = {}) {
+    try {
+      load(text, overrides);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+      std::string message = error.message();
+      const std::string folder = folder_.file("");
+      const size_t at = message.find(folder);
+      if (at != std::string::npos) message.erase(at, folder.size());
+      return message;
+    }
+    return "accepted";
+  }
+
+  TemporaryFolder folder_;
+  const std::string path_ = folder_.file("config_test.toml");
+};
+
+}  // namespace cadre::testing
