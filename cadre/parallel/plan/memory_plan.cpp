@@ -13,12 +13,12 @@
 #include "cadre/parallel/fsdp/unit_assignment.h"
 #include "cadre/parallel/fsdp/unit_options.h"
 #include "cadre/parallel/plan/unit_residency.h"
+#include "cadre/parallel/reduction/agreement/sample_weight.h"
 #include "cadre/parallel/reduction/agreement/trailer.h"
 #include "cadre/parallel/shard/flat_layout.h"
 #include "cadre/parallel/shard/step_agreement.h"
 #include "cadre/parallel/zero/zero_core.h"
 #include "cadre/tensor/group/operands/dtype.h"
-#include "cadre/tensor/hooks/sample_weight.h"
 
 namespace cadre {
 
@@ -169,7 +169,7 @@ class Planner {
   void add_agreements() {
     if (options().strategy == DataStrategy::kSingle || trained_.empty()) return;
     OperationTraffic& all_reduce = plan_.traffic.all_reduce;
-    all_reduce += all_reduced(kSampleMessageBytes, num_ranks());
+    all_reduce += all_reduced(reduction::kSampleMessageBytes, num_ranks());
     if (options().strategy == DataStrategy::kZero1 || options().strategy == DataStrategy::kZero2) {
       all_reduce += all_reduced(shard::kStepMessageBytes, num_ranks());
     }
