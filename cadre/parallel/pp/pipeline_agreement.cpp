@@ -66,7 +66,7 @@ Error pipeline_refusal(const std::string& what) {
 
 std::vector<std::vector<int64_t>> exchange_words(
     const ProcessGroup& group, size_t num_words,
-    const std::function<std::vector<int64_t>()>& make_words) {
+    const std::function<std::vector<int64_t>()>& make_words, std::optional<Duration> timeout) {
   std::exception_ptr refusal;
   std::vector<int64_t> words(num_words, 0);
   try {
@@ -80,7 +80,7 @@ std::vector<std::vector<int64_t>> exchange_words(
   own_words[0] = refusal ? 1 : 0;
   std::ranges::copy(words, own_words + 1);
   const at::Tensor all = at::empty({group.world_size() * count}, at::kLong);
-  group.all_gather(all, own);
+  group.all_gather(all, own, {.timeout = timeout});
   const auto* const gathered = all.const_data_ptr<int64_t>();
   std::vector<std::vector<int64_t>> result;
   bool is_refused = false;

@@ -31,10 +31,10 @@ Error pipeline_refusal(const std::string& what);
 
 // Returns the words of all ranks, by rank, after one all_gather. What `make_words` throws on any
 // rank is thrown on all. It returns `num_words` words, a number that is the same on all ranks, and
-// calls no collective.
+// calls no collective. timeout: limit of the all_gather; default: the group's.
 std::vector<std::vector<int64_t>> exchange_words(
     const ProcessGroup& group, size_t num_words,
-    const std::function<std::vector<int64_t>()>& make_words);
+    const std::function<std::vector<int64_t>()>& make_words, std::optional<Duration> timeout = {});
 
 // Returns the first rank whose word at `index` is not rank 0's; nullopt if there is none.
 std::optional<int> first_unlike(const std::vector<std::vector<int64_t>>& words, size_t index);
