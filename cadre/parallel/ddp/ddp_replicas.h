@@ -38,8 +38,9 @@ struct RefusedModule {
 struct DdpReplicas {
   std::shared_ptr<reduction::DataParallelCore> core;
   ProcessGroup group;
-  std::vector<std::shared_ptr<FlatParameters>> flat_parameters;  // one for each bucket, if sharded
-  std::vector<ParameterShard> shards;                            // by parameter, if sharded
+  // If gradients are sharded: one for each bucket, and one for each parameter.
+  std::vector<std::shared_ptr<shard::FlatParameters>> flat_parameters;
+  std::vector<ParameterShard> shards;
 
   CADRE_EXPORT std::vector<ParameterShard> parameter_shards() const;
 };

@@ -65,7 +65,8 @@ class DistributedDataParallel : public DataParallelModule<M> {
 
   // Returns the part of each parameter of the module that this rank owns, in the order of
   // named_parameters(); needs GradientPlacement::kSharded. An optimizer is given the `values` of
-  // all of them, also of those without an element here.
+  // all of them, also of those without an element here; a program that writes them holds a
+  // ShardUpdate, whose end gathers the parameters.
   std::vector<ParameterShard> parameter_shards() const {
     this->core();  // throws if this object was moved from
     return replicas_.parameter_shards();
@@ -82,14 +83,16 @@ class DistributedDataParallel : public DataParallelModule<M> {
   void call_before_backward(std::function<void()> call) {
     this->core().call_before_backward(std::move(call));
   }
+
+ private:
+  friend struct shard::WrapperAccess;
+
   // With GradientPlacement::kSharded, returns the buffers in which the parameters are, one for each
-  // bucket. Code that changes values calls mark_stale() and unshard_async() on each, on all ranks,
-  // and the next forward waits. Otherwise the list is empty.
-  const std::vector<std::shared_ptr<FlatParameters>>& flat_parameters() const {
+  // bucket. Otherwise the list is empty.
+  const std::vector<std::shared_ptr<shard::FlatParameters>>& flat_parameters() const {
     return replicas_.flat_parameters;
   }
 
- private:
   DistributedDataParallel(std::shared_ptr<M> module, parallel::DdpReplicas replicas)
       : DataParallelModule<M>(std::move(module), replicas.core), replicas_(std::move(replicas)) {}
 

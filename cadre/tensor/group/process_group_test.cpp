@@ -13,6 +13,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/tensor/group/operands/dtype.h"
+#include "cadre/tensor/group/symmetric_tensor.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
@@ -335,15 +336,14 @@ TEST(ProcessGroup, ShapesThatDisagreeAreExplainedOnAllRanks) {
 TEST_P(OnRanks, SymmetricMemoryIsZeroedAndOutlivesTheGroup) {
   std::vector<Tensor> kept(static_cast<size_t>(GetParam()));
   expect_on_all([&](const ProcessGroup& group) {
-    const Tensor tensor = group.empty_symmetric(5000, torch::kDouble);
+    const Tensor tensor = SymmetricTensor::allocate(group, 5000, torch::kDouble).local();
     require(tensor.count_nonzero().item<int64_t>() == 0, "zeroed");
     tensor.fill_(group.rank() + 1);
     group.all_reduce(tensor);
-    require(group.empty_symmetric(0, torch::kFloat).numel() == 0, "empty");
-    for (const int64_t numel : {int64_t{1} << 61, (int64_t{1} << 61) + 512}) {
+    for (const int64_t numel : {int64_t{0}, int64_t{1} << 61, (int64_t{1} << 61) + 512}) {
       const std::string failure =
-          testing::failure_of([&] { (void)group.empty_symmetric(numel, torch::kLong); });
-      require(failure.find("pass a count from 0 to") != std::string::npos, failure);
+          testing::failure_of([&] { (void)SymmetricTensor::allocate(group, numel, torch::kLong); });
+      require(failure.find("pass a count from 1 to") != std::string::npos, failure);
     }
     kept[group.rank()] = tensor;
   });
@@ -416,8 +416,8 @@ TEST(ProcessGroup, RefusesWhatCannotTakePart) {
            "the output has 3 elements (3), expected world size 1 times the input's 2 (2)");
     expect([&] { group.reduce_scatter(torch::zeros({2}), torch::zeros({2}, torch::kInt)); },
            "the input is int32 but the output is float32");
-    expect([&] { (void)group.empty_symmetric(4, torch::kComplexDouble); },
-           "elements of complex128");
+    expect([&] { (void)SymmetricTensor::allocate(group, 4, torch::kComplexDouble); },
+           "elements of dtype complex128");
     expect([&] { group.reduce(torch::zeros({2}), {.root = 1}); },
            "reduce " + where + "root 1 is not in the group of 1 ranks");
     expect([&] { group.all_to_all(six, six); },
