@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/tensor/group/mapped_parts.h"
 #include "cadre/tensor/group/symmetric_tensor.h"
 #include "cadre/tensor/hooks/located_group.h"
 #include "cadre/testing/torch/process_group_ranks.h"
