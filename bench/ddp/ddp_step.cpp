@@ -57,7 +57,7 @@ class Buckets {
     for (const auto& bucket : layout.buckets) {
       int64_t numel = 0;
       for (const int64_t index : bucket.parameters) numel += parameters[index].numel();
-      flats_.push_back(world.empty_symmetric(numel, torch::kFloat).zero_());
+      flats_.push_back(cadre::SymmetricTensor::allocate(world, numel, torch::kFloat).local());
       int64_t offset = 0;
       for (const int64_t index : bucket.parameters) {
         const torch::Tensor& gradient = parameters[index].grad();

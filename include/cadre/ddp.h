@@ -19,8 +19,7 @@
 //   made and checked.
 // - `DataParallelModule`, `ModuleHolder`, `NoSync`: what all wrappers of a module have, and the
 //   scope of no_sync().
-// - `RefusedModule`, `RefusedArgument`, `refuse_module()`: the error messages for arguments of
-//   other types.
+// - `RefusedArgument`: the type of a wrapper that was given an argument of another type.
 //
 // Guide: docs/guide/parallel/data-parallel.md. PyTorch: torch.nn.parallel.DistributedDataParallel.
 #pragma once

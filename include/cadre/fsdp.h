@@ -10,8 +10,7 @@
 //
 // Declares:
 // - `FullyShardedDataParallel`, `FullyShardedDataParallelOptions`: the wrapper.
-// - `ShardUnit`, `ShardUnitBase`: a module whose parameters are gathered before each use, and freed
-//   after it.
+// - `ShardUnit`: a module whose parameters are gathered before each use, and freed after it.
 // - `fully_shard()`, `FullyShardOptions`: makes a ShardUnit of the model a unit of its own.
 // - `WrapPolicy`, `WrapCandidate`, `wrap_by_size()`, `wrap_by_type()`: chooses units without a call
 //   for each.
@@ -19,7 +18,6 @@
 //   disk.
 // - `to_string()`, `parse_reshard()`: the names of the values of Reshard.
 // - `FullParameters`: the result of summon_full_params(): the whole parameters in a scope.
-// - `UnitCall`, `call_unit()`, `cast_floating()`: how a unit runs its forward().
 //
 // Guide: docs/guide/parallel/fsdp.md. PyTorch: torch.distributed.fsdp.FullyShardedDataParallel,
 // fully_shard.

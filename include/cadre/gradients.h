@@ -18,15 +18,13 @@
 // - `find_nonfinite_gradient()`, `NonFiniteGradient`: the first gradient that is NaN or infinite.
 // - `GradientWeighting`, `to_string()`: whether ranks count the same or by their samples, or their
 //   gradients are added up; an option of the wrappers.
-// - `PassSamples`, `SampleWeight`, `agree_on_weight()`, `equal_weight()`: how the weight of a rank
-//   is found.
 //
 // Guide: docs/guide/training/gradients.md. PyTorch: torch.nn.utils.clip_grad_norm_,
 // torch.amp.GradScaler.
 #pragma once
 
+#include "cadre/parallel/reduction/agreement/gradient_weighting.h"
 #include "cadre/parallel/shard/grad_scaler.h"
 #include "cadre/parallel/shard/nonfinite_gradients.h"
 #include "cadre/parallel/shard/sharded_norm.h"
 #include "cadre/tensor/hooks/gradient_norm.h"
-#include "cadre/tensor/hooks/sample_weight.h"

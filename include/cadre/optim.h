@@ -13,12 +13,15 @@
 // - `Adadelta`, `AdadeltaOptions`, `AdadeltaParamState`: torch.optim's, which libtorch does
 //   not have in C++.
 // - `OffloadedOptimizer`: any optimizer of torch::optim, with its state beside its parameters.
+// - `zeros_beside()`, `moved_beside()`: tensors in the file of an offloaded parameter, for
+//   optimizers of your own.
 // - `ParameterState`: the state of an optimizer for one parameter: what state_dict() returns.
 // - `NamedParameters`, `ParameterNames`: parameters with names, which error messages contain.
 //
 // Guide: docs/guide/training/optimizers.md. PyTorch: torch.optim.AdamW(fused=True).
 #pragma once
 
+#include "cadre/tensor/group/beside.h"
 #include "cadre/tensor/optim/offloaded_optimizer.h"
 #include "cadre/tensor/optim/optimizers.h"
 #include "cadre/tensor/optim/parameter_state.h"

@@ -1,4 +1,4 @@
-// Tensors in memory that the ranks of a host share, and tensors in a file on disk.
+// Tensors in memory that the ranks of a host share.
 //
 //   const auto shared =
 //       cadre::SymmetricTensor::allocate(world, 1024, at::kFloat);  // (1024) of each rank
@@ -11,15 +11,11 @@
 //   }
 //
 // Declares:
-// - `SymmetricTensor`, `WaitSignalOptions`: a tensor of each rank that the other ranks read, write
-//   and signal in place.
-// - `MappedParts`: memory of which each rank owns a part and reads the whole.
-// - `FileMemory`: tensors whose memory is in a file.
-// - `zeros_beside()`, `moved_beside()`: tensors in the file of another tensor.
+// - `SymmetricTensor`, `SymmetricTensorOptions`: a tensor of each rank that the other ranks read,
+//   write and signal in place; if wanted, the tensors of all ranks are one.
+// - `WaitSignalOptions`: the timeout of a wait for a signal.
 //
 // Guide: docs/guide/reference/groups-and-messages.md. PyTorch: torch.distributed._symmetric_memory.
 #pragma once
 
-#include "cadre/tensor/group/file_memory.h"
-#include "cadre/tensor/group/mapped_parts.h"
 #include "cadre/tensor/group/symmetric_tensor.h"

@@ -12,6 +12,7 @@
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 #include "cadre/parallel/ep/expert_parallel.h"
 #include "cadre/parallel/ep/mixture_of_experts.h"
+#include "cadre/parallel/shard/division/boxes.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/testing/core/temporary_folder.h"
 #include "cadre/testing/torch/process_group_ranks.h"
@@ -81,7 +82,7 @@ void require_parts_of(const ExpertNet& whole, const ExpertParallel& experts, dou
                       const std::string& what) {
   const auto expected = whole.named_parameters();
   for (const ParameterShard& record : experts.parameter_shards()) {
-    const Box box = local_box_of(record);
+    const Box box = shard::local_box_of(record);
     Tensor part = expected[record.name].detach();
     for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
       part = part.narrow(static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);

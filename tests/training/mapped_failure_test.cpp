@@ -190,7 +190,7 @@ TEST(MappedMemoryTest, AHostHoldsTheParametersOnce) {
         at::set_num_threads(1);
         const ProcessGroup group(testing::connect(context, membership, {}));
         Tensor weight = torch::ones({kNumel}).requires_grad_(true);
-        FlatParameters flat({{"weight", weight}}, group, {.form = ShardForm::kMapped});
+        shard::FlatParameters flat({{"weight", weight}}, group, {.form = ShardForm::kMapped});
         flat.unshard_async();
         flat.wait_unsharded();
         require(weight.detach().sum().item<float>() == kNumel, "it reads all of them");
@@ -225,7 +225,7 @@ TEST(MappedMemoryTest, TheFusedOptimizersWriteInTheirUpdateOnly) {
         at::set_num_threads(1);
         const ProcessGroup group(testing::connect(context, membership, {}));
         const Tensor weight = torch::ones({3000}).requires_grad_(true);
-        FlatParameters flat({{"weight", weight}}, group, {.form = ShardForm::kMapped});
+        shard::FlatParameters flat({{"weight", weight}}, group, {.form = ShardForm::kMapped});
         const std::vector<Tensor> leaves = {flat.values(0)};
         flat.values(0).mutable_grad() = torch::ones_like(flat.values(0));
         AdamW adamw(leaves);
@@ -234,7 +234,7 @@ TEST(MappedMemoryTest, TheFusedOptimizersWriteInTheirUpdateOnly) {
                                            testing::failure_of([&] { sgd.step(); })}) {
           require(failure.find("written by Cadre's own step only") != std::string::npos, failure);
         }
-        ShardedOptimizer<SGD> sharded(flat.fence(), leaves, 0.5);
+        ShardedOptimizer<SGD> sharded(testing::FencedLeaves{flat.fence(), leaves}, 0.5);
         sharded.step();
         flat.unshard_async();
         flat.wait_unsharded();
@@ -264,9 +264,9 @@ TEST(MappedMemoryTest, OneRankThatCannotMapDecidesForAll) {
                              .rlim_max = before.rlim_max};
           require(::setrlimit(RLIMIT_AS, &limit) == 0, "setrlimit");
         }
-        FlatParametersOptions options{.form = ShardForm::kMapped};
+        shard::FlatParametersOptions options{.form = ShardForm::kMapped};
         options.fence = training.units[0]->fence();
-        FlatParameters flat({{"weight", weight}}, group, options);
+        shard::FlatParameters flat({{"weight", weight}}, group, options);
         require(::setrlimit(RLIMIT_AS, &before) == 0, "setrlimit");
         require(!flat.is_mapped(), "gathered on all ranks");
         flat.unshard_async();

@@ -20,6 +20,7 @@
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
 #include "cadre/parallel/fsdp/wrap_policy.h"
 #include "cadre/parallel/shard/flat_parameters.h"
+#include "cadre/tensor/group/beside.h"
 #include "cadre/tensor/group/file_memory.h"
 #include "cadre/tensor/optim/offloaded_optimizer.h"
 #include "cadre/tensor/optim/optimizers.h"
@@ -164,9 +165,9 @@ void expect_state_in_files(int world_size) {
         FullyShardedDataParallelOptions{.offload = FileOffload{.folder = folder.path()},
                                         .wrap_policy = wrap_by_size(1)}};
     const auto in_pages = [](int64_t numel) { return FileMemory::in_pages(numel * 4); };
-    const int64_t alignment = FlatParametersOptions().alignment;
-    const FlatLayout layout({40 * 40, 40}, world_size,
-                            {.of_shards = alignment, .of_tensors = alignment});
+    const int64_t alignment = shard::FlatParametersOptions().alignment;
+    const shard::FlatLayout layout({40 * 40, 40}, world_size,
+                                   {.of_shards = alignment, .of_tensors = alignment});
     int64_t num_bytes = 3 * 2 * in_pages(layout.shard_numel());
     require(model.file_bytes() == num_bytes, format("{} after construction", model.file_bytes()));
     O optimizer(model.parameters(), torch::optim::AdamWOptions(0.01));

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/shard/sharded_norm.h"
 #include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/seeds.h"
@@ -260,12 +261,12 @@ class ShardedRank {
     };
     step_ = [optimizer] { optimizer->step(); };
     after_load_ = [this, model](const std::string& path) {
-      for (const auto& flat : model->flat_parameters()) {
+      for (const auto& flat : shard::WrapperAccess::flat_parameters(*model)) {
         flat->mark_stale();
         flat->unshard_async();
         flat->wait_unsharded();
       }
-      if (!model->flat_parameters().empty()) return;
+      if (!shard::WrapperAccess::flat_parameters(*model).empty()) return;
       load_sharded(path, parts_of(*net), group_, {.with_optimizer = false});
     };
   }

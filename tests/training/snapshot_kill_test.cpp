@@ -19,6 +19,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/random.h"
+#include "cadre/parallel/shard/division/boxes.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/testing/core/process_job.h"
 #include "cadre/testing/core/seeds.h"
@@ -46,7 +47,7 @@ SnapshotParts parts_of(int rank, int world_size, int64_t step) {
     const int64_t middle = numel / 2 + 7;
     const FlatRange range{rank == 0 ? 0 : middle, rank + 1 == world_size ? numel : middle};
     const at::Tensor values = torch::full({range.size()}, static_cast<double>(step));
-    parts.parameters.push_back({name, whole.sizes, boxes_of_range(whole, range), values});
+    parts.parameters.push_back({name, whole.sizes, shard::boxes_of_range(whole, range), values});
     ParameterState state{.parameter = name};
     state.tensors.emplace_back("exp_avg", values);
     state.scalars.emplace_back("step", torch::tensor(step));

@@ -64,7 +64,7 @@ TEST(ZeroUnderDdp, ValuesThatAreCopiedIntoShardsDuringAGatherAreUsed) {
     group.all_reduce(sum);  // the gathers before it have ended on both ranks
     const torch::NoGradGuard no_grad;
     for (const ParameterShard& shard : model.parameter_shards()) {
-      if (shard.flat) shard.values.fill_(0.25);
+      if (shard.memory) shard.values.fill_(0.25);
     }
     model(copy.rows(2, 1), std::pair(true, true));
     for (const NamedTensor& parameter : distinct_parameters(*net)) {
@@ -134,7 +134,7 @@ TEST(ZeroUnderDdp, ABackwardThroughAForwardBeforeAStepIsRefused) {
 void write_shards(const Wrapped& model, double factor) {
   const torch::NoGradGuard no_grad;
   for (const ParameterShard& shard : model.parameter_shards()) {
-    if (shard.flat) shard.values.mul_(factor);
+    if (shard.memory) shard.values.mul_(factor);
   }
 }
 
@@ -199,7 +199,7 @@ TEST(ZeroUnderDdp, ValuesThatChangeWhileGradientsWaitAreRefusedOnAllRanks) {
 void double_shards(const std::vector<ParameterShard>& shards) {
   const torch::NoGradGuard no_grad;
   for (const ParameterShard& shard : shards) {
-    if (shard.flat) shard.values.mul_(2);
+    if (shard.memory) shard.values.mul_(2);
   }
 }
 

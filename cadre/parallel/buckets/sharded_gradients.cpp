@@ -26,7 +26,7 @@ constexpr size_t kNoBucket = static_cast<size_t>(-1);
 }  // namespace
 
 ShardedGradients::ShardedGradients(std::vector<NamedTensor> parameters,
-                                   std::span<const std::shared_ptr<FlatParameters>> units,
+                                   std::span<const std::shared_ptr<shard::FlatParameters>> units,
                                    Groups groups, Options options)
     : GradientStorage(std::move(parameters)),
       groups_(std::move(groups)),
@@ -78,7 +78,7 @@ std::string ShardedGradients::where() const {
   return format("{}, rank {}", options_.wrapper, groups_.all.rank());
 }
 
-void ShardedGradients::make_buckets(std::span<const std::shared_ptr<FlatParameters>> units) {
+void ShardedGradients::make_buckets(std::span<const std::shared_ptr<shard::FlatParameters>> units) {
   std::unordered_map<const c10::TensorImpl*, size_t> index_of;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     index_of.emplace(parameters_[i].tensor.unsafeGetTensorImpl(), i);
@@ -149,7 +149,7 @@ void ShardedGradients::follow(const BucketLayout& wanted) {
 }
 
 ShardedBucketSize ShardedGradients::size_of(const Bucket& bucket) {
-  const FlatLayout& flat = bucket.flat->layout();
+  const shard::FlatLayout& flat = bucket.flat->layout();
   return {.numel = flat.numel(),
           .gradients = {.numel = flat.shard_numel(), .dtype = bucket.flat->shard().scalar_type()},
           .reduce_dtype = bucket.dtype};
@@ -174,7 +174,7 @@ void ShardedGradients::allocate() {
 }
 
 void ShardedGradients::slice_gradients(const Bucket& bucket) {
-  const FlatLayout& flat = bucket.flat->layout();
+  const shard::FlatLayout& flat = bucket.flat->layout();
   const int rank = groups_.shard.rank();
   for (const size_t parameter : bucket.parameters) {
     Slot& slot = slots_[parameter];
@@ -264,7 +264,7 @@ const at::Tensor& ShardedGradients::free_buffer(const Bucket& bucket) {
 // Moves this rank's gradients of the bucket into the buffer and clears the rest of the buffer,
 // which belongs to parameters that are not trained and to the padding.
 void ShardedGradients::take(const Bucket& bucket, const at::Tensor& buffer) {
-  const FlatLayout& layout = bucket.flat->layout();
+  const shard::FlatLayout& layout = bucket.flat->layout();
   int64_t end = 0;
   for (const size_t parameter : bucket.parameters) {
     const size_t place = slots_[parameter].place;
@@ -355,7 +355,7 @@ void ShardedGradients::finish_oldest() {
 }
 
 void ShardedGradients::add_to_gradients(const Reduction& reduction) {
-  const FlatLayout& layout = reduction.bucket->flat->layout();
+  const shard::FlatLayout& layout = reduction.bucket->flat->layout();
   const int rank = groups_.shard.rank();
   for (const size_t parameter : reduction.bucket->parameters) {
     Slot& slot = slots_[parameter];
@@ -411,7 +411,7 @@ void ShardedGradients::abandon() {
   while (num_launched_ < buckets_.size()) {
     if (options_.on_abandoned_launch) options_.on_abandoned_launch(num_launched_);
     const Bucket& bucket = buckets_[num_launched_];
-    const FlatLayout& layout = bucket.flat->layout();
+    const shard::FlatLayout& layout = bucket.flat->layout();
     // The content of the buffer does not matter: all ranks drop the result.
     const at::Tensor buffer = buffers_.at(bucket.dtype).flats[0].narrow(0, 0, layout.numel());
     const at::Tensor output = at::empty({layout.shard_numel()}, bucket.dtype);

@@ -96,7 +96,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   // `parameters`: the trained ones, each in one of the units. `units`: in the order of the first
   // reduction; units without a trained parameter take no part.
   ShardedGradients(std::vector<NamedTensor> parameters,
-                   std::span<const std::shared_ptr<FlatParameters>> units, Groups groups,
+                   std::span<const std::shared_ptr<shard::FlatParameters>> units, Groups groups,
                    Options options);
   ~ShardedGradients() override;
 
@@ -128,7 +128,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   };
   struct Bucket {
     size_t unit;
-    std::shared_ptr<FlatParameters> flat;
+    std::shared_ptr<shard::FlatParameters> flat;
     at::ScalarType dtype;            // dtype of the reduction
     std::vector<size_t> parameters;  // the trained ones, in the order of the flat buffer
     at::Tensor gradients;            // (shard_numel), in the dtype of the shard
@@ -148,7 +148,7 @@ class CADRE_EXPORT ShardedGradients final : public GradientStorage {
   };
   void on_begin_pass() override;
   void begin_arrival(size_t parameter);
-  void make_buckets(std::span<const std::shared_ptr<FlatParameters>> units);
+  void make_buckets(std::span<const std::shared_ptr<shard::FlatParameters>> units);
   static ShardedBucketSize size_of(const Bucket& bucket);
   void allocate();
   // `order`: indices of the present buckets.

@@ -32,7 +32,7 @@ using torch::Tensor;
 
 // Units with parameters; frozen parameters have "frozen" in their names.
 struct Model {
-  std::vector<std::shared_ptr<FlatParameters>> units;
+  std::vector<std::shared_ptr<shard::FlatParameters>> units;
   std::vector<NamedTensor> trained;
 };
 
@@ -41,7 +41,7 @@ struct UnitOf {
 };
 
 Model make_model(const std::vector<UnitOf>& units, const wrap::LocatedGroup& group,
-                 const FlatParametersOptions& options = {}) {
+                 const shard::FlatParametersOptions& options = {}) {
   Model model;
   for (const UnitOf& unit : units) {
     std::vector<NamedTensor> members;
@@ -49,7 +49,7 @@ Model make_model(const std::vector<UnitOf>& units, const wrap::LocatedGroup& gro
       members.push_back({name, torch::arange(numel, torch::kFloat)});
       members.back().tensor.requires_grad_(name.find("frozen") == std::string::npos);
     }
-    model.units.push_back(std::make_shared<FlatParameters>(members, group, options));
+    model.units.push_back(std::make_shared<shard::FlatParameters>(members, group, options));
     for (const NamedTensor& member : model.units.back()->parameters()) {
       if (member.tensor.requires_grad()) model.trained.push_back(member);
     }

@@ -29,7 +29,8 @@ constexpr int64_t kNumel = 40;
 struct Shards {
   explicit Shards(const ProcessGroup& world, const std::optional<Tensor>& earlier = {})
       : parameters(make_parameters(earlier)),
-        unit(std::make_shared<FlatParameters>(parameters, world, FlatParametersOptions{})),
+        unit(std::make_shared<shard::FlatParameters>(parameters, world,
+                                                     shard::FlatParametersOptions{})),
         rank(world.rank()) {
     storage = std::make_unique<ShardedGradients>(
         parameters, std::span(&unit, 1), ShardedGradients::Groups{.all = world, .shard = world},
@@ -89,7 +90,7 @@ struct Shards {
   }
 
   std::vector<NamedTensor> parameters;
-  std::shared_ptr<FlatParameters> unit;
+  std::shared_ptr<shard::FlatParameters> unit;
   int rank;
   std::unique_ptr<ShardedGradients> storage;
 };

@@ -14,6 +14,7 @@
 #include "cadre/parallel/buckets/replicated_gradients.h"
 #include "cadre/parallel/buckets/sharded_gradients.h"
 #include "cadre/parallel/reduction/agreement/trailer.h"
+#include "cadre/parallel/shard/division/parameter_division.h"
 #include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/parallel/shard/shardable.h"
 #include "cadre/tensor/group/agreement.h"
@@ -27,7 +28,7 @@ namespace {
 constexpr const char* kWrapper = "DistributedDataParallel";
 constexpr const char* kShardAxis = "shard";
 
-using FlatParametersList = std::vector<std::shared_ptr<FlatParameters>>;
+using FlatParametersList = std::vector<std::shared_ptr<shard::FlatParameters>>;
 
 // Throws what making flat buffers of the trained parameters would throw, and throws for a parameter
 // that shares memory with another tensor, because these buffers would separate them. Changes
@@ -37,7 +38,7 @@ void check_shardable_model(const torch::nn::Module& module, const wrap::LocatedG
   std::vector<NamedTensor> moved;
   std::vector<NamedTensor> kept = distinct_buffers(module);
   for (const NamedTensor& parameter : distinct_parameters(module)) {
-    static_cast<void>(division_of(parameter));  // throws if it is not known
+    static_cast<void>(shard::division_of(parameter));  // throws if it is not known
     (parameter.tensor.requires_grad() ? moved : kept).push_back(parameter);
     const at::ScalarType dtype = parameter.tensor.scalar_type();
     if (!parameter.tensor.requires_grad()) continue;
@@ -84,9 +85,9 @@ FlatParametersList make_flat_parameters(const std::vector<NamedTensor>& trained,
   for (const BucketLayout::Bucket& bucket : layout.buckets) {
     std::vector<NamedTensor> members;
     for (const int64_t index : bucket.parameters) members.push_back(trained[index]);
-    flat_parameters.push_back(std::make_shared<FlatParameters>(
+    flat_parameters.push_back(std::make_shared<shard::FlatParameters>(
         std::move(members), group,
-        FlatParametersOptions{
+        shard::FlatParametersOptions{
             .keep_full = true,
             .name = format("in bucket {} of {}", flat_parameters.size(), kWrapper)}));
   }
@@ -113,15 +114,15 @@ std::vector<ParameterShard> shards_of(const torch::nn::Module& module,
       shards.push_back(*found);
       continue;
     }
-    shards.push_back(on_joint_mesh({.name = parameter.name,
-                                    .sizes = parameter.tensor.sizes().vec(),
-                                    .mesh = mesh,
-                                    .placements = {Replicate()},
-                                    .flat_axis = std::nullopt,
-                                    .range = {.begin = 0, .end = parameter.tensor.numel()},
-                                    .values = shard::whole_values(parameter.tensor),
-                                    .parameter = parameter.tensor},
-                                   division_of(parameter).get()));
+    shards.push_back(shard::on_joint_mesh({.name = parameter.name,
+                                           .sizes = parameter.tensor.sizes().vec(),
+                                           .mesh = mesh,
+                                           .placements = {Replicate()},
+                                           .flat_axis = std::nullopt,
+                                           .range = {.begin = 0, .end = parameter.tensor.numel()},
+                                           .values = shard::whole_values(parameter.tensor),
+                                           .parameter = parameter.tensor},
+                                          shard::division_of(parameter).get()));
   }
   return shards;
 }
@@ -198,7 +199,7 @@ DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module, 
   DdpReplicas replicas{
       .core = std::move(core), .group = group, .flat_parameters = *flat_parameters, .shards = {}};
   if (replicas.flat_parameters.empty()) return replicas;
-  const DeviceMesh mesh = mesh_of_wrapper(group, kShardAxis, distinct_parameters(*module));
+  const DeviceMesh mesh = shard::mesh_of_wrapper(group, kShardAxis, distinct_parameters(*module));
   replicas.shards = shards_of(*module, replicas.flat_parameters, mesh);
   return replicas;
 }

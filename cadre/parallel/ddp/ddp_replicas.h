@@ -5,6 +5,7 @@
 // parameters and the group. Errors: cadre::Error.
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <vector>
 
@@ -22,11 +23,24 @@ class Module;
 
 namespace cadre::parallel {
 
+template <typename Given>
+inline constexpr bool kIsModulePointer = false;
+
+// Ends the compilation with one sentence when `Given` was passed as a module.
+template <typename Given>
+struct RefusedModule {
+  static_assert(kIsModulePointer<Given>,
+                "cadre::DistributedDataParallel(module, ranks): pass a std::shared_ptr to a module "
+                "(std::make_shared<Net>()) or a module holder (TORCH_MODULE, "
+                "torch::nn::Sequential), then the group");
+};
+
 struct DdpReplicas {
   std::shared_ptr<reduction::DataParallelCore> core;
   ProcessGroup group;
-  std::vector<std::shared_ptr<FlatParameters>> flat_parameters;  // one for each bucket, if sharded
-  std::vector<ParameterShard> shards;                            // by parameter, if sharded
+  // If gradients are sharded: one for each bucket, and one for each parameter.
+  std::vector<std::shared_ptr<shard::FlatParameters>> flat_parameters;
+  std::vector<ParameterShard> shards;
 
   CADRE_EXPORT std::vector<ParameterShard> parameter_shards() const;
 };
@@ -34,5 +48,12 @@ struct DdpReplicas {
 CADRE_EXPORT DdpReplicas make_ddp_replicas(const std::shared_ptr<torch::nn::Module>& module,
                                            const Ranks& ranks,
                                            const DistributedDataParallelOptions& options);
+
+// Initialises DistributedDataParallel in the constructors that refuse `Given`.
+template <typename Given>
+[[noreturn]] DdpReplicas refuse_module() {
+  [[maybe_unused]] const RefusedModule<Given> refused;
+  std::terminate();
+}
 
 }  // namespace cadre::parallel

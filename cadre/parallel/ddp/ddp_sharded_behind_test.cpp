@@ -152,12 +152,12 @@ TEST(DdpShardedBehind, ShardsThatTheProgramReplacesOrWrites) {
     const torch::NoGradGuard no_grad;
     const Tensor before = net->up->weight.detach().clone();
     for (const ParameterShard& shard : model.parameter_shards()) {
-      if (shard.flat) shard.values.mul_(2);
+      if (shard.memory) shard.values.mul_(2);
     }
     model(rows, std::pair(true, true));
     require(torch::equal(net->up->weight, before * 2), "written values are everywhere");
     for (const ParameterShard& shard : model.parameter_shards()) {
-      if (shard.flat) Tensor(shard.values).set_data(shard.values.clone());
+      if (shard.memory) Tensor(shard.values).set_data(shard.values.clone());
     }
     output = failure_of([&] { model(rows, std::pair(true, true)); });
   });

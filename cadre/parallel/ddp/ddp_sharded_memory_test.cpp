@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/testing/torch/ddp_copies.h"
 #include "cadre/testing/torch/group_fakes.h"
 
@@ -77,8 +78,9 @@ TEST(DdpSharded, FewFullGradientsExistAtATime) {
     options.gradients = GradientPlacement::kSharded;
     DistributedDataParallel model{net, replicas.group(), options};
     const std::vector<int64_t> allocated = allocated_by(replicas);
-    require(model.flat_parameters().size() == Deep::kNumLayers, "a bucket for each layer");
-    const int64_t of_layer = model.flat_parameters()[0]->layout().numel();
+    require(shard::WrapperAccess::flat_parameters(model).size() == Deep::kNumLayers,
+            "a bucket for each layer");
+    const int64_t of_layer = shard::WrapperAccess::flat_parameters(model)[0]->layout().numel();
     require(std::ranges::count(allocated, of_layer) == Deep::kNumLayers + 2,
             format("{} buffers of {} elements", std::ranges::count(allocated, of_layer), of_layer));
     require(std::ssize(allocated) == Deep::kNumLayers + 2 + 1, "and the trailer");
@@ -96,7 +98,7 @@ TEST(DdpSharded, FewFullGradientsExistAtATime) {
       model(x).sum().backward();
       reference(x).sum().backward();
       require(most <= 2, format("{} full gradients at once", most));  // a weight and a bias
-      for (const auto& flat : model.flat_parameters()) {
+      for (const auto& flat : shard::WrapperAccess::flat_parameters(model)) {
         for (size_t i = 0; i < flat->parameters().size(); ++i) {
           const Tensor whole = reference_net->named_parameters()[flat->parameters()[i].name].grad();
           const FlatRange range = flat->layout().range(i, group.rank());
@@ -142,7 +144,8 @@ TEST(DdpSharded, AllRanksReduceInOneOrder) {
         net,
         replicas.group(),
         {.bucket_caps = {.first_bytes = 8, .bytes = 8}, .gradients = GradientPlacement::kSharded}};
-    require(model.flat_parameters().size() == 4, "a bucket for each parameter");
+    require(shard::WrapperAccess::flat_parameters(model).size() == 4,
+            "a bucket for each parameter");
     replicas.clear_log();
     std::vector<size_t> order = {0, 1, 2, 3};
     for (int step = 0; step < 4; ++step) {
@@ -151,7 +154,7 @@ TEST(DdpSharded, AllRanksReduceInOneOrder) {
       std::vector<size_t> used = order;
       if (step == 2 && group.rank() == 2) used.pop_back();  // left out on one rank
       model(torch::full({1}, 1.0 + group.rank(), torch::kDouble), used).backward();
-      for (const auto& flat : model.flat_parameters()) {
+      for (const auto& flat : shard::WrapperAccess::flat_parameters(model)) {
         const Tensor& gradient = flat->values(0).grad();
         const bool is_left_out =
             step == 2 && flat->parameters()[0].tensor.is_same(net->weights[order.back()]);

@@ -1,4 +1,5 @@
 // Sharded gradients (ZeRO stage 2) are the slices of replicated gradients, bit for bit.
+#include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/testing/torch/ddp_copies.h"
 
 #include <gmock/gmock.h>
@@ -279,13 +280,11 @@ TEST(DdpSharded, StepsOnTheShardsTrainTheModel) {
           const Tensor& gradient = parameter.tensor.grad();
           if (gradient.defined()) parameter.tensor.sub_(gradient * 0.1);
         }
+        ShardUpdate update(sharded);
         for (const ParameterShard& shard : sharded.parameter_shards()) {
           if (shard.values.grad().defined()) shard.values.sub_(shard.values.grad() * 0.1);
         }
-        for (const auto& flat : sharded.flat_parameters()) {
-          flat->mark_stale();
-          flat->unshard_async();  // the next forward waits
-        }
+        update.finish();
       }
       sharded(torch::zeros({1, 3}, torch::kLong), std::pair(true, true));
       const auto trained = sharded->named_parameters();
@@ -307,7 +306,8 @@ TEST(DdpSharded, TheOrderThatWasLearnedIsTakenOverByTheNextRun) {
     require(options.layout.has_value(), "after the first step");
     Wrapped second{std::make_shared<Zoo>(), group, options};
     require(second.learned_layout() == options.layout, "taken over");
-    require(first.flat_parameters().size() == options.layout->buckets.size(), "as many buckets");
+    require(shard::WrapperAccess::flat_parameters(first).size() == options.layout->buckets.size(),
+            "as many buckets");
     options.layout->buckets.pop_back();
     const std::string failure =
         failure_of([&] { Wrapped third(std::make_shared<Zoo>(), group, options); });
@@ -425,7 +425,7 @@ TEST(DdpSharded, AGradientOfAnUnusedParameterOutlivesTheWrapper) {
 TEST(DdpSharded, ReplicatedGradientsHaveNoShards) {
   const auto result = run_groups(2, [](const ProcessGroup& group, std::string& output) {
     Wrapped model{std::make_shared<Zoo>(), group};
-    require(model.flat_parameters().empty(), "no flat parameters");
+    require(shard::WrapperAccess::flat_parameters(model).empty(), "no flat parameters");
     output = failure_of([&] { model.parameter_shards(); });
   });
   ASSERT_TRUE(result.ok()) << result.failures();

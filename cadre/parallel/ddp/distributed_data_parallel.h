@@ -17,7 +17,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -35,24 +34,6 @@
 #include "cadre/tensor/mesh/ranks.h"
 
 namespace cadre {
-
-template <typename Given>
-inline constexpr bool kIsModulePointer = false;
-
-// Ends the compilation with one sentence when `Given` was passed as a module.
-template <typename Given>
-struct RefusedModule {
-  static_assert(kIsModulePointer<Given>,
-                "cadre::DistributedDataParallel(module, ranks): pass a std::shared_ptr to a module "
-                "(std::make_shared<Net>()) or a module holder (TORCH_MODULE, "
-                "torch::nn::Sequential), then the group");
-};
-// Initialises the base in the constructors that refuse `Given`.
-template <typename Given>
-[[noreturn]] parallel::DdpReplicas refuse_module() {
-  [[maybe_unused]] const RefusedModule<Given> refused;
-  std::terminate();
-}
 
 // M: see DataParallelModule.
 template <typename M>
@@ -74,17 +55,18 @@ class DistributedDataParallel : public DataParallelModule<M> {
     requires(!std::is_convertible_v<Given, std::shared_ptr<M>> &&
              !ModuleHolder<std::remove_cvref_t<Given>>)
   DistributedDataParallel(Given&&, const Group&, const DistributedDataParallelOptions& = {})
-      : DistributedDataParallel(nullptr, refuse_module<std::remove_cvref_t<Given>>()) {}
+      : DistributedDataParallel(nullptr, parallel::refuse_module<std::remove_cvref_t<Given>>()) {}
 
   // Refuses a call without the group.
   template <typename Given>
     requires(!std::is_same_v<std::remove_cvref_t<Given>, DistributedDataParallel>)
   explicit DistributedDataParallel(Given&&)
-      : DistributedDataParallel(nullptr, refuse_module<std::remove_cvref_t<Given>>()) {}
+      : DistributedDataParallel(nullptr, parallel::refuse_module<std::remove_cvref_t<Given>>()) {}
 
   // Returns the part of each parameter of the module that this rank owns, in the order of
   // named_parameters(); needs GradientPlacement::kSharded. An optimizer is given the `values` of
-  // all of them, also of those without an element here.
+  // all of them, also of those without an element here; a program that writes them holds a
+  // ShardUpdate, whose end gathers the parameters.
   std::vector<ParameterShard> parameter_shards() const {
     this->core();  // throws if this object was moved from
     return replicas_.parameter_shards();
@@ -101,14 +83,16 @@ class DistributedDataParallel : public DataParallelModule<M> {
   void call_before_backward(std::function<void()> call) {
     this->core().call_before_backward(std::move(call));
   }
+
+ private:
+  friend struct shard::WrapperAccess;
+
   // With GradientPlacement::kSharded, returns the buffers in which the parameters are, one for each
-  // bucket. Code that changes values calls mark_stale() and unshard_async() on each, on all ranks,
-  // and the next forward waits. Otherwise the list is empty.
-  const std::vector<std::shared_ptr<FlatParameters>>& flat_parameters() const {
+  // bucket. Otherwise the list is empty.
+  const std::vector<std::shared_ptr<shard::FlatParameters>>& flat_parameters() const {
     return replicas_.flat_parameters;
   }
 
- private:
   DistributedDataParallel(std::shared_ptr<M> module, parallel::DdpReplicas replicas)
       : DataParallelModule<M>(std::move(module), replicas.core), replicas_(std::move(replicas)) {}
 
@@ -127,7 +111,7 @@ class DistributedDataParallel<RefusedArgument<Given>> {
   explicit DistributedDataParallel(Args&&...) {}
 
  private:
-  RefusedModule<Given> refused_;
+  parallel::RefusedModule<Given> refused_;
 };
 
 template <ModuleHolder Holder, typename Group>

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "cadre/parallel/buckets/bucket_layout.h"
-#include "cadre/tensor/hooks/sample_weight.h"
+#include "cadre/parallel/reduction/agreement/gradient_weighting.h"
 
 namespace cadre {
 

@@ -39,6 +39,8 @@ struct DispatchPlan;
 struct RouterChoices;
 }  // namespace parallel
 
+class ExpertParallel;
+
 enum class ExpertActivation : uint8_t { kGelu, kRelu, kSilu };
 
 struct MixtureOfExpertsOptions {
@@ -111,13 +113,15 @@ class CADRE_EXPORT MixtureOfExpertsImpl : public torch::nn::Module {
   torch::nn::Linear router{nullptr};
   at::Tensor up_weight, up_bias, down_weight, down_bias;
 
-  // Called by ExpertParallel. Returns the names of the parameters that have one entry for each
-  // expert; divide() keeps the entries of this rank.
+  // Returns the names of the parameters that have one entry for each expert.
   std::vector<std::string> names_of_expert_parameters() const;
-  void divide(std::shared_ptr<const parallel::ExpertGroups> groups, const std::string& name);
+  // Returns whether ExpertParallel has divided the experts.
   bool is_divided() const { return groups_ != nullptr; }
 
  private:
+  friend class ExpertParallel;
+  // Keeps the entries of this rank's experts. name: the layer's name, for messages.
+  void divide(std::shared_ptr<const parallel::ExpertGroups> groups, const std::string& name);
   at::Tensor router_logits(const at::Tensor& tokens) const;
   RouterLosses losses_of(const parallel::RouterChoices& choices,
                          const parallel::DispatchPlan& plan) const;

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/shard/sharded_optimizer.h"
 #include "cadre/testing/core/log_lines.h"
 #include "cadre/testing/torch/fsdp_stack.h"
@@ -277,7 +278,7 @@ TEST(FsdpBehind, WhatWasMovedFromOrIsNullSaysSo) {
     refuses([&] { model(stack_rows(0)); });  // NOLINT: the use after the move is tested
     refuses([&] { static_cast<void>(model.parameters()); });
     refuses([&] { static_cast<void>(model.form()); });
-    refuses([&] { static_cast<void>(model.shard_fence()); });
+    refuses([&] { static_cast<void>(shard::WrapperAccess::shard_fence(model)); });
     refuses([&] { static_cast<void>(model.full_bytes()); });
     refuses([&] { static_cast<void>(model.summon_full_params()); });
     refuses([&] { model.reduce_gradients(); });

@@ -21,10 +21,12 @@
 #include "cadre/parallel/fsdp/written_parameters.h"
 #include "cadre/parallel/reduction/agreement/trailer.h"
 #include "cadre/parallel/reduction/data_parallel_core.h"
+#include "cadre/parallel/shard/division/parameter_division.h"
 #include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/shard/flat_storage.h"
 #include "cadre/parallel/shard/shard_fence.h"
 #include "cadre/tensor/group/agreement.h"
+#include "cadre/tensor/group/file_memory.h"
 #include "cadre/tensor/hooks/tensor_version.h"
 
 namespace cadre::parallel {
@@ -112,7 +114,7 @@ namespace {
 // new one.
 ShardGroups on_mesh_of(ShardGroups groups, const torch::nn::Module& module) {
   for (const NamedTensor& parameter : distinct_parameters(module)) {
-    const auto division = division_of(parameter);
+    const auto division = shard::division_of(parameter);
     if (!division) continue;
     if (const auto axis = division->mesh.axis_of(groups.all); axis && !groups.shard) {
       groups.mesh = *axis;
@@ -149,7 +151,7 @@ struct FullyShardedCore::Gathered final : UnitMemory {
     return std::ranges::any_of(flats, [](const auto& flat) { return flat->is_outdated(); });
   }
 
-  std::vector<std::shared_ptr<FlatParameters>> flats;  // one for each dtype
+  std::vector<std::shared_ptr<shard::FlatParameters>> flats;  // one for each dtype
 };
 
 // The state that only the constructor needs.
@@ -178,9 +180,9 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
     std::vector<NamedTensor> parameters;
     for (const size_t index : members) parameters.push_back(assigned.parameters[index]);
     const at::ScalarType dtype = parameters[0].tensor.scalar_type();
-    memory->flats.push_back(std::make_shared<FlatParameters>(
+    memory->flats.push_back(std::make_shared<shard::FlatParameters>(
         std::move(parameters), group,
-        FlatParameters::Options{
+        shard::FlatParameters::Options{
             .form = options.form,
             .compute_dtype = compute_dtype_of(dtype, precision.parameters),
             .name = is_root ? format("of the root unit of {}", kFullySharded)
@@ -292,7 +294,7 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
       groups_(std::move(groups)),
       options_(std::move(options)),
       pool_(std::make_shared<shard::FlatBufferPool>()),
-      fence_(std::make_shared<ShardFence>(groups_.all)),
+      fence_(std::make_shared<shard::ShardFence>(groups_.all)),
       written_(std::make_shared<WrittenParameters>()) {
   Construction construction{.assignment = agreed_assignment()};
   std::optional<wrap::LocatedGroup> all_ranks;
@@ -316,7 +318,8 @@ FullyShardedCore::FullyShardedCore(const std::shared_ptr<torch::nn::Module>& mod
     }
     // The first backward visits the units from the last to the first. With another order of
     // reduction the whole gradients of all units would exist at the same time.
-    const std::vector<std::shared_ptr<FlatParameters>> reversed(flats_.rbegin(), flats_.rend());
+    const std::vector<std::shared_ptr<shard::FlatParameters>> reversed(flats_.rbegin(),
+                                                                       flats_.rend());
     auto storage = std::make_unique<ShardedGradients>(
         trained, reversed,
         ShardedGradients::Groups{.all = all, .shard = shard_group, .replicate = groups_.replicate},
@@ -380,6 +383,10 @@ bool FullyShardedCore::casts_outputs() const {
   return options_.precision.outputs.has_value();
 }
 
+int64_t FullyShardedCore::file_bytes() const {
+  return files_ ? files_->used_bytes() : 0;
+}
+
 at::Tensor FullyShardedCore::cast_input(const at::Tensor& tensor) const {
   return cast_floating(tensor, options_.precision.parameters);
 }
@@ -420,7 +427,7 @@ void FullyShardedCore::summon() {
 }
 
 void FullyShardedCore::write_back() {
-  ShardUpdate update(fence_);
+  shard::FencedUpdate update(fence_);
   for (const auto& flat : flats_) flat->take_from_parameters();
   update.finish();
 }

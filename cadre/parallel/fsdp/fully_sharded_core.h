@@ -19,7 +19,6 @@
 #include "cadre/parallel/fsdp/options.h"
 #include "cadre/parallel/fsdp/sharded_units.h"
 #include "cadre/parallel/shard/parameter_shard.h"
-#include "cadre/tensor/group/file_memory.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/tensor/mesh/device_mesh.h"
 #include "cadre/tensor/mesh/ranks.h"
@@ -29,15 +28,16 @@ class Module;
 }
 
 namespace cadre {
-class FlatParameters;
-class ShardFence;
-}  // namespace cadre
+class FileMemory;
+}
 namespace cadre::reduction {
 class DataParallelCore;
 }
 namespace cadre::shard {
 class FlatBufferPool;
-}
+class FlatParameters;
+class ShardFence;
+}  // namespace cadre::shard
 
 namespace cadre::parallel {
 
@@ -87,7 +87,7 @@ class CADRE_EXPORT FullyShardedCore {
   void reduce_gradients();
   std::vector<ParameterShard> parameter_shards() const;
 
-  const std::shared_ptr<ShardFence>& shard_fence() const { return fence_; }
+  const std::shared_ptr<shard::ShardFence>& shard_fence() const { return fence_; }
   ShardForm form() const;
 
   void summon();
@@ -98,7 +98,7 @@ class CADRE_EXPORT FullyShardedCore {
   int64_t full_bytes() const;
   int64_t peak_full_bytes() const;
   // Bytes in this rank's files.
-  int64_t file_bytes() const { return files_ ? files_->used_bytes() : 0; }
+  int64_t file_bytes() const;
 
  private:
   struct Gathered;  // implements UnitMemory with the flat parameters of one unit
@@ -111,10 +111,10 @@ class CADRE_EXPORT FullyShardedCore {
   ShardGroups groups_;
   FullyShardedDataParallelOptions options_;
   std::shared_ptr<shard::FlatBufferPool> pool_;
-  std::shared_ptr<ShardFence> fence_;  // shared with optimizers and records
-  std::shared_ptr<FileMemory> files_;  // shared with the tensors in it; null without offload
+  std::shared_ptr<shard::ShardFence> fence_;  // shared with optimizers and records
+  std::shared_ptr<FileMemory> files_;         // shared with the tensors in it; null without offload
   std::shared_ptr<WrittenParameters> written_;  // shared with flats_, which others hold, too
-  std::vector<std::shared_ptr<FlatParameters>> flats_;
+  std::vector<std::shared_ptr<shard::FlatParameters>> flats_;
   std::vector<at::Tensor> trained_;
   std::shared_ptr<reduction::DataParallelCore> core_;
   std::shared_ptr<ShardedUnits> units_;

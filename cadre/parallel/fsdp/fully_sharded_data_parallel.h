@@ -142,8 +142,6 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
   }
   std::vector<ParameterShard> parameter_shards() const { return sharded().parameter_shards(); }
 
-  // Returns the fence of the updates that write the shards, for ShardedOptimizer and ShardUpdate.
-  std::shared_ptr<ShardFence> shard_fence() const { return sharded().shard_fence(); }
   // Returns the form that the ranks use: kMapped only if all units are mapped. The same on all
   // ranks that own shards of the same parameters.
   ShardForm form() const { return sharded().form(); }
@@ -162,6 +160,9 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
   int64_t file_bytes() const { return sharded().file_bytes(); }
 
  private:
+  friend struct shard::WrapperAccess;
+  std::shared_ptr<shard::ShardFence> shard_fence() const { return sharded().shard_fence(); }
+
   template <typename Arg>
   using Copied = const std::remove_cvref_t<Arg>&;
 

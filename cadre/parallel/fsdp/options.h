@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "cadre/core/base/export.h"
+#include "cadre/parallel/reduction/agreement/gradient_weighting.h"
 #include "cadre/parallel/shard/data_strategy.h"
-#include "cadre/tensor/hooks/sample_weight.h"
 
 namespace torch::nn {
 class Module;

@@ -8,10 +8,11 @@
 #include "cadre/parallel/fsdp/sharded_units.h"
 
 namespace cadre {
+namespace parallel {
 
 struct UnitCall::State {
-  std::shared_ptr<parallel::ShardedUnits> units;
-  parallel::ShardedUnits::Call call;
+  std::shared_ptr<ShardedUnits> units;
+  ShardedUnits::Call call;
   bool has_returned = false;
 };
 
@@ -52,22 +53,24 @@ at::Tensor cast_floating(const at::Tensor& tensor, std::optional<c10::ScalarType
   return dtype && tensor.is_floating_point() ? tensor.to(*dtype) : tensor;
 }
 
-torch::nn::Module& parallel::checked_unit(torch::nn::Module* module) {
+torch::nn::Module& checked_unit(torch::nn::Module* module) {
   if (module != nullptr) return *module;
   throw Error(ErrorCode::kInvalidArgument,
               "cadre::fully_shard: the module is null; make it first, for example with "
               "std::make_shared<Block>()");
 }
 
+}  // namespace parallel
+
 void fully_shard(torch::nn::Module& module, const FullyShardOptions& options) {
-  auto* unit = dynamic_cast<ShardUnitBase*>(&module);
+  auto* unit = dynamic_cast<parallel::ShardUnitBase*>(&module);
   if (unit == nullptr) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("cadre::fully_shard: {} is not a ShardUnit, so nothing would gather its "
                        "parameters before its forward(). Declare it as cadre::ShardUnit<{}>",
                        module.name(), module.name()));
   }
-  ShardUnitBase::Binding& binding = unit->binding();
+  parallel::ShardUnitBase::Binding& binding = unit->binding();
   if (binding.is_sharded) {
     throw Error(ErrorCode::kInvalidArgument,
                 format("cadre::fully_shard: {} is a unit of a FullyShardedDataParallel already; "

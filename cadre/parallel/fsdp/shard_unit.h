@@ -38,8 +38,8 @@
 namespace cadre {
 
 namespace parallel {
+
 class ShardedUnits;
-}
 
 // The base of all units of a model, whatever their type, through which a wrapper finds them.
 class CADRE_EXPORT ShardUnitBase {
@@ -55,7 +55,7 @@ class CADRE_EXPORT ShardUnitBase {
     bool is_wrapped = false;   // it is in a model that a wrapper has sharded, as a unit or not
     FullyShardOptions options = {};
     bool is_sharded = false;
-    std::weak_ptr<parallel::ShardedUnits> units = {};
+    std::weak_ptr<ShardedUnits> units = {};
     size_t index = 0;
   };
   Binding& binding() { return binding_; }
@@ -96,8 +96,9 @@ class CADRE_EXPORT UnitCall {
   std::optional<c10::ScalarType> output_dtype_;
 };
 
-template <typename M, typename Forward = wrap::ForwardPointer<M>>
-class ShardUnit : public M, public ShardUnitBase {
+// A ShardUnit<M>, by the type of &M::forward.
+template <typename M, typename Forward>
+class UnitAround : public M, public ShardUnitBase {
   static_assert(!std::is_same_v<Forward, wrap::NoSingleForward>,
                 "cadre::ShardUnit<M>: M must have exactly one public forward(), which is not a "
                 "template (torch::nn::Sequential has a template): put the module into one of your "
@@ -143,7 +144,7 @@ Output call_unit(const ShardUnitBase& unit, Call&& forward,
 }
 
 template <typename M, typename C, typename Output, typename... Args>
-class ShardUnit<M, Output (C::*)(Args...)> : public M, public ShardUnitBase {
+class UnitAround<M, Output (C::*)(Args...)> : public M, public ShardUnitBase {
  public:
   using M::M;
   Output forward(Args... args) {
@@ -157,7 +158,7 @@ class ShardUnit<M, Output (C::*)(Args...)> : public M, public ShardUnitBase {
 };
 
 template <typename M, typename C, typename Output, typename... Args>
-class ShardUnit<M, Output (C::*)(Args...) const> : public M, public ShardUnitBase {
+class UnitAround<M, Output (C::*)(Args...) const> : public M, public ShardUnitBase {
  public:
   using M::M;
   Output forward(Args... args) const {
@@ -172,10 +173,20 @@ class ShardUnit<M, Output (C::*)(Args...) const> : public M, public ShardUnitBas
 
 // A forward() that does not throw could not report a failed gather.
 template <typename M, typename C, typename Output, typename... Args>
-class ShardUnit<M, Output (C::*)(Args...) noexcept> : public M, public ShardUnitBase {
+class UnitAround<M, Output (C::*)(Args...) noexcept> : public M, public ShardUnitBase {
   static_assert(!std::is_same_v<M, M>,
                 "cadre::ShardUnit<M>: M::forward() is noexcept, but a gather of its parameters can "
                 "fail; remove noexcept");
+};
+
+}  // namespace parallel
+
+template <typename M>
+class ShardUnit : public parallel::UnitAround<M, wrap::ForwardPointer<M>> {
+  using Around = parallel::UnitAround<M, wrap::ForwardPointer<M>>;
+
+ public:
+  using Around::Around;
 };
 
 // Declares a unit with options of its own. Called before the wrapper is made, on all ranks; for
@@ -197,7 +208,7 @@ void fully_shard(const std::shared_ptr<Module>& module, const FullyShardOptions&
 template <typename Holder>
   requires requires { typename Holder::ContainedType; }
 void fully_shard(const Holder& holder, const FullyShardOptions& options = {}) {
-  static_assert(std::is_base_of_v<ShardUnitBase, typename Holder::ContainedType>,
+  static_assert(std::is_base_of_v<parallel::ShardUnitBase, typename Holder::ContainedType>,
                 "cadre::fully_shard(module): the module's type must be a unit: declare the holder "
                 "as torch::nn::ModuleHolder<cadre::ShardUnit<YourImpl>>");
   fully_shard(holder.ptr(), options);

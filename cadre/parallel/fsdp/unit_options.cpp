@@ -9,6 +9,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
 #include "cadre/parallel/deferred/materialize.h"
+#include "cadre/parallel/shard/division/parameter_division.h"
 #include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/parallel/shard/shardable.h"
 #include "cadre/tensor/hooks/autograd_hooks.h"
@@ -157,7 +158,7 @@ void check_unit(const AssignedUnit& unit, const FullyShardedDataParallelOptions&
                  "Use the first wrapper",
                  parameter.name));
     }
-    static_cast<void>(division_of(parameter));  // throws if it is not known
+    static_cast<void>(shard::division_of(parameter));  // throws if it is not known
     const at::ScalarType dtype = parameter.tensor.scalar_type();
     shard::check_shardable(kFullySharded, {parameter},
                            {.shard = dtype,

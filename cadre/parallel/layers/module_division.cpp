@@ -7,6 +7,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/parallel/shard/division/parameter_division.h"
 #include "cadre/parallel/shard/shardable.h"
 #include "cadre/tensor/group/operands/memory_extent.h"
 #include "cadre/tensor/hooks/shard_mark.h"
@@ -46,7 +47,7 @@ ParameterShard ModuleDivision::record_of(const NamedTensor& parameter) const {
 }
 
 ParameterShard ModuleDivision::joint_record_of(const NamedTensor& parameter) const {
-  return on_joint_mesh(record_of(parameter), division_of(parameter).get());
+  return shard::on_joint_mesh(record_of(parameter), shard::division_of(parameter).get());
 }
 
 bool ModuleDivision::is_cut(const NamedTensor& parameter) const {
@@ -107,7 +108,7 @@ std::vector<ParameterShard> ModuleDivision::keep_records() const {
   for (const NamedTensor& parameter : distinct_parameters(module_)) {
     if (is_cut(parameter)) {
       records.push_back(record_of(parameter));
-      keep_division(records.back());
+      shard::keep_division(records.back());
     } else {
       records.push_back(joint_record_of(parameter));
     }

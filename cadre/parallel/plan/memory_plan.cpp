@@ -13,12 +13,12 @@
 #include "cadre/parallel/fsdp/unit_assignment.h"
 #include "cadre/parallel/fsdp/unit_options.h"
 #include "cadre/parallel/plan/unit_residency.h"
+#include "cadre/parallel/reduction/agreement/sample_weight.h"
 #include "cadre/parallel/reduction/agreement/trailer.h"
 #include "cadre/parallel/shard/flat_layout.h"
 #include "cadre/parallel/shard/step_agreement.h"
 #include "cadre/parallel/zero/zero_core.h"
 #include "cadre/tensor/group/operands/dtype.h"
-#include "cadre/tensor/hooks/sample_weight.h"
 
 namespace cadre {
 
@@ -169,7 +169,7 @@ class Planner {
   void add_agreements() {
     if (options().strategy == DataStrategy::kSingle || trained_.empty()) return;
     OperationTraffic& all_reduce = plan_.traffic.all_reduce;
-    all_reduce += all_reduced(kSampleMessageBytes, num_ranks());
+    all_reduce += all_reduced(reduction::kSampleMessageBytes, num_ranks());
     if (options().strategy == DataStrategy::kZero1 || options().strategy == DataStrategy::kZero2) {
       all_reduce += all_reduced(shard::kStepMessageBytes, num_ranks());
     }
@@ -177,7 +177,7 @@ class Planner {
     if (plan_.is_mapped) all_reduce += all_reduced(sizeof(int64_t), num_shards());
   }
 
-  // Returns the bytes of a buffer of ProcessGroup::empty_symmetric() or map_parts().
+  // Returns the bytes of a SymmetricTensor on one rank.
   int64_t symmetric_bytes(const FlatBuffer& buffer, int group_size) {
     if (buffer.numel == 0) return 0;
     const auto held = static_cast<int64_t>(
@@ -242,7 +242,7 @@ class Planner {
     for (const auto& buffer : {buffers.whole, buffers.part, buffers.shard, buffers.sent}) {
       if (buffer) plan_.held.parameters += symmetric_bytes(*buffer, num_shards());
     }
-    const FlatLayout& layout = memory.layout();
+    const shard::FlatLayout& layout = memory.layout();
     part.flat_bytes +=
         FlatBuffer{.numel = layout.numel(), .dtype = memory.compute_dtype()}.num_bytes();
     for (size_t i = 0; i < members.size(); ++i) {
@@ -325,7 +325,7 @@ class Planner {
 
   // Adds what ShardedGradients allocates for one FlatParameters with trained parameters.
   void add_sharded_gradients(PlannedPart& part, const FlatMemory& memory) {
-    const FlatLayout& layout = memory.layout();
+    const shard::FlatLayout& layout = memory.layout();
     const auto reduce = options().reduce_dtype;
     const ShardedBucketSize bucket{
         .numel = layout.numel(),

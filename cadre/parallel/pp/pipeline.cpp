@@ -105,6 +105,7 @@ class Pipeline::Core {
                                 .keeps_outputs = options.return_outputs && holds_last_,
                                 .outputs_batch_dim = options.outputs_batch_dim,
                                 .num_rows = agreed.rows,
+                                .timeout = options.timeout,
                                 .loss = holds_last_ ? &loss : nullptr};
     const int count = schedule_.num_microbatches;
     if (holds_first_) step.batches = cut(batch.tensors(), count);
@@ -294,12 +295,13 @@ class Pipeline::Core {
     Agreed agreed;
     const std::optional<Error> refusal = parallel::refusal_of([&] {
       agreed = compare(gather_words(ranks_.group, parallel::kPipelineCall,
-                                    kNumStepWords + ties_->num_trained_words(), make_words));
+                                    kNumStepWords + ties_->num_trained_words(), make_words,
+                                    options.timeout));
     });
     // With replicas the refusal is thrown below, because their ranks wait for this one.
     if (refusal && !ranks_.replicas) throw *refusal;
     agreed.total_rows =
-        ranks_.replicas ? rows_of_replicas(is_training, agreed, refusal) : agreed.rows;
+        ranks_.replicas ? rows_of_replicas(is_training, agreed, refusal, options) : agreed.rows;
     agreed.has_headers =
         options_.dynamic_shapes || known_signatures_[is_training ? 1 : 0] != agreed.signature;
     return agreed;
@@ -340,12 +342,14 @@ class Pipeline::Core {
   // Throws on all ranks of all replicas if one has refused, or if replicas differ in what the ranks
   // of each pipeline have agreed on. Returns the rows of all replicas.
   int64_t rows_of_replicas(bool is_training, const Agreed& agreed,
-                           const std::optional<Error>& refusal) const {
+                           const std::optional<Error>& refusal,
+                           const PipelineStepOptions& options) const {
+    const auto make_words = [&]() -> std::vector<int64_t> {
+      if (refusal) throw *refusal;
+      return {is_training ? 1 : 0, agreed.rows, static_cast<int64_t>(agreed.trained)};
+    };
     const auto all =
-        gather_words(*ranks_.replicas, parallel::kPipelineCall, 3, [&]() -> std::vector<int64_t> {
-          if (refusal) throw *refusal;
-          return {is_training ? 1 : 0, agreed.rows, static_cast<int64_t>(agreed.trained)};
-        });
+        gather_words(*ranks_.replicas, parallel::kPipelineCall, 3, make_words, options.timeout);
     if (const auto other = parallel::first_unlike(all, 0)) {
       throw pipeline_refusal(
           format("replica 0 calls {} and replica {} {}; all replicas call the same",
@@ -381,7 +385,8 @@ class Pipeline::Core {
       }
     }
     if (has_loss && options.broadcast_losses) {
-      ranks_.group.broadcast(result.losses, {.root = schedule_.rank_of_stage.back()});
+      ranks_.group.broadcast(result.losses,
+                             {.root = schedule_.rank_of_stage.back(), .timeout = options.timeout});
     }
     if (result.losses.defined()) {
       result.loss = at::dot(result.losses, at::tensor(shares, at::kDouble));

@@ -100,6 +100,10 @@ struct PipelineStepOptions {
   // The dimension of each returned output along which the microbatches are joined; may be negative.
   // It must count the rows; other outputs are refused.
   int64_t outputs_batch_dim = 0;
+  // The limit for each wait for another rank: for its arguments, for its messages and for the
+  // losses. Gradients of tied parameters, and reductions over `replicas` and `shards`, have the
+  // timeouts of their groups. Default: the group's timeout.
+  std::optional<Duration> timeout = {};
 };
 
 struct PipelineResult {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cadre/parallel/pp/pipeline.h"
+#include "cadre/parallel/shard/division/parameter_division.h"
 #include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/tensor/hooks/shard_mark.h"
 #include "cadre/tensor/mesh/device_mesh.h"
@@ -141,14 +142,14 @@ Tensor divided_leaf(const DeviceMesh& mesh, int64_t dim) {
   const Tensor part = dim == 0 ? leaf({2, 4}) : leaf({4, 2});
   wrap::mark_as_shard(
       part, {.parameter = "weight", .owner = "of the test", .rank = mesh.coordinate("dp")});
-  keep_division({.name = "weight",
-                 .sizes = {4, 4},
-                 .mesh = mesh["dp"],
-                 .placements = {Shard(dim)},
-                 .flat_axis = {},
-                 .range = {.begin = 0, .end = 8},
-                 .values = part,
-                 .parameter = part});
+  shard::keep_division({.name = "weight",
+                        .sizes = {4, 4},
+                        .mesh = mesh["dp"],
+                        .placements = {Shard(dim)},
+                        .flat_axis = {},
+                        .range = {.begin = 0, .end = 8},
+                        .values = part,
+                        .parameter = part});
   return part;
 }
 

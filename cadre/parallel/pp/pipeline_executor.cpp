@@ -148,7 +148,8 @@ PipelineExecutor::Output PipelineExecutor::run(const PipelineStep& step) {
     running.kept.emplace(schedule_.num_microbatches, step.outputs_batch_dim);
   }
   running.output.compute_times.resize(static_cast<size_t>(schedule_.num_stages()));
-  messages_.begin({.is_training = step.is_training, .has_headers = step.has_headers});
+  messages_.begin(
+      {.is_training = step.is_training, .has_headers = step.has_headers, .timeout = step.timeout});
   const at::AutoGradMode grad_mode(step.is_training);
   PipelineAction last = {};
   const auto& actions = schedule_.ranks[static_cast<size_t>(group_.rank())];

@@ -42,6 +42,7 @@ struct PipelineStep {
   std::vector<std::vector<at::Tensor>> targets = {};  // used on the rank of the last stage
   std::vector<double> weights = {};                   // weights of the microbatches' losses
   int64_t num_rows = 0;                               // rows of the batch
+  std::optional<Duration> timeout = {};               // limit of each message; default: the group's
   const PipelineLoss* loss = nullptr;                 // used on the last stage's rank; may be null
 };
 

@@ -47,7 +47,7 @@ ShardedStages::ShardedStages(const DeviceMesh& mesh, const std::vector<PipelineS
   for (const PipelineStage& stage : stages) add_stage(stage, pool, trained);
   if (trained.empty()) return;
   const auto num_trained = static_cast<int64_t>(trained.size());
-  std::vector<std::shared_ptr<FlatParameters>> units;
+  std::vector<std::shared_ptr<shard::FlatParameters>> units;
   for (const PipelineStage& stage : stages) {
     const auto& flats = stages_.at(stage.stage()).flats;
     units.insert(units.end(), flats.begin(), flats.end());
@@ -68,9 +68,9 @@ void ShardedStages::add_stage(const PipelineStage& stage,
                               std::vector<NamedTensor>& trained) {
   Stage& added = stages_[stage.stage()];
   for (const auto& [dtype, parameters] : by_dtype({&stage, 1})) {
-    const auto flat = std::make_shared<FlatParameters>(
+    const auto flat = std::make_shared<shard::FlatParameters>(
         parameters, shard_,
-        FlatParametersOptions{
+        shard::FlatParametersOptions{
             .name = format("of stage {} of {}", stage.stage(), kShardedPipeline),
             .remedy = "they are whole during step() and forward() of the pipeline; an optimizer is "
                       "made from the pipeline (pipeline.parameters())",

@@ -72,11 +72,11 @@ class ShardedStages {
  private:
   struct Place {
     size_t index;  // index among the trained parameters
-    std::shared_ptr<FlatParameters> flat;
+    std::shared_ptr<shard::FlatParameters> flat;
     size_t place;  // index in the flat parameters
   };
   struct Stage {
-    std::vector<std::shared_ptr<FlatParameters>> flats;  // one for each dtype
+    std::vector<std::shared_ptr<shard::FlatParameters>> flats;  // one for each dtype
     std::vector<Place> trained;
     std::vector<Place> frozen;  // their index is not used
     size_t num_buckets = 0;

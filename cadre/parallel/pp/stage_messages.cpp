@@ -90,8 +90,8 @@ void StageMessages::announce(const Id& id, const std::vector<at::Tensor>& tensor
 }
 
 void StageMessages::send(const Id& id, const at::Tensor& tensor) {
-  sends_.push_back(
-      messages_.send_async(tensor.detach(), layout_.rank_of_stage[id.stage], {.tag = tag_of(id)}));
+  sends_.push_back(messages_.send_async(tensor.detach(), layout_.rank_of_stage[id.stage],
+                                        {.tag = tag_of(id), .timeout = step_.timeout}));
 }
 
 void StageMessages::send(const Id& id, const std::vector<at::Tensor>& tensors) {
@@ -117,7 +117,8 @@ void StageMessages::send_gradients(const Id& id, const std::vector<at::Tensor>& 
 }
 
 Work StageMessages::receive(const Id& id, const at::Tensor& tensor) const {
-  return messages_.recv_async(tensor, layout_.rank_of_stage[sender_of(id)], {.tag = tag_of(id)});
+  return messages_.recv_async(tensor, layout_.rank_of_stage[sender_of(id)],
+                              {.tag = tag_of(id), .timeout = step_.timeout});
 }
 
 const TensorHeader& StageMessages::header_for_receive(const Id& id) {

@@ -17,18 +17,20 @@
 // (ReceivePlacement::kAsSent), so that no message waits behind one that no receive expects yet.
 //
 // Threads: one. Blocking: take(), and post_receive() in a step with headers, until the group's
-// deadline; finish(). Sends do not block; a Work keeps their tensors, which nothing may write
-// meanwhile (values/stage_values.h). Lifetime: keeps the group.
-// Errors: as ProcessGroup; kCorruption for a header that is none; kInvalidArgument for an output of
-// other shapes than announced.
+// deadline or the timeout of the step; finish(). Sends do not block; a Work keeps their tensors,
+// which nothing may write meanwhile (values/stage_values.h). Lifetime: keeps the group. Errors: as
+// ProcessGroup; kCorruption for a header that is none; kInvalidArgument for an output of other
+// shapes than announced.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <compare>
 #include <map>
+#include <optional>
 #include <vector>
 
+#include "cadre/core/base/deadline.h"
 #include "cadre/core/comm/queue/work.h"
 #include "cadre/parallel/pp/tensor_header.h"
 #include "cadre/tensor/group/messages/private_messages.h"
@@ -57,6 +59,7 @@ class StageMessages {
   struct StepKind {
     bool is_training = true;
     bool has_headers = true;
+    std::optional<Duration> timeout = {};  // limit of each message; default: the group's
   };
   void begin(const StepKind& step);
 

@@ -3,7 +3,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <chrono>
+#include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "cadre/parallel/pp/pipeline.h"
@@ -14,6 +18,8 @@ namespace cadre::stage_messages_test {
 namespace {
 
 using testing::cross_entropy;
+using testing::failure_of;
+using testing::require;
 using testing::run_groups;
 using testing::StageNet;
 using testing::targets_of;
@@ -117,6 +123,66 @@ TEST(PipelineMessages, PipelinesOfOneGroupDoNotMeet) {
     EXPECT_EQ(loss_of_step(third.pipeline, 0), expected);
     first.net->zero_grad();
     EXPECT_EQ(loss_of_step(first.pipeline, 0), expected);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+// A stage that calls `wait` before it computes.
+struct Waiting : torch::nn::Module {
+  explicit Waiting(std::function<void()> given) : wait(std::move(given)) {
+    weight = register_parameter("weight", torch::ones({1}, torch::kDouble));
+  }
+  Tensor forward(const Tensor& rows) {
+    if (wait) wait();
+    return rows * weight;
+  }
+
+  std::function<void()> wait;
+  Tensor weight;
+};
+
+std::string failure_of_step(const ProcessGroup& group, const std::function<void()>& wait,
+                            const PipelineStepOptions& options) {
+  Pipeline pipeline({{std::make_shared<Waiting>(wait), {.stage = group.rank(), .num_stages = 2}}},
+                    group);
+  group.barrier();
+  const Tensor rows = torch::ones({2, 1}, torch::kDouble);
+  const PipelineLoss loss = [](const Tensor& output, const Tensor& target) {
+    return (output - target).pow(2).mean();
+  };
+  return failure_of([&] { pipeline.step(rows, rows, loss, options); });
+}
+
+// The stage of rank 0 waits for a message that never comes, until the group fails.
+TEST(PipelineMessages, AWaitForAMessageEndsAtTheTimeoutOfTheStep) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    const Tensor never = torch::zeros({1});
+    const bool is_late = group.rank() == 0;
+    const std::string failure =
+        failure_of_step(group, is_late ? [&] { group.recv(never, 1); } : std::function<void()>(),
+                        is_late ? PipelineStepOptions{}
+                                : PipelineStepOptions{.timeout = std::chrono::milliseconds(300)});
+    require(!failure.empty(), "on both ranks");
+    if (is_late) return;
+    require(failure.starts_with("kTimeout: "), failure);
+    require(failure.find("receive of the input") != std::string::npos, failure);
+    require(failure.find("rank 0") != std::string::npos, failure);
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
+TEST(PipelineMessages, AWaitForTheArgumentsEndsAtTheTimeoutOfTheStep) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    const std::string failure = failure_of([&] {
+      Pair pair(group);
+      group.barrier();
+      if (group.rank() == 0) return group.recv(torch::zeros({1}), 1);
+      const Tensor tokens = tokens_of(8, 0);
+      pair.pipeline.step(tokens, targets_of(tokens), cross_entropy,
+                         {.timeout = std::chrono::milliseconds(20)});
+    });
+    require(!failure.empty(), "on both ranks");
+    require(group.rank() == 0 || failure.starts_with("kTimeout: "), failure);
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

@@ -12,6 +12,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/wire/byte_codec.h"
 #include "cadre/parallel/pp/pipeline_agreement.h"
+#include "cadre/parallel/shard/division/parameter_division.h"
 
 namespace cadre::parallel {
 namespace {
@@ -125,8 +126,8 @@ std::vector<std::vector<Description>> exchange(
 
 // Returns `record` on the axes of the pipeline, too.
 ParameterShard along_pipeline(ParameterShard record, const DeviceMesh& pipeline) {
-  const ParameterDivision whole{record.sizes, pipeline, {Replicate()}};
-  record = on_joint_mesh(std::move(record), &whole);
+  const shard::ParameterDivision whole{record.sizes, pipeline, {Replicate()}};
+  record = shard::on_joint_mesh(std::move(record), &whole);
   record.stage_axis = pipeline.axes()[0].name;
   return record;
 }
@@ -169,7 +170,8 @@ std::vector<OwnRecord> own_records(const DeviceMesh& pipeline,
           {{name},
            found != of_shards.end()
                ? along_pipeline(std::move(*found), pipeline)
-               : along_pipeline(on_joint_mesh(whole, division_of(parameter).get()), pipeline)});
+               : along_pipeline(shard::on_joint_mesh(whole, shard::division_of(parameter).get()),
+                                pipeline)});
     }
   }
   return records;
@@ -187,14 +189,14 @@ ParameterShard empty_record(const Description& text, const DeviceMesh& pipeline)
                         .values = nothing,
                         .parameter = nothing};
   for (const AxisDivision& axis : text.axes) {
-    ParameterDivision division{
+    shard::ParameterDivision division{
         text.sizes, pipeline.axis_over(axis.whole_axes, axis.name), {Replicate()}};
     if (axis.dim == kFlat) {
       record.flat_axis = axis.name;
     } else {
       division.placements = {Shard(axis.dim)};
     }
-    record = on_joint_mesh(std::move(record), &division);
+    record = shard::on_joint_mesh(std::move(record), &division);
   }
   record.stage_axis = pipeline.axes()[0].name;
   return record;

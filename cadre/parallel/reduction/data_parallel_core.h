@@ -21,10 +21,10 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/export.h"
 #include "cadre/parallel/buckets/bucket_layout.h"
+#include "cadre/parallel/reduction/agreement/gradient_weighting.h"
 #include "cadre/parallel/reduction/agreement/wrapper.h"
 #include "cadre/tensor/hooks/located_group.h"
 #include "cadre/tensor/hooks/named_tensors.h"
-#include "cadre/tensor/hooks/sample_weight.h"
 
 namespace torch::nn {
 class Module;

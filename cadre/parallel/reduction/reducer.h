@@ -37,12 +37,13 @@
 #include "cadre/parallel/buckets/gradient_storage.h"
 #include "cadre/parallel/reduction/agreement/attention.h"
 #include "cadre/parallel/reduction/agreement/forward_ledger.h"
+#include "cadre/parallel/reduction/agreement/gradient_weighting.h"
 #include "cadre/parallel/reduction/agreement/local_gradients.h"
 #include "cadre/parallel/reduction/agreement/replica_watch.h"
+#include "cadre/parallel/reduction/agreement/sample_weight.h"
 #include "cadre/parallel/reduction/agreement/trailer.h"
 #include "cadre/tensor/hooks/autograd_hooks.h"
 #include "cadre/tensor/hooks/located_group.h"
-#include "cadre/tensor/hooks/sample_weight.h"
 
 namespace cadre::reduction {
 

@@ -40,8 +40,8 @@ enum class ShardForm : uint8_t {
   kGathered,
   // If all ranks share memory, each reads the shards where their owners keep them: the buffer is
   // one mapping of all shards, nothing is copied, and a host holds the parameters once. Shards are
-  // whole pages. They are written only in updates (shard_fence.h); any other write throws. Across
-  // hosts shards are gathered, as with kGathered.
+  // whole pages. They are written only in a ShardUpdate; any other write throws. Across hosts
+  // shards are gathered, as with kGathered.
   kMapped,
 };
 

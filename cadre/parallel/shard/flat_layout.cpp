@@ -6,11 +6,32 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/mapped_parts.h"
 #include "cadre/tensor/group/operands/dtype.h"
+#include "cadre/tensor/group/symmetric_tensor.h"
 #include "cadre/tensor/hooks/named_tensors.h"
 
 namespace cadre {
+
+std::vector<ParameterSize> sizes_of(std::span<const NamedTensor> parameters) {
+  std::vector<ParameterSize> sizes;
+  for (const NamedTensor& named : parameters) {
+    const at::Tensor& parameter = named.tensor;
+    const std::optional<DType> dtype = to_dtype(parameter.scalar_type());
+    if (!dtype) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  format("the parameter \"{}\" is {}, which no group can reduce; use float16, "
+                         "bfloat16, float32 or float64",
+                         named.name, c10::toString(parameter.scalar_type())));
+    }
+    sizes.push_back({.name = named.name,
+                     .sizes = parameter.sizes().vec(),
+                     .dtype = *dtype,
+                     .is_trained = parameter.requires_grad()});
+  }
+  return sizes;
+}
+
+namespace shard {
 namespace {
 
 int64_t divided_up(int64_t count, int64_t divisor) {
@@ -19,6 +40,15 @@ int64_t divided_up(int64_t count, int64_t divisor) {
 
 int64_t rounded_up(int64_t count, int64_t unit) {
   return divided_up(count, unit) * unit;
+}
+
+// Returns the alignment of shards. They are whole pages even if this group cannot map its shards,
+// because another group with the same layout may map them.
+int64_t shard_alignment(const FlatMemory::Options& options) {
+  if (options.form != ShardForm::kMapped) return options.alignment;
+  const at::ScalarType dtype = options.compute_dtype.value_or(options.dtype);
+  return std::lcm(options.alignment,
+                  SymmetricTensor::kPageBytes / static_cast<int64_t>(c10::elementSize(dtype)));
 }
 
 }  // namespace
@@ -56,39 +86,6 @@ int64_t FlatLayout::offset_in_shard(size_t parameter, int shard) const {
   const int64_t first = shard * shard_numel_ - offsets_[parameter];
   return std::clamp<int64_t>(range(parameter, shard).begin - first, 0, shard_numel_);
 }
-
-std::vector<ParameterSize> sizes_of(std::span<const NamedTensor> parameters) {
-  std::vector<ParameterSize> sizes;
-  for (const NamedTensor& named : parameters) {
-    const at::Tensor& parameter = named.tensor;
-    const std::optional<DType> dtype = to_dtype(parameter.scalar_type());
-    if (!dtype) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  format("the parameter \"{}\" is {}, which no group can reduce; use float16, "
-                         "bfloat16, float32 or float64",
-                         named.name, c10::toString(parameter.scalar_type())));
-    }
-    sizes.push_back({.name = named.name,
-                     .sizes = parameter.sizes().vec(),
-                     .dtype = *dtype,
-                     .is_trained = parameter.requires_grad()});
-  }
-  return sizes;
-}
-
-namespace shard {
-namespace {
-
-// Returns the alignment of shards. They are whole pages even if this group cannot map its shards,
-// because another group with the same layout may map them.
-int64_t shard_alignment(const FlatMemory::Options& options) {
-  if (options.form != ShardForm::kMapped) return options.alignment;
-  const at::ScalarType dtype = options.compute_dtype.value_or(options.dtype);
-  return std::lcm(options.alignment,
-                  MappedParts::kPageBytes / static_cast<int64_t>(c10::elementSize(dtype)));
-}
-
-}  // namespace
 
 FlatMemory::FlatMemory(std::vector<int64_t> numels, int num_shards, const Options& options)
     : options_(options),

@@ -51,6 +51,8 @@ struct FlatRange {
   friend bool operator==(const FlatRange&, const FlatRange&) = default;
 };
 
+namespace shard {
+
 // Alignment in elements.
 struct FlatAlignment {
   int64_t of_shards = 1;  // divides the length of every shard
@@ -91,8 +93,6 @@ class CADRE_EXPORT FlatLayout {
 
 // The alignment of tensors in a flat buffer, in elements: 64 bytes of the smallest dtype.
 inline constexpr int64_t kFlatAlignment = 32;
-
-namespace shard {
 
 struct FlatBuffer {
   int64_t numel = 0;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
+#include "cadre/parallel/shard/division/boxes.h"
 #include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/testing/core/ranks.h"
 #include "cadre/testing/core/seeds.h"
@@ -33,7 +34,8 @@ TEST(FlatLayout, RangesAreWhereCountingPutsTheElements) {
     const int num_shards = 1 + static_cast<int>(random() % 9);
     const int64_t alignment = 1 + static_cast<int64_t>(random() % 16);
     const int64_t of_tensors = 1 + static_cast<int64_t>(random() % 16);
-    const FlatLayout layout(numels, num_shards, {.of_shards = alignment, .of_tensors = of_tensors});
+    const shard::FlatLayout layout(numels, num_shards,
+                                   {.of_shards = alignment, .of_tensors = of_tensors});
     ASSERT_EQ(layout.shard_numel() % alignment, 0);
     ASSERT_EQ(layout.numel(), layout.shard_numel() * num_shards);
     int64_t place = 0;
@@ -66,18 +68,18 @@ TEST(FlatLayout, RangesAreWhereCountingPutsTheElements) {
 }
 
 TEST(FlatLayout, OfNothingIsEmpty) {
-  const FlatLayout layout({0, 0}, 3, {16});
+  const shard::FlatLayout layout({0, 0}, 3, {16});
   EXPECT_EQ(layout.numel(), 0);
   EXPECT_EQ(layout.range(1, 2), FlatRange{});
-  EXPECT_EQ(FlatLayout({}, 2, {}).numel(), 0);
-  EXPECT_EQ(layout, FlatLayout({0, 0}, 3, {16}));
-  EXPECT_FALSE(layout == FlatLayout({0, 1}, 3, {16}));
+  EXPECT_EQ(shard::FlatLayout({}, 2, {}).numel(), 0);
+  EXPECT_EQ(layout, shard::FlatLayout({0, 0}, 3, {16}));
+  EXPECT_FALSE(layout == shard::FlatLayout({0, 1}, 3, {16}));
 }
 
 TEST(FlatLayout, RefusesWhatIsNoLayout) {
-  EXPECT_THAT(failure_of([] { FlatLayout({1}, 0, {}); }), HasSubstr("0 shards"));
-  EXPECT_THAT(failure_of([] { FlatLayout({1}, 1, {0}); }), HasSubstr("alignment of 0"));
-  EXPECT_THAT(failure_of([] { FlatLayout({1, -2}, 1, {}); }), HasSubstr("tensor 1 has -2"));
+  EXPECT_THAT(failure_of([] { shard::FlatLayout({1}, 0, {}); }), HasSubstr("0 shards"));
+  EXPECT_THAT(failure_of([] { shard::FlatLayout({1}, 1, {0}); }), HasSubstr("alignment of 0"));
+  EXPECT_THAT(failure_of([] { shard::FlatLayout({1, -2}, 1, {}); }), HasSubstr("tensor 1 has -2"));
 }
 
 // Three elements on two ranks: shards of 2, or of 1,024, which are a page.
@@ -138,7 +140,7 @@ TEST(BoxesOfRange, CutOutTheElementsOfTheRange) {
     range.begin = static_cast<int64_t>(random() % static_cast<uint64_t>(flat.numel() + 1));
     range.end = range.begin + static_cast<int64_t>(
                                   random() % static_cast<uint64_t>(flat.numel() - range.begin + 1));
-    const std::vector<Box> boxes = boxes_of_range(box, range);
+    const std::vector<Box> boxes = shard::boxes_of_range(box, range);
     std::vector<Tensor> parts = {torch::empty({0}, torch::kLong)};
     for (const Box& part : boxes) {
       ASSERT_GT(part.numel(), 0);
@@ -154,21 +156,21 @@ TEST(BoxesOfRange, CutOutTheElementsOfTheRange) {
 }
 
 TEST(BoxesOfRange, OfNothingAndOfANumber) {
-  EXPECT_TRUE(boxes_of_range({{0, 0}, {0, 3}}, {}).empty());
-  EXPECT_TRUE(boxes_of_range({{0}, {3}}, {2, 2}).empty());
-  EXPECT_THAT(boxes_of_range({{}, {}}, {0, 1}), ElementsAre(Box{}));
+  EXPECT_TRUE(shard::boxes_of_range({{0, 0}, {0, 3}}, {}).empty());
+  EXPECT_TRUE(shard::boxes_of_range({{0}, {3}}, {2, 2}).empty());
+  EXPECT_THAT(shard::boxes_of_range({{}, {}}, {0, 1}), ElementsAre(Box{}));
   EXPECT_THAT(failure_of([] {
-                boxes_of_range({{0}, {3}}, {1, 4});
+                shard::boxes_of_range({{0}, {3}}, {1, 4});
               }),
               HasSubstr("elements [1, 4) are no range of a box of 3 elements"));
 }
 
 // Rows 2 and 3 of a (4, 2, 3) tensor, of which the range leaves out the first and the last element.
 TEST(BoxesOfRange, AreAsFewAsTheyCanBe) {
-  EXPECT_THAT(boxes_of_range({{2, 0, 0}, {2, 2, 3}}, {1, 11}),
+  EXPECT_THAT(shard::boxes_of_range({{2, 0, 0}, {2, 2, 3}}, {1, 11}),
               ElementsAre(Box{{2, 0, 1}, {1, 1, 2}}, Box{{2, 1, 0}, {1, 1, 3}},
                           Box{{3, 0, 0}, {1, 1, 3}}, Box{{3, 1, 0}, {1, 1, 2}}));
-  EXPECT_THAT(boxes_of_range({{0, 0}, {9, 4}}, {6, 30}),
+  EXPECT_THAT(shard::boxes_of_range({{0, 0}, {9, 4}}, {6, 30}),
               ElementsAre(Box{{1, 2}, {1, 2}}, Box{{2, 0}, {5, 4}}, Box{{7, 0}, {1, 2}}));
 }
 

@@ -9,12 +9,13 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/parallel/shard/division/parameter_division.h"
 #include "cadre/parallel/shard/shardable.h"
 #include "cadre/tensor/group/file_memory.h"
 #include "cadre/tensor/hooks/parameter_watch.h"
 #include "cadre/tensor/hooks/shard_mark.h"
 
-namespace cadre {
+namespace cadre::shard {
 namespace {
 
 constexpr const char* kSharded = "are sharded: this rank has only a part of them";
@@ -36,8 +37,7 @@ std::vector<int64_t> numels_of(const std::vector<NamedTensor>& parameters) {
   return numels;
 }
 
-// Returns the dtype of the first parameter, or any dtype if check_parameters() will refuse the
-// list.
+// Returns the dtype of the first parameter; any dtype if check_parameters() refuses the list.
 at::ScalarType dtype_of(const std::vector<NamedTensor>& parameters) {
   const bool has_first = !parameters.empty() && parameters[0].tensor.defined();
   return has_first ? parameters[0].tensor.scalar_type() : at::kFloat;
@@ -61,7 +61,7 @@ FlatParameters::FlatParameters(std::vector<NamedTensor> parameters, wrap::Locate
     refuse("FlatParameters", "there are no parameters; leave out a set without any");
   }
   if (options_.name.empty()) options_.name = default_name(parameters_);
-  if (!options_.pool) options_.pool = std::make_shared<shard::FlatBufferPool>();
+  if (!options_.pool) options_.pool = std::make_shared<FlatBufferPool>();
   if (!options_.fence) options_.fence = std::make_shared<ShardFence>();
   check_parameters();
   const at::NoGradGuard no_grad;
@@ -108,7 +108,7 @@ FlatParameters::~FlatParameters() {
 
 void FlatParameters::check_parameters() const {
   const std::string what = format("sharding {}, rank {}", options_.name, group_.rank());
-  shard::check_shardable(what, parameters_, {.shard = dtype(), .compute = compute_dtype()});
+  check_shardable(what, parameters_, {.shard = dtype(), .compute = compute_dtype()});
   if (options_.form == ShardForm::kMapped && options_.keep_full) {
     refuse(what, "keep_full is a buffer of each rank, and kMapped one for all; choose one of them");
   }
@@ -131,17 +131,17 @@ at::Tensor FlatParameters::own_part_of(const at::Tensor& whole) const {
 
 void FlatParameters::map_memory() {
   if (!options_.fence->prepare(group_) || layout().numel() == 0) return;
-  const shard::FlatBuffer part = memory_.mapped_part();
+  const FlatBuffer part = memory_.mapped_part();
   parts_ = group_.map_parts(part.numel, part.dtype);
   if (parts_) memory_.set_mapped();
 }
 
 void FlatParameters::make_memory() {
-  const auto make = [this](const std::optional<shard::FlatBuffer>& buffer) {
+  const auto make = [this](const std::optional<FlatBuffer>& buffer) {
     return buffer ? group_.empty_flat(buffer->numel, buffer->dtype) : at::Tensor();
   };
-  const shard::FlatMemory::Buffers buffers = memory_.buffers();
-  flat_ = shard::GuardedStorage(layout().numel(), compute_dtype());
+  const FlatMemory::Buffers buffers = memory_.buffers();
+  flat_ = GuardedStorage(layout().numel(), compute_dtype());
   buffer_ = is_mapped() ? parts_->whole() : make(buffers.whole);
   if (keeps_buffer()) flat_.set_memory(buffer_);
   if (shares_memory()) {
@@ -150,10 +150,10 @@ void FlatParameters::make_memory() {
   } else if (options_.files) {
     shard_ = options_.files->zeros(buffers.shard->numel, buffers.shard->dtype);
   } else {
-    shard_ = buffers.shard ? make(buffers.shard) : parts_->own();
+    shard_ = buffers.shard ? make(buffers.shard) : parts_->local();
   }
   sent_ = make(buffers.sent);
-  if (is_mapped() && buffers.shard) sent_ = parts_->own();
+  if (is_mapped() && buffers.shard) sent_ = parts_->local();
 }
 
 void FlatParameters::take_over_parameters() {
@@ -380,11 +380,11 @@ void FlatParameters::bump_versions() {
 }
 
 void FlatParameters::guard_writes() {
-  if (is_mapped()) shard::guard_against_writes(shard_);
+  if (is_mapped()) guard_against_writes(shard_);
 }
 
 void FlatParameters::allow_writes() {
-  if (is_mapped()) shard::clear_write_guard(shard_);
+  if (is_mapped()) clear_write_guard(shard_);
 }
 
 void FlatParameters::end_writes() {
@@ -497,4 +497,4 @@ void FlatParameters::guard(const std::string& reason) {
                      options_.remedy));
 }
 
-}  // namespace cadre
+}  // namespace cadre::shard

@@ -37,7 +37,7 @@
 #include "cadre/parallel/shard/flat_storage.h"
 #include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/parallel/shard/shard_fence.h"
-#include "cadre/tensor/group/mapped_parts.h"
+#include "cadre/tensor/group/symmetric_tensor.h"
 #include "cadre/tensor/hooks/located_group.h"
 #include "cadre/tensor/hooks/named_tensors.h"
 #include "cadre/tensor/mesh/device_mesh.h"
@@ -47,8 +47,12 @@ class WriteWatch;
 }
 
 namespace cadre {
-
 class FileMemory;
+}
+
+namespace cadre::shard {
+
+struct ParameterDivision;
 
 struct FlatParametersOptions {
   ShardForm form = ShardForm::kGathered;
@@ -64,7 +68,7 @@ struct FlatParametersOptions {
   // The remedy in the error for touching sharded parameters.
   std::string remedy = "call unshard_async() and wait_unsharded() before";
   // Pool of buffers to share with other FlatParameters; default: a new pool.
-  std::shared_ptr<shard::FlatBufferPool> pool = {};
+  std::shared_ptr<FlatBufferPool> pool = {};
   // Shared by all FlatParameters whose shards the same updates write; default: a new fence.
   std::shared_ptr<ShardFence> fence = {};
   // The file in which the shard lies; default: memory. Only with kGathered, without keep_full.
@@ -81,6 +85,12 @@ struct FlatParametersOptions {
 class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatParameters> {
  public:
   using Options = FlatParametersOptions;
+
+  // Returns the FlatParameters whose shard has the `values` of the record with this memory; null if
+  // there are none.
+  static const std::shared_ptr<FlatParameters>& of(const ShardMemory& memory) {
+    return memory.flat_;
+  }
 
   // Takes over the parameters: distinct leaves of one dtype that a group moves, dense, on the CPU,
   // which share no memory with each other; any shape. They become contiguous, with the compute
@@ -101,6 +111,9 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // Whether the ranks read the shards in place; equal on all ranks.
   bool is_mapped() const { return parts_.has_value(); }
   const std::shared_ptr<ShardFence>& fence() const { return options_.fence; }
+  // Whether the whole parameters always exist. Then the shard may be written at any time, and
+  // gather_changed() updates the parameters; else it is written in updates of the fence.
+  bool keeps_full() const { return options_.keep_full; }
   // The values that this rank owns, (shard_numel), in the original dtype of the parameters. If they
   // are written while a gather runs, the ranks get them with the next unshard_async().
   const at::Tensor& shard() const { return shard_; }
@@ -206,19 +219,19 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   std::vector<NamedTensor> parameters_;
   wrap::LocatedGroup group_;
   Options options_;
-  shard::FlatMemory memory_;
+  FlatMemory memory_;
   State state_ = State::kSharded;
   bool is_stale_ = false;
   // (numel), in the compute dtype; the parameters are views of it. Its memory is that of buffer_,
   // or it has no memory.
-  shard::GuardedStorage flat_;
+  GuardedStorage flat_;
   at::Tensor buffer_;   // undefined while sharded
   at::Tensor private_;  // (numel), a copy for the parameters if others read buffer_
   // The part of the buffer that reshard_onto_group() has kept, until the buffer is full again.
   at::Tensor part_;
   at::Tensor shard_;
   at::Tensor sent_;  // (shard_numel) of the compute dtype, if it differs
-  std::optional<MappedParts> parts_;
+  std::optional<SymmetricTensor> parts_;
   std::vector<at::Tensor> values_;
   std::vector<bool> is_trained_;  // by parameter, as it was when it was sharded
   // The divisions, by parameter, of those that were divided before.
@@ -231,11 +244,31 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   bool is_private_ = false;  // whether the program may write to the parameters
 };
 
-// A wrapper that may keep its parameters in such buffers. If its list is empty, its gradients are
-// whole on every rank.
-template <typename Model>
-concept HasFlatParameters = HasParameterShards<Model> && requires(Model& model) {
-  { model.flat_parameters() } -> std::convertible_to<std::vector<std::shared_ptr<FlatParameters>>>;
+// Called when a program has changed `values` of records with these FlatParameters, on all ranks,
+// between two steps. Gathers those with keep_full, whose whole parameters have old values; the
+// others are gathered when they are used next. Collective.
+CADRE_EXPORT void gather_changed(std::span<const std::shared_ptr<FlatParameters>> changed);
+
+// Reaches what wrappers keep from programs, for the tools of other folders.
+struct WrapperAccess {
+  // Returns the buffers of the parameters. If the list is empty, gradients are whole on every rank.
+  template <typename Model>
+  static auto flat_parameters(const Model& model) -> decltype(model.flat_parameters()) {
+    return model.flat_parameters();
+  }
+  // Returns the fence of the updates that write the shards.
+  template <typename Model>
+  static auto shard_fence(const Model& model) -> decltype(model.shard_fence()) {
+    return model.shard_fence();
+  }
 };
 
-}  // namespace cadre
+// A wrapper that may keep its parameters in such buffers.
+template <typename Model>
+concept HasFlatParameters = HasParameterShards<Model> && requires(const Model& model) {
+  {
+    WrapperAccess::flat_parameters(model)
+  } -> std::convertible_to<std::vector<std::shared_ptr<FlatParameters>>>;
+};
+
+}  // namespace cadre::shard

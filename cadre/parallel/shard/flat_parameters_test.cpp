@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
+#include "cadre/parallel/shard/division/boxes.h"
 #include "cadre/testing/torch/group_fakes.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 
@@ -76,7 +77,7 @@ TEST(FlatParameters, GatherWhatWasShardedOnAnyNumberOfRanks) {
       const auto result = run_groups(world_size, [&](const ProcessGroup& group) {
         const auto parameters = make_parameters(dtype);
         const auto values = copies_of(parameters);
-        FlatParameters flat(parameters, group, {.alignment = 4});
+        shard::FlatParameters flat(parameters, group, {.alignment = 4});
         require(flat.shard().scalar_type() == dtype, "dtype");
         require(flat.shard().numel() == flat.layout().shard_numel(), "size of the shard");
         for (int round = 0; round < 3; ++round) {
@@ -109,8 +110,9 @@ TEST(FlatParameters, ChangesOfTheShardsArriveEverywhere) {
         const auto result = run_groups(world_size, [&](const ProcessGroup& group) {
           const auto parameters = make_parameters();
           auto values = copies_of(parameters);
-          FlatParameters flat(parameters, group,
-                              {.compute_dtype = compute, .alignment = 1, .keep_full = keep_full});
+          shard::FlatParameters flat(
+              parameters, group,
+              {.compute_dtype = compute, .alignment = 1, .keep_full = keep_full});
           require(flat.is_unsharded() == keep_full, "whole from the start");
           const torch::NoGradGuard no_grad;
           for (size_t i = 0; i < parameters.size(); ++i) {
@@ -138,7 +140,7 @@ TEST(FlatParameters, AParameterKeepsWhatItIs) {
     int num_hooks = 0;
     weight.register_hook([&](const Tensor&) { ++num_hooks; });
     weight.mutable_grad() = torch::full({4, 3}, 2.0);
-    FlatParameters flat({{"weight", weight}}, group, {});
+    shard::FlatParameters flat({{"weight", weight}}, group, {});
     flat.unshard_async();
     flat.wait_unsharded();
     require(alias.is_same(weight) && weight.requires_grad() && weight.is_leaf(), "identity");
@@ -198,7 +200,7 @@ TEST(FlatParameters, ABackwardGoesThroughABufferThatWasFreedAndFilledAgain) {
     Unit alone;
     alone.loss().backward();
     Unit unit;
-    FlatParameters flat(unit.parameters, group, {});
+    shard::FlatParameters flat(unit.parameters, group, {});
     flat.unshard_async();
     flat.wait_unsharded();
     const uint32_t version = unit.linear->weight._version();
@@ -222,7 +224,7 @@ TEST(FlatParameters, ABackwardThroughOtherValuesGivesOtherGradients) {
   Unit alone;
   alone.loss().backward();
   Unit unit;
-  FlatParameters flat(unit.parameters, formula_of(1), {});
+  shard::FlatParameters flat(unit.parameters, formula_of(1), {});
   flat.unshard_async();
   flat.wait_unsharded();
   Tensor loss = unit.loss();
@@ -242,8 +244,8 @@ TEST(FlatParameters, ABackwardThroughAForwardBeforeAChangeIsRefused) {
        {std::pair(false, false), {true, false}, {false, true}, {true, true}}) {
     const auto result = run_groups(2, [&, keep = keep_full, told = is_told](const auto& group) {
       Unit unit;
-      const auto flat = std::make_shared<FlatParameters>(unit.parameters, group,
-                                                         FlatParametersOptions{.keep_full = keep});
+      const auto flat = std::make_shared<shard::FlatParameters>(
+          unit.parameters, group, shard::FlatParametersOptions{.keep_full = keep});
       flat->unshard_async();
       if (!keep) flat->wait_unsharded();
       Tensor loss = unit.loss();
@@ -251,7 +253,7 @@ TEST(FlatParameters, ABackwardThroughAForwardBeforeAChangeIsRefused) {
         const torch::NoGradGuard no_grad;
         told ? flat->values(i).variable_data().add_(1) : flat->values(i).add_(1);
       }
-      if (told) gather_changed(std::span(&flat, 1));
+      if (told) shard::gather_changed(std::span(&flat, 1));
       if (!told) flat->mark_stale();
       flat->unshard_async();
       flat->wait_unsharded();
@@ -267,7 +269,7 @@ TEST(FlatParameters, TouchingWhatIsNotThereThrowsASentence) {
   const Tensor weight = unit.linear->weight;
   {
     const auto group = formula_of(2);
-    FlatParameters flat(
+    shard::FlatParameters flat(
         unit.parameters, group,
         {.name = "of unit \"blocks.3\"", .remedy = "read them inside summon_full_params()"});
     const auto sharded =
@@ -299,7 +301,7 @@ TEST(FlatParameters, KeepTheirValuesAfterTheWrapper) {
   const auto parameters = make_parameters();
   const auto values = copies_of(parameters);
   {
-    FlatParameters flat(parameters, formula_of(1), {});
+    shard::FlatParameters flat(parameters, formula_of(1), {});
     flat.unshard_async();
     flat.wait_unsharded();
   }
@@ -309,13 +311,13 @@ TEST(FlatParameters, KeepTheirValuesAfterTheWrapper) {
 TEST(FlatParameters, UnitsTakeTurnsInTheMemoryOfAPool) {
   const auto group = formula_of(2);
   const auto pool = std::make_shared<shard::FlatBufferPool>();
-  std::vector<std::unique_ptr<FlatParameters>> units;
+  std::vector<std::unique_ptr<shard::FlatParameters>> units;
   std::vector<Tensor> weights;
   for (const int64_t numel : {128, 128, 128, 64}) {
     weights.push_back(leaf(torch::ones({numel})));
-    units.push_back(
-        std::make_unique<FlatParameters>(std::vector<NamedTensor>{{"weight", weights.back()}},
-                                         group, FlatParametersOptions{.pool = pool}));
+    units.push_back(std::make_unique<shard::FlatParameters>(
+        std::vector<NamedTensor>{{"weight", weights.back()}}, group,
+        shard::FlatParametersOptions{.pool = pool}));
   }
   const auto unshard = [&](size_t i) {
     units[i]->unshard_async();
@@ -344,8 +346,8 @@ TEST(FlatParameters, AGatherThatFailsLeavesThemSharded) {
     const FakeGroup group(std::make_shared<PeersFormula>(2));
     Unit unit;
     const auto pool = std::make_shared<shard::FlatBufferPool>();
-    FlatParameters flat(unit.parameters, group.group(),
-                        {.keep_full = keep_full, .name = "of unit 7", .pool = pool});
+    shard::FlatParameters flat(unit.parameters, group.group(),
+                               {.keep_full = keep_full, .name = "of unit 7", .pool = pool});
     flat.mark_stale();
     group.on_call = [](GroupCall&) { throw Error(ErrorCode::kPeerLost, "rank 1 is gone"); };
     flat.unshard_async();
@@ -367,7 +369,7 @@ TEST(FlatParameters, AGatherThatFailsLeavesThemSharded) {
 TEST(FlatParameters, APeerThatLeavesDuringTheGatherIsAnError) {
   const auto result = run_groups(3, [&](const ProcessGroup& group) {
     Unit unit;
-    FlatParameters flat(unit.parameters, group, {.name = "of unit 7"});
+    shard::FlatParameters flat(unit.parameters, group, {.name = "of unit 7"});
     if (group.rank() == 1) {
       group.abort("test");
       return;
@@ -386,7 +388,7 @@ TEST(FlatParameters, TakeWhatTheProgramWroteIntoTheParameters) {
   for (const bool keep_full : {false, true}) {
     const auto result = run_groups(3, [&](const ProcessGroup& group) {
       const auto parameters = make_parameters();
-      FlatParameters flat(parameters, group, {.keep_full = keep_full});
+      shard::FlatParameters flat(parameters, group, {.keep_full = keep_full});
       if (!keep_full) {
         require(failure_of([&] { flat.take_from_parameters(); }).find("needs the whole") !=
                     std::string::npos,
@@ -414,12 +416,12 @@ TEST(FlatParameters, SayWhatEachRankOwns) {
     const DeviceMesh mesh(group, {{"replicate", 2}, {"shard", 2}});
     const auto parameters = make_parameters();
     const auto values = copies_of(parameters);
-    FlatParameters flat(parameters, mesh.group("shard"), {});
+    shard::FlatParameters flat(parameters, mesh.group("shard"), {});
     const auto shards = flat.parameter_shards(mesh, "shard");
     require(shards.size() == parameters.size(), "one for each");
     for (size_t i = 0; i < shards.size(); ++i) {
       std::vector<Tensor> parts = {torch::empty({0})};
-      for (const Box& box : boxes_of(shards[i])) {
+      for (const Box& box : shard::boxes_of(shards[i])) {
         Tensor part = values[i];
         for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
           part = part.narrow(static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
@@ -433,9 +435,11 @@ TEST(FlatParameters, SayWhatEachRankOwns) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-std::string refusal(std::vector<NamedTensor> parameters, FlatParametersOptions options = {}) {
-  return failure_of(
-      [&] { FlatParameters flat(std::move(parameters), formula_of(2), std::move(options)); });
+std::string refusal(std::vector<NamedTensor> parameters,
+                    shard::FlatParametersOptions options = {}) {
+  return failure_of([&] {
+    shard::FlatParameters flat(std::move(parameters), formula_of(2), std::move(options));
+  });
 }
 
 TEST(FlatParameters, RefuseWhatCannotBeSharded) {
@@ -466,12 +470,12 @@ TEST(FlatParameters, RefuseWhatCannotBeSharded) {
 
 TEST(FlatParameters, RefuseWhatIsShardedTwice) {
   const Tensor weight = leaf(torch::ones({4, 3}));
-  FlatParameters flat({{"weight", weight}}, formula_of(2), {});
+  shard::FlatParameters flat({{"weight", weight}}, formula_of(2), {});
   EXPECT_THAT(refusal({{"weight", weight}}), HasSubstr("has sharded them already"));
   EXPECT_THAT(failure_of([&] { flat.wait_unsharded(); }), HasSubstr("nobody has started"));
   flat.unshard_async();
   flat.wait_unsharded();
-  const FlatParameters thief({{"weight", weight}}, formula_of(2), {});
+  const shard::FlatParameters thief({{"weight", weight}}, formula_of(2), {});
   EXPECT_THAT(failure_of([&] { flat.mark_stale(); }),
               HasSubstr("has written to \"weight\" while the parameters were gathered"));
   EXPECT_THAT(failure_of([&] { flat.unshard_async(); }),

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <optional>
 
+#include "cadre/parallel/shard/division/boxes.h"
+#include "cadre/parallel/shard/division/parameter_division.h"
 #include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/shard/shard_fence.h"
 #include "cadre/tensor/group/agreement.h"
@@ -81,15 +83,17 @@ void check_gradients_reduced(const char* call, std::span<const ParameterShard> s
   };
   bool is_watched = false;
   for (const ParameterShard& shard : shards) {
-    if (!shard.flat || !shard.flat->fence()->has_gradient_check()) continue;
+    const auto& flat = FlatParameters::of(shard.memory);
+    if (!flat || !flat->fence()->has_gradient_check()) continue;
     is_watched = true;
-    if (const ProcessGroup* const ranks = shard.flat->fence()->stepping_ranks()) add(*ranks);
+    if (const ProcessGroup* const ranks = flat->fence()->stepping_ranks()) add(*ranks);
   }
   if (!is_watched) return;
   for (const ProcessGroup& group : dividing_groups(shards)) add(group);
   const auto problem = common_refusal(groups, call, [shards] {
     for (const ParameterShard& shard : shards) {
-      if (shard.flat) shard.flat->fence()->check_gradient(shard.values);
+      const auto& flat = FlatParameters::of(shard.memory);
+      if (flat) flat->fence()->check_gradient(shard.values);
     }
   });
   if (problem) throw *problem;
@@ -101,7 +105,7 @@ at::Tensor whole_values(const at::Tensor& parameter) {
 
 void follow_memory(std::span<const ParameterShard> shards) {
   for (const ParameterShard& shard : shards) {
-    if (shard.flat) continue;
+    if (shard.memory) continue;
     const at::Tensor current = whole_values(shard.parameter);
     if (!has_memory_of(shard.values, current)) shard.values.set_data(current);
   }

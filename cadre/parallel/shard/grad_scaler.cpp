@@ -18,6 +18,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/parallel/shard/division/parameter_division.h"
 #include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/tensor/group/agreement.h"
 #include "cadre/tensor/group/caught_error.h"
@@ -180,7 +181,7 @@ bool GradScaler::unscale_(std::span<const ParameterShard> shards) {
     refusal = caught_error();
     own.is_refused = true;
   }
-  const std::vector<ProcessGroup> groups = dividing_groups(shards);
+  const std::vector<ProcessGroup> groups = shard::dividing_groups(shards);
   const CommonFindings found = findings_of_all(own, groups);
   if (found.is_refused) {
     const auto common = common_refusal(groups, "GradScaler::unscale_", [&refusal] {

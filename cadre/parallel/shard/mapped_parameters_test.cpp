@@ -79,7 +79,7 @@ TEST(MappedParameters, TrainInEveryDtype) {
       options.flat.compute_dtype = test.compute;
       // Shards of both forms end at the same elements: in bf16 the bits of torch::optim depend on
       // whether a kernel takes an element in a vector or alone.
-      options.flat.alignment = MappedParts::kPageBytes;
+      options.flat.alignment = SymmetricTensor::kPageBytes;
       compare_forms(group, options, 10);
     });
     EXPECT_TRUE(result.ok()) << torch::toString(test.dtype) << ": " << result.failures();
@@ -175,7 +175,7 @@ TEST(MappedParameters, AReaderWaitsForTheFirstValues) {
       // Rank 1 pauses before it writes to the memory.
       if (call.kind == OpKind::kAllocate && group.rank() == 1) nap(group, milliseconds(20));
     };
-    FlatParameters flat({{"weight", weight}}, fake.group(), {.form = ShardForm::kMapped});
+    shard::FlatParameters flat({{"weight", weight}}, fake.group(), {.form = ShardForm::kMapped});
     flat.unshard_async();
     flat.wait_unsharded();
     require(torch::equal(weight, torch::arange(5000, torch::kFloat)), "the values");
@@ -203,10 +203,10 @@ TEST(MappedParameters, OfEveryDtypeFillWholePagesAndNoMore) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     for (const auto dtype : {torch::kDouble, torch::kFloat, torch::kBFloat16}) {
       const Tensor weight = parameter_of(torch::ones({100}, dtype));
-      FlatParameters flat({{"weight", weight}}, group, {.form = ShardForm::kMapped});
+      shard::FlatParameters flat({{"weight", weight}}, group, {.form = ShardForm::kMapped});
       require(flat.is_mapped(), "they are mapped");
       const auto bytes = static_cast<size_t>(flat.layout().shard_numel()) * weight.element_size();
-      require(bytes == MappedParts::kPageBytes, std::to_string(bytes) + " bytes of a rank");
+      require(bytes == SymmetricTensor::kPageBytes, std::to_string(bytes) + " bytes of a rank");
     }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -215,7 +215,8 @@ TEST(MappedParameters, OfEveryDtypeFillWholePagesAndNoMore) {
 TEST(MappedParameters, LieInPagesOfTheirOwners) {
   const auto result = run_groups(3, [](const ProcessGroup& group) {
     const Tensor weight = parameter_of(torch::arange(5000, torch::kFloat));
-    FlatParameters flat({{"weight", weight}}, group, {.form = ShardForm::kMapped, .alignment = 3});
+    shard::FlatParameters flat({{"weight", weight}}, group,
+                               {.form = ShardForm::kMapped, .alignment = 3});
     require(flat.layout().shard_numel() == 3 * 1024, "whole pages, and a multiple of 3");
     require(!flat.is_unsharded(), "not before they are unsharded");
     flat.unshard_async();
@@ -227,7 +228,7 @@ TEST(MappedParameters, LieInPagesOfTheirOwners) {
     flat.wait_unsharded();
     require(weight.const_data_ptr() == begin, "the same memory each time");
     flat.reshard();
-    ShardUpdate update(flat.fence());
+    shard::FencedUpdate update(flat.fence());
     {
       const torch::NoGradGuard no_grad;
       flat.values(0).fill_(group.rank() + 1);
@@ -274,9 +275,10 @@ TEST(MappedParameters, AreGatheredWhereRanksShareNoMemory) {
       },
       TransportChoice::kTcp);
   EXPECT_TRUE(result.ok()) << result.failures();
-  const FlatParameters flat({{"weight", parameter_of(torch::ones({4}))}},
-                            testing::FakeGroup(std::make_shared<testing::PeersFormula>(2)).group(),
-                            {.form = ShardForm::kMapped});
+  const shard::FlatParameters flat(
+      {{"weight", parameter_of(torch::ones({4}))}},
+      testing::FakeGroup(std::make_shared<testing::PeersFormula>(2)).group(),
+      {.form = ShardForm::kMapped});
   EXPECT_FALSE(flat.is_mapped());
 }
 
@@ -286,12 +288,12 @@ TEST(MappedParameters, ThatAreGatheredAreNotThereDuringAnUpdate) {
       2,
       [](const ProcessGroup& group) {
         const Tensor weight = parameter_of(torch::arange(2500, torch::kFloat));
-        FlatParameters flat({{"weight", weight}}, group, {.form = ShardForm::kMapped});
+        shard::FlatParameters flat({{"weight", weight}}, group, {.form = ShardForm::kMapped});
         require(!flat.is_mapped(), "gathered");
         flat.unshard_async();
         flat.wait_unsharded();
         require(flat.is_unsharded(), "there");
-        ShardUpdate update(flat.fence());
+        shard::FencedUpdate update(flat.fence());
         require(!flat.is_unsharded(), "withdrawn");
         require_in(failure_of([&] { weight.sum(); }), "have changed on their owners");
         {
@@ -318,7 +320,7 @@ TEST(MappedParameters, LeaveNothingBehindAlsoWhenTensorsOutliveTheGroup) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     const auto rank = static_cast<size_t>(group.rank());
     kept[rank] = parameter_of(torch::arange(3000, torch::kFloat));
-    FlatParameters flat({{"weight", kept[rank]}}, group, {.form = ShardForm::kMapped});
+    shard::FlatParameters flat({{"weight", kept[rank]}}, group, {.form = ShardForm::kMapped});
     flat.unshard_async();
     flat.wait_unsharded();
   });

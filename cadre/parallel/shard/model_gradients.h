@@ -19,7 +19,7 @@ namespace cadre::shard {
 template <HasGradients Model>
 bool has_whole_gradients(Model& model) {
   if constexpr (HasFlatParameters<Model> && HasParameters<Model>) {
-    return model.flat_parameters().empty();
+    return WrapperAccess::flat_parameters(model).empty();
   } else {
     return !HasParameterShards<Model>;
   }

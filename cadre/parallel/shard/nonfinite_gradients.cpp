@@ -8,6 +8,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/parallel/shard/division/parameter_division.h"
 #include "cadre/parallel/shard/gather_shards.h"
 
 namespace cadre {
@@ -55,7 +56,7 @@ std::optional<NonFiniteGradient> find_nonfinite_gradient(std::span<const Paramet
   const auto num_shards = static_cast<int64_t>(shards.size());
   int64_t first = 0;
   while (first < num_shards && is_finite(shards[first].values.grad())) ++first;
-  const std::vector<ProcessGroup> groups = dividing_groups(shards);
+  const std::vector<ProcessGroup> groups = shard::dividing_groups(shards);
   if (groups.empty()) {
     if (first == num_shards) return std::nullopt;
     return NonFiniteGradient{.parameter = shards[first].name, .rank = std::nullopt};
@@ -85,7 +86,7 @@ bool check_gradients_finite(std::span<const ParameterShard> shards,
   const std::optional<NonFiniteGradient> found = find_nonfinite_gradient(shards);
   if (!found || options.log != nullptr) return decide(found, options);
   NonFiniteOptions with_log = options;
-  const std::vector<ProcessGroup> groups = dividing_groups(shards);
+  const std::vector<ProcessGroup> groups = shard::dividing_groups(shards);
   // The log lives as long as the group.
   if (!groups.empty() && groups[0].rank() == 0) {
     with_log.log = groups[0].communicator().options().log.get();

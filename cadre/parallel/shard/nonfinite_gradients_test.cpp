@@ -133,8 +133,8 @@ TEST(GradientTools, WarnInTheLogOfTheGroupUnlessToldAnother) {
 // In a list, shards are tensors like others, and the result would be that of one rank's shards.
 TEST_P(GradientToolsOnRanks, RefuseAListOfShards) {
   run([](const ProcessGroup& group) {
-    const FlatParameters flat({{"w", torch::ones({3, 5}).requires_grad_()}}, group,
-                              {.name = "of unit \"u\" of Wrapper"});
+    const shard::FlatParameters flat({{"w", torch::ones({3, 5}).requires_grad_()}}, group,
+                                     {.name = "of unit \"u\" of Wrapper"});
     const std::vector<Tensor> leaves = {torch::ones({2}), flat.values(0)};
     for (const Tensor& leaf : leaves) leaf.mutable_grad() = torch::ones_like(leaf);
     const std::string what = cadre::format(

@@ -1,8 +1,10 @@
-// What a rank owns of one parameter of a wrapped model. Norms, optimizers and snapshots read these
-// records and nothing else of a wrapper.
+// What a rank owns of one parameter of a wrapped model, and the scope in which a program writes it.
+// Norms, optimizers and snapshots read these records and nothing else of a wrapper.
 //
-// Threads: plain values. Blocking: never. Lifetime: shares the tensors and the mesh.
-// Errors: kInvalidArgument for a range that is not in its box.
+// Threads: records are plain values; an update as the wrapper. Blocking: the constructor and
+// finish() of an update are collective, until the group's deadline. Lifetime: shares the tensors
+// and the mesh. Errors: those of the group; kInvalidArgument for an update inside of an update;
+// kCorruption after a rank was lost while it wrote shards that others map.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,6 +15,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cadre/core/base/export.h"
@@ -23,9 +26,28 @@
 
 namespace cadre {
 
+namespace shard {
+class FencedUpdate;
 class FlatParameters;
-class ShardFence;
+struct WrapperAccess;
+}  // namespace shard
 
+// The memory of a wrapper in which the `values` of records lie. Only Cadre looks into it.
+class ShardMemory {
+ public:
+  ShardMemory() = default;
+  // Whether `values` lie in such memory.
+  explicit operator bool() const { return flat_ != nullptr; }
+
+ private:
+  friend class shard::FlatParameters;
+  explicit ShardMemory(std::shared_ptr<shard::FlatParameters> flat) : flat_(std::move(flat)) {}
+
+  std::shared_ptr<shard::FlatParameters> flat_;  // shared with the wrapper
+};
+
+// The record of one parameter. A snapshot has a SnapshotTensor (train/checkpoint/snapshot_parts.h)
+// instead, which says only which boxes of a tensor this rank holds.
 struct ParameterShard {
   std::string name;            // name in the plain module
   std::vector<int64_t> sizes;  // sizes of the whole parameter
@@ -39,11 +61,9 @@ struct ParameterShard {
   at::Tensor values;  // (range.size()), a leaf that an optimizer updates; its grad is reduced
   // The plain module's tensor, of the full shape, for rules by name or dimension.
   at::Tensor parameter;
-  // A program that writes `values` holds a ShardUpdate on this fence meanwhile. Null: the program
-  // may write at any time.
-  std::shared_ptr<ShardFence> fence = {};
-  // The FlatParameters whose shard contains `values`, if any; see gather_changed().
-  std::shared_ptr<FlatParameters> flat = {};
+  // A program that writes `values` which lie in the memory of a wrapper holds a ShardUpdate
+  // meanwhile; it may write other ones at any time.
+  ShardMemory memory = {};
   // The axis of a pipeline's stages. A rank of it holds what the fields above say or, if it has
   // other stages than the parameter's, an empty range. nullopt: all ranks hold the parameter.
   std::optional<std::string> stage_axis = {};
@@ -51,48 +71,6 @@ struct ParameterShard {
   // only those of that rank.
   bool is_copy = false;
 };
-
-// How a parameter was divided before a wrapper is made of its module.
-struct ParameterDivision {
-  std::vector<int64_t> sizes;  // sizes of the whole parameter
-  DeviceMesh mesh;
-  std::vector<Placement> placements;  // by axis of the mesh
-};
-
-// Keeps in a divided parameter how it is divided, so that records of later wrappers have the axes
-// of both. parallelize_module() and others that divide parameters call this for each of them. The
-// parameter of the record is marked as a shard.
-CADRE_EXPORT void keep_division(const ParameterShard& record);
-// Returns how the parameter is divided; null if it is whole. Throws kInvalidArgument for a
-// parameter that is divided along no mesh, as by a layer that was constructed with a group.
-CADRE_EXPORT std::shared_ptr<const ParameterDivision> division_of(const NamedTensor& parameter);
-// Returns `record` on the axes of both meshes, with the sizes of the whole parameter. record: of a
-// wrapper for which the parameter, as it was divided before, is the whole. division: may be null.
-CADRE_EXPORT ParameterShard on_joint_mesh(ParameterShard record, const ParameterDivision* division);
-// Returns the ranks of a wrapper as a mesh of one axis. If parameters are divided, it is the axis
-// of their mesh along which the ranks lie; else a new mesh with an axis of this name, which is a
-// collective of the group. Throws kInvalidArgument if the parameters are divided along a mesh of
-// other ranks.
-CADRE_EXPORT DeviceMesh mesh_of_wrapper(const ProcessGroup& group, const std::string& axis,
-                                        std::span<const NamedTensor> parameters);
-
-// Returns the part of the whole tensor that the placements give this rank; `range` counts its
-// elements.
-CADRE_EXPORT Box local_box_of(const ParameterShard& shard);
-// Returns the boxes of the whole tensor that the range covers, in row-major order, at most 2 * dims
-// - 1 (one for a tensor of 0 dims); their elements, one box after the other, are `values`.
-CADRE_EXPORT std::vector<Box> boxes_of(const ParameterShard& shard);
-CADRE_EXPORT std::vector<Box> boxes_of_range(const Box& box, const FlatRange& range);
-
-// Returns the groups of several ranks, along the axes, that divide the elements of any parameter of
-// the list. A sum over all elements adds up the ranks' values in each of these groups, one group
-// after the other.
-CADRE_EXPORT std::vector<ProcessGroup> dividing_groups(std::span<const ParameterShard> shards);
-
-// Called when a program has changed `values` of records with these FlatParameters, on all ranks,
-// between two steps. Gathers those with keep_full, whose whole parameters have old values; the
-// others are gathered when they are used next. Collective.
-CADRE_EXPORT void gather_changed(std::span<const std::shared_ptr<FlatParameters>> changed);
 
 // A wrapper in which every rank owns a part of the parameters, or all of them. The list has the
 // same parameters in the same order on all ranks.
@@ -105,6 +83,31 @@ concept HasParameterShards = requires(Model& model) {
 template <typename Model>
 concept HasParameters = requires(Model& model) {
   { model.parameters() } -> std::convertible_to<std::vector<at::Tensor>>;
+};
+
+// A scope in which the program writes the values of a wrapper's records. An exception before
+// finish() abandons it: shards that other ranks map are lost then. Made on all ranks.
+//
+//   cadre::ShardUpdate update{model};   // a wrapper, or a list of its ParameterShards
+//   ... write ParameterShard::values ...
+//   update.finish();
+class CADRE_EXPORT ShardUpdate {
+ public:
+  explicit ShardUpdate(std::span<const ParameterShard> shards);
+  template <HasParameterShards Model>
+  explicit ShardUpdate(Model& model) : ShardUpdate(model.parameter_shards()) {}
+  ~ShardUpdate();
+  ShardUpdate(const ShardUpdate&) = delete;
+  ShardUpdate& operator=(const ShardUpdate&) = delete;
+
+  // Ends the update, and gathers the parameters of wrappers that keep them whole. Without this call
+  // the destructor abandons the update.
+  void finish();
+
+ private:
+  std::unique_ptr<shard::FencedUpdate> update_;
+  // Buffers whose whole parameters have old values.
+  std::vector<std::shared_ptr<shard::FlatParameters>> kept_;
 };
 
 // The argument of clip_grad_norm_(), GradScaler and check_gradients_finite().

@@ -15,18 +15,13 @@
 #include "cadre/tensor/hooks/shard_mark.h"
 #include "cadre/tensor/optim/optimizer_options.h"
 
-namespace cadre {
+namespace cadre::shard {
 namespace {
 
 constexpr uint32_t kWritten = 0;  // an owner signals that it has ended an update
 constexpr uint32_t kOwn = 1;      // a rank signals itself
-constexpr int64_t kWordsOfPage = MappedParts::kPageBytes / static_cast<int64_t>(sizeof(uint64_t));
-
-std::vector<std::shared_ptr<ShardFence>> fences_of(std::span<const ParameterShard> shards) {
-  std::vector<std::shared_ptr<ShardFence>> fences;
-  for (const ParameterShard& shard : shards) fences.push_back(shard.fence);
-  return fences;
-}
+constexpr int64_t kWordsOfPage =
+    SymmetricTensor::kPageBytes / static_cast<int64_t>(sizeof(uint64_t));
 
 }  // namespace
 
@@ -43,8 +38,10 @@ bool ShardFence::prepare(const wrap::LocatedGroup& group) {
   }
   if (group_) return true;
   versions_ = group.map_parts(kWordsOfPage, at::kLong);
-  if (versions_) group_ = group;
-  return versions_.has_value();
+  if (!versions_) return false;
+  group_ = group;
+  pages_ = versions_->whole();
+  return true;
 }
 
 void ShardFence::add(FlatParameters& unit) {
@@ -69,12 +66,12 @@ std::string ShardFence::names() const {
 }
 
 uint64_t ShardFence::version_of(int rank) const {
-  auto* const words = static_cast<uint64_t*>(versions_->whole_after_failure().mutable_data_ptr());
+  auto* const words = static_cast<uint64_t*>(pages_.mutable_data_ptr());
   return std::atomic_ref(words[rank * kWordsOfPage]).load(std::memory_order_acquire);
 }
 
 void ShardFence::publish_version(uint64_t version) {
-  auto* const words = static_cast<uint64_t*>(versions_->own().mutable_data_ptr());
+  auto* const words = static_cast<uint64_t*>(versions_->local().mutable_data_ptr());
   std::atomic_ref(words[0]).store(version, std::memory_order_release);
 }
 
@@ -238,8 +235,10 @@ void ShardFence::wait_for_owners() {
     if (is_awaiting_) {
       versions_->wait_for_peers(kWritten);
     } else {
-      // Throws if the group has failed, as a gather would: the shards are undefined then.
-      versions_->check_group(kOwn);
+      // Takes a signal of this rank itself, which returns at once, or throws if the group has
+      // failed, as a gather would: the shards are undefined then.
+      versions_->signal(group_->rank(), kOwn);
+      versions_->wait_signal(group_->rank(), kOwn);
     }
   } catch (const Error& error) {
     throw with_half_written(error);
@@ -264,7 +263,8 @@ void ShardFence::check_versions() {
 
 // An owner that is lost with an odd version will not complete its shards.
 Error ShardFence::with_half_written(const Error& error) {
-  std::vector<int> lost = versions_->lost_ranks();
+  const auto known = group_->process_group().communicator().lost_ranks();
+  std::vector<int> lost(known.begin(), known.end());
   if (error.code() == ErrorCode::kPeerLost && error.details().culprit) {
     lost.push_back(*error.details().culprit);
   }
@@ -282,12 +282,10 @@ Error ShardFence::with_half_written(const Error& error) {
   return error;
 }
 
-ShardUpdate::ShardUpdate(const std::shared_ptr<ShardFence>& fence)
-    : ShardUpdate(std::span(&fence, 1)) {}
+FencedUpdate::FencedUpdate(const std::shared_ptr<ShardFence>& fence)
+    : FencedUpdate(std::span(&fence, 1)) {}
 
-ShardUpdate::ShardUpdate(std::span<const ParameterShard> shards) : ShardUpdate(fences_of(shards)) {}
-
-ShardUpdate::ShardUpdate(std::span<const std::shared_ptr<ShardFence>> fences) {
+FencedUpdate::FencedUpdate(std::span<const std::shared_ptr<ShardFence>> fences) {
   try {
     for (const auto& fence : fences) {
       if (!fence || std::ranges::count(fences_, fence) != 0) continue;
@@ -300,19 +298,19 @@ ShardUpdate::ShardUpdate(std::span<const std::shared_ptr<ShardFence>> fences) {
   }
 }
 
-ShardUpdate::~ShardUpdate() {
+FencedUpdate::~FencedUpdate() {
   abandon();
 }
 
-void ShardUpdate::abandon() noexcept {
+void FencedUpdate::abandon() noexcept {
   for (const auto& fence : fences_) {
     fence->abandon_update("an exception, or ShardUpdate::finish() was not called");
   }
 }
 
-void ShardUpdate::finish() {
+void FencedUpdate::finish() {
   for (const auto& fence : fences_) fence->end_update();
   fences_.clear();
 }
 
-}  // namespace cadre
+}  // namespace cadre::shard

@@ -19,6 +19,8 @@
 // all units together.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -31,9 +33,8 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/export.h"
 #include "cadre/core/base/types.h"
-#include "cadre/parallel/shard/parameter_shard.h"
-#include "cadre/tensor/group/mapped_parts.h"
 #include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/group/symmetric_tensor.h"
 #include "cadre/tensor/hooks/located_group.h"
 #include "cadre/tensor/optim/optimizer_options.h"
 
@@ -41,7 +42,7 @@ namespace torch::optim {
 class OptimizerParamGroup;
 }
 
-namespace cadre {
+namespace cadre::shard {
 
 class FlatParameters;
 
@@ -70,7 +71,7 @@ class CADRE_EXPORT ShardFence {
   void check_on_all(const char* call, const std::function<void()>& check) const;
 
   // Covers all FlatParameters made with this fence; every rank makes the same calls. Between the
-  // two this rank may write its shards, and no parameter may be used. ShardUpdate makes the calls.
+  // two this rank may write its shards, and no parameter may be used. FencedUpdate makes the calls.
   // Gathered parameters become stale, without communication.
   void begin_update();
   void end_update();
@@ -116,32 +117,26 @@ class CADRE_EXPORT ShardFence {
   std::function<void(const at::Tensor&)> gradient_check_;
   optim_state::UncomparedOptions uncompared_options_;
   std::optional<wrap::LocatedGroup> group_;  // nullopt without mapped units
-  // A page for each rank, which begins with its version.
-  std::optional<MappedParts> versions_;
+  // A page of each rank, which begins with its version; and all pages.
+  std::optional<SymmetricTensor> versions_;
+  at::Tensor pages_;
   uint64_t num_updates_ = 0;
   bool is_writing_ = false;
   bool is_awaiting_ = false;  // waits for the signals of the last update
   std::optional<Error> failure_;
 };
 
-// An update that lasts as long as this object. An exception before finish() abandons it. Made on
-// all ranks.
-//
-//   cadre::ShardUpdate update{model};   // a wrapper, or a list of its ParameterShards
-//   ... write ParameterShard::values ...
-//   update.finish();
-class CADRE_EXPORT ShardUpdate {
+// An update of fences that lasts as long as this object. An exception before finish() abandons it.
+// Made on all ranks.
+class CADRE_EXPORT FencedUpdate {
  public:
-  explicit ShardUpdate(const std::shared_ptr<ShardFence>& fence);
+  explicit FencedUpdate(const std::shared_ptr<ShardFence>& fence);
   // Begins the updates of several fences in this order, on all ranks; each once, null ones are
   // skipped.
-  explicit ShardUpdate(std::span<const std::shared_ptr<ShardFence>> fences);
-  explicit ShardUpdate(std::span<const ParameterShard> shards);
-  template <HasParameterShards Model>
-  explicit ShardUpdate(Model& model) : ShardUpdate(model.parameter_shards()) {}
-  ~ShardUpdate();
-  ShardUpdate(const ShardUpdate&) = delete;
-  ShardUpdate& operator=(const ShardUpdate&) = delete;
+  explicit FencedUpdate(std::span<const std::shared_ptr<ShardFence>> fences);
+  ~FencedUpdate();
+  FencedUpdate(const FencedUpdate&) = delete;
+  FencedUpdate& operator=(const FencedUpdate&) = delete;
 
   // Ends the update; without this call the destructor abandons it.
   void finish();
@@ -152,4 +147,4 @@ class CADRE_EXPORT ShardUpdate {
   std::vector<std::shared_ptr<ShardFence>> fences_;  // fences whose updates have begun
 };
 
-}  // namespace cadre
+}  // namespace cadre::shard

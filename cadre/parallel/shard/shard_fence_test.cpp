@@ -34,7 +34,7 @@ TEST(ShardFence, ThrowTheSameSentencesAsGatheredOnesWhereTheyAreNotThere) {
   for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
     const auto result = run_groups(2, [&](const ProcessGroup& group) {
       const Tensor weight = parameter_of(torch::ones({40, 30}));
-      FlatParameters flat({{"weight", weight}}, group, {.form = form});
+      shard::FlatParameters flat({{"weight", weight}}, group, {.form = form});
       std::vector<std::string> texts;
       const auto touch = [&] {
         const std::string failure = failure_of([&] { weight.sum(); });
@@ -151,7 +151,7 @@ TEST(ShardFence, AStepAfterAStepThatThrewIsRefusedOnAllRanks) {
 TEST(ShardFence, AnUpdateThatIsNotFinishedIsCorruption) {
   const auto result = run_groups(1, [](const ProcessGroup& group) {
     ShardedTraining training(group, mapped());
-    { const ShardUpdate update(training.units[0]->fence()); }
+    { const shard::FencedUpdate update(training.units[0]->fence()); }
     require_in(failure_of([&] { training.evaluate(0); }), "ShardUpdate::finish() was not called");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -159,16 +159,16 @@ TEST(ShardFence, AnUpdateThatIsNotFinishedIsCorruption) {
 
 TEST(ShardFence, ForgetsParametersThatAreGone) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
-    const auto fence = std::make_shared<ShardFence>();
+    const auto fence = std::make_shared<shard::ShardFence>();
     const auto make = [&](const std::string& name) {
-      return std::make_unique<FlatParameters>(
+      return std::make_unique<shard::FlatParameters>(
           std::vector<NamedTensor>{{"weight", parameter_of(torch::ones({4}))}}, group,
-          FlatParametersOptions{.form = ShardForm::kMapped, .name = name, .fence = fence});
+          shard::FlatParametersOptions{.form = ShardForm::kMapped, .name = name, .fence = fence});
     };
     auto gone = make("of unit a");
     const auto stays = make("of unit b");
     gone.reset();
-    { const ShardUpdate update(fence); }
+    { const shard::FencedUpdate update(fence); }
     stays->unshard_async();
     require_in(failure_of([&] { stays->wait_unsharded(); }),
                "while it wrote parameters of unit b, which may be half written");
@@ -179,15 +179,15 @@ TEST(ShardFence, ForgetsParametersThatAreGone) {
 TEST(ShardFence, RefuseAnUpdateOutOfPlace) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     ShardedTraining training(group, mapped());
-    FlatParameters& unit = *training.units[0];
+    shard::FlatParameters& unit = *training.units[0];
     const auto fence = unit.fence();
     require_in(failure_of([&] { fence->end_update(); }), "end_update() without begin_update()");
     fence->begin_update();
     require_in(failure_of([&] { fence->begin_update(); }), "inside of another one");
     require_in(failure_of([&] { training.evaluate(0); }), "are used during an update");
     require_in(failure_of([&] {
-                 FlatParameters flat({{"a", parameter_of(torch::ones({4}))}}, group,
-                                     {.form = ShardForm::kMapped, .fence = fence});
+                 shard::FlatParameters flat({{"a", parameter_of(torch::ones({4}))}}, group,
+                                            {.form = ShardForm::kMapped, .fence = fence});
                }),
                "cannot be sharded during an update");
     fence->end_update();
@@ -198,14 +198,14 @@ TEST(ShardFence, RefuseAnUpdateOutOfPlace) {
     unit.reshard();
     require_in(failure_of([&] { unit.make_private(); }), "needs the whole parameters");
     require_in(failure_of([&] {
-                 FlatParameters flat({{"a", parameter_of(torch::ones({4}))}}, group,
-                                     {.form = ShardForm::kMapped, .keep_full = true});
+                 shard::FlatParameters flat({{"a", parameter_of(torch::ones({4}))}}, group,
+                                            {.form = ShardForm::kMapped, .keep_full = true});
                }),
                "choose one of them");
     const ProcessGroup alone = *group.split({.color = group.rank()});
     require_in(failure_of([&] {
-                 FlatParameters flat({{"a", parameter_of(torch::ones({4}))}}, alone,
-                                     {.form = ShardForm::kMapped, .fence = fence});
+                 shard::FlatParameters flat({{"a", parameter_of(torch::ones({4}))}}, alone,
+                                            {.form = ShardForm::kMapped, .fence = fence});
                }),
                "a fence for each group");
     training.train(2);
@@ -217,7 +217,7 @@ TEST(ShardFence, RefuseAnUpdateOutOfPlace) {
 TEST(ShardFence, AWriteToTheParametersIsNoticed) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     ShardedTraining training(group, mapped());
-    FlatParameters& unit = *training.units[0];
+    shard::FlatParameters& unit = *training.units[0];
     unit.unshard_async();
     unit.wait_unsharded();
     if (group.rank() == 1) {
@@ -247,11 +247,12 @@ TEST(ShardFence, ABackwardThroughAForwardBeforeAStepIsRefused) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     // Too small for rank 1 to own any of it.
     const Tensor weight = parameter_of(torch::ones({3}));
-    FlatParameters flat({{"weight", weight}}, group, {.form = ShardForm::kMapped});
+    shard::FlatParameters flat({{"weight", weight}}, group, {.form = ShardForm::kMapped});
     flat.unshard_async();
     flat.wait_unsharded();
     const Tensor loss = (weight * weight).sum();
-    ShardedOptimizer<torch::optim::SGD> sgd(flat.fence(), std::vector<Tensor>{flat.values(0)}, 0.1);
+    ShardedOptimizer<torch::optim::SGD> sgd(testing::FencedLeaves{flat.fence(), {flat.values(0)}},
+                                            0.1);
     flat.values(0).mutable_grad() = torch::ones_like(flat.values(0));
     sgd.step();
     flat.unshard_async();

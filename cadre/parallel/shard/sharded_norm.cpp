@@ -12,6 +12,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/parallel/shard/division/parameter_division.h"
 #include "cadre/parallel/shard/gather_shards.h"
 #include "cadre/parallel/shard/nonfinite_gradients.h"
 #include "cadre/tensor/hooks/named_tensors.h"
@@ -84,7 +85,7 @@ class JointNorm {
 
   void add(const ParameterShard& shard) {
     check_is_reduced(shard);
-    const std::vector<ProcessGroup> groups = dividing_groups({&shard, 1});
+    const std::vector<ProcessGroup> groups = shard::dividing_groups({&shard, 1});
     auto part = std::find_if(parts_.begin(), parts_.end(), [&](const Part& candidate) {
       return are_same(candidate.groups, groups);
     });

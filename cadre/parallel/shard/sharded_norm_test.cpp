@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
+#include "cadre/parallel/shard/division/boxes.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
@@ -65,7 +66,7 @@ ParameterShard divided(const Tensor& gradient, const DeviceMesh& mesh, const Div
                        .placements = division.placements,
                        .flat_axis = division.flat_axis};
   if (gradient.dim() == 0) shard.placements.assign(division.placements.size(), Replicate());
-  const Box box = local_box_of(shard);
+  const Box box = shard::local_box_of(shard);
   Tensor local = gradient;
   for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
     local = local.narrow(static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);
@@ -73,7 +74,7 @@ ParameterShard divided(const Tensor& gradient, const DeviceMesh& mesh, const Div
   local = local.flatten();
   shard.range = {0, local.numel()};
   if (shard.flat_axis) {
-    const FlatLayout layout({local.numel()}, mesh.size(*shard.flat_axis), {.of_shards = 4});
+    const shard::FlatLayout layout({local.numel()}, mesh.size(*shard.flat_axis), {.of_shards = 4});
     shard.range = layout.range(0, mesh.coordinate(*shard.flat_axis));
   }
   shard.values = torch::zeros({shard.range.size()}, gradient.dtype()).requires_grad_(true);

@@ -5,17 +5,17 @@
 //   cadre::ShardedOptimizer<cadre::AdamW> optimizer{model, torch::optim::AdamWOptions(3e-4)};
 //
 // Threads: as O. Blocking: the constructor, step() and load(), until the other ranks call them,
-// too. Lifetime: shares the fence. Errors: those of O and of ShardFence; kInvalidArgument on all
-// ranks from the constructor in inference mode. step() throws kInvalidArgument on all ranks, before
-// anything is written, where groups, options or the steps of states differ between the ranks, or a
-// gradient of one of them waits for its reduction. A step that throws in O leaves mapped shards
-// unusable on all ranks, because some elements may have been updated and others not. torch::save()
-// writes the state of this rank's shards, and which rank owns them; torch::load() of another rank's
-// file, or of one that O refuses on any rank, throws on all ranks and changes nothing. The
-// parameters of O are the shards of units of one fence, ParameterShard::values, and other
-// parameters of the program. O is elementwise: its update of an element depends on no other
-// element.
-// Source: torch.optim over sharded parameters, as FSDP2 uses it.
+// too. Lifetime: shares what guards the shards. Errors: those of O and of ShardUpdate;
+// kInvalidArgument on all ranks from the constructor in inference mode. step() throws
+// kInvalidArgument on all ranks, before anything is written, where groups, options or the steps of
+// states differ between the ranks, or a gradient of one of them waits for its reduction. A step
+// that throws in O leaves mapped shards unusable on all ranks, because some elements may have been
+// updated and others not. torch::save() writes the state of this rank's shards, and which rank owns
+// them; torch::load() of another rank's file, or of one that O refuses on any rank, throws on all
+// ranks and changes nothing. The parameters of O are the shards of one wrapper,
+// ParameterShard::values, and other parameters of the program. O is elementwise: its update of an
+// element depends on no other element. Source: torch.optim over sharded parameters, as FSDP2 uses
+// it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
+#include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/shard/shard_fence.h"
 #include "cadre/tensor/hooks/tensor_version.h"
 #include "cadre/tensor/optim/saved_part.h"
@@ -40,10 +41,12 @@
 
 namespace cadre {
 
-// A wrapper whose shards one fence guards: FullyShardedDataParallel.
+// A wrapper whose shards are written together, in one update: FullyShardedDataParallel.
 template <typename Model>
-concept HasShardFence = requires(const Model& model) {
-  { model.shard_fence() } -> std::convertible_to<std::shared_ptr<ShardFence>>;
+concept HasShardUpdates = requires(const Model& model) {
+  {
+    shard::WrapperAccess::shard_fence(model)
+  } -> std::convertible_to<std::shared_ptr<shard::ShardFence>>;
   { model.parameters() } -> std::convertible_to<std::vector<at::Tensor>>;
 };
 
@@ -62,23 +65,17 @@ class ShardedOptimizer : public O {
  public:
   // Optimizes all parameters of the model. arguments: what O's constructor takes after the
   // parameters.
-  template <HasShardFence Model, typename... Arguments>
+  template <HasShardUpdates Model, typename... Arguments>
     requires(!(GroupsOfParameters<Arguments> || ...))
   explicit ShardedOptimizer(const Model& model, Arguments&&... arguments)
-      : ShardedOptimizer(model.shard_fence(), model.parameters(),
+      : ShardedOptimizer(shard::WrapperAccess::shard_fence(model), model.parameters(),
                          std::forward<Arguments>(arguments)...) {}
   // Optimizes groups of these parameters, which may also have other parameters of the program.
-  template <HasShardFence Model, typename... Arguments>
+  template <HasShardUpdates Model, typename... Arguments>
   ShardedOptimizer(const Model& model, const std::vector<torch::optim::OptimizerParamGroup>& groups,
                    Arguments&&... arguments)
-      : ShardedOptimizer(model.shard_fence(), groups, std::forward<Arguments>(arguments)...) {}
-  // Optimizes leaves made by FlatParameters::values(). arguments: what O's constructor takes.
-  template <typename... Arguments>
-  explicit ShardedOptimizer(std::shared_ptr<ShardFence> fence, Arguments&&... arguments)
-      : O(std::forward<Arguments>(arguments)...), fence_(std::move(fence)) {
-    const auto check = [] { wrap::refuse_inference_mode(kName); };
-    fence_ ? fence_->check_on_all(kName, check) : check();
-  }
+      : ShardedOptimizer(shard::WrapperAccess::shard_fence(model), groups,
+                         std::forward<Arguments>(arguments)...) {}
 
   // The closure runs before the update, because it uses the parameters.
   at::Tensor step(typename O::LossClosure closure = nullptr) override {
@@ -94,7 +91,7 @@ class ShardedOptimizer : public O {
                            .state_mark_of = [this](const at::Tensor& leaf) {
                              return optim_state::mark_of_state<O>(*this, leaf);
                            }});
-    ShardUpdate update(fence_);
+    shard::FencedUpdate update(fence_);
     O::step();
     update.finish();
     return loss;
@@ -120,15 +117,22 @@ class ShardedOptimizer : public O {
  private:
   static constexpr const char* kName = "cadre::ShardedOptimizer";
 
+  // arguments: what O's constructor takes; its parameters are leaves of this fence.
+  template <typename... Arguments>
+  explicit ShardedOptimizer(std::shared_ptr<shard::ShardFence> fence, Arguments&&... arguments)
+      : O(std::forward<Arguments>(arguments)...), fence_(std::move(fence)) {
+    const auto check = [] { wrap::refuse_inference_mode(kName); };
+    fence_ ? fence_->check_on_all(kName, check) : check();
+  }
+
   void check_has_fence() const {
     if (fence_) return;
     throw Error(ErrorCode::kInvalidArgument,
-                "cadre::ShardedOptimizer: it has no shard fence, because it was moved from or was "
-                "made from a null one; use the object that it was moved to, or make it from the "
-                "wrapped model");
+                "cadre::ShardedOptimizer: it has no shards, because it was moved from; use the "
+                "object that it was moved to");
   }
 
-  std::shared_ptr<ShardFence> fence_;  // shared with the FlatParameters
+  std::shared_ptr<shard::ShardFence> fence_;  // shared with the FlatParameters
   int64_t num_steps_ = 0;
 };
 

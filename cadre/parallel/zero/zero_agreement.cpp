@@ -9,6 +9,8 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/fnv1a.h"
 #include "cadre/core/base/format.h"
+#include "cadre/parallel/shard/division/parameter_division.h"
+#include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/shard/shard_fence.h"
 #include "cadre/parallel/shard/shardable.h"
 #include "cadre/parallel/shard/step_agreement.h"
@@ -63,7 +65,7 @@ void ZeroCore::start(const Settings& settings) {
   warn_of_uncompared(settings.groups, settings.defaults);
   if (!is_whole) return;
   wrap::broadcast_tensors(named_, /*root=*/0, group_);
-  mesh_ = mesh_of_wrapper(group_.process_group(), "shard", named_);
+  mesh_ = shard::mesh_of_wrapper(group_.process_group(), "shard", named_);
   for (const torch::optim::OptimizerParamGroup& group : settings.groups) adopt(group.params());
 }
 
@@ -79,7 +81,7 @@ void ZeroCore::add_group(const torch::optim::OptimizerParamGroup& group,
 
 void ZeroCore::check_named() const {
   for (const NamedTensor& parameter : named_) {
-    static_cast<void>(division_of(parameter));  // throws if it is not known
+    static_cast<void>(shard::division_of(parameter));  // throws if it is not known
     if (parameter.tensor.is_meta()) {
       refuse(
           format("\"{}\" is on the meta device and has no values; call cadre::materialize(module) "
@@ -180,7 +182,8 @@ void ZeroCore::check_gradients(const Groups& groups) const {
   for (const torch::optim::OptimizerParamGroup& group : groups) {
     for (const at::Tensor& parameter : group.params()) {
       const ParameterShard& shard = shards_[index_of(parameter)];
-      if (shard.flat) shard.flat->fence()->check_gradient(shard.values);
+      const auto& flat = shard::FlatParameters::of(shard.memory);
+      if (flat) flat->fence()->check_gradient(shard.values);
     }
   }
 }

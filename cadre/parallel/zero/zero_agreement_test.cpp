@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/parallel/shard/flat_parameters.h"
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 
@@ -133,7 +134,9 @@ TEST(ZeroAgreement, ABufferIsClosedBeforeItExceedsTheCap) {
       const DividedSgd zero(net.named_parameters(), group, torch::optim::SGDOptions(1),
                             {.bucket_cap_bytes = cap});
       std::set<const void*> buffers;
-      for (const ParameterShard& shard : zero.parameter_shards()) buffers.insert(shard.flat.get());
+      for (const ParameterShard& shard : zero.parameter_shards()) {
+        buffers.insert(shard::FlatParameters::of(shard.memory).get());
+      }
       require(buffers.size() == expected,
               std::to_string(buffers.size()) + " buffers of " + std::to_string(cap) + " bytes");
     }

@@ -58,7 +58,7 @@ ZeroCore::ZeroCore(std::string optimizer, std::vector<NamedTensor> named, const 
 }
 
 ZeroCore::ZeroCore(std::string optimizer,
-                   std::vector<std::shared_ptr<FlatParameters>> flat_parameters,
+                   std::vector<std::shared_ptr<shard::FlatParameters>> flat_parameters,
                    std::vector<ParameterShard> shards, const Settings& settings)
     : optimizer_(std::move(optimizer)),
       stage_(ZeroStage::kShardedGradients),
@@ -113,9 +113,9 @@ void ZeroCore::add_buckets(const std::vector<NamedTensor>& parameters) {
        zero_buckets(sizes_of(parameters), options_.bucket_cap_bytes)) {
     std::vector<NamedTensor> bucket;
     for (const size_t index : members) bucket.push_back(parameters[index]);
-    buckets_.push_back(std::make_shared<FlatParameters>(
+    buckets_.push_back(std::make_shared<shard::FlatParameters>(
         std::move(bucket), group_,
-        FlatParametersOptions{
+        shard::FlatParametersOptions{
             .keep_full = true,
             .name = format("in buffer {} of ZeroRedundancyOptimizer", buckets_.size()),
             .remedy = "call wait() of the optimizer before"}));
@@ -123,7 +123,7 @@ void ZeroCore::add_buckets(const std::vector<NamedTensor>& parameters) {
   }
 }
 
-void ZeroCore::register_leaves(const std::shared_ptr<FlatParameters>& flat) {
+void ZeroCore::register_leaves(const std::shared_ptr<shard::FlatParameters>& flat) {
   for (size_t i = 0; i < flat->parameters().size(); ++i) {
     leaves_[key_of(flat->parameters()[i].tensor)] = flat->values(i);
     leaves_[key_of(flat->values(i))] = flat->values(i);
@@ -157,7 +157,7 @@ std::vector<ParameterShard> ZeroCore::parameter_shards() const {
 
 // Returns the part of the gradient that this rank steps: a view of the whole gradient if that is
 // contiguous.
-at::Tensor ZeroCore::gradient_of(const FlatParameters& flat, size_t parameter) const {
+at::Tensor ZeroCore::gradient_of(const shard::FlatParameters& flat, size_t parameter) const {
   if (stage_ == ZeroStage::kShardedGradients) return flat.values(parameter).grad();
   const NamedTensor& named = flat.parameters()[parameter];
   const at::Tensor& gradient = named.tensor.grad();
@@ -249,8 +249,8 @@ void ZeroCore::check_alike(std::span<const int64_t> marks, const std::string& wh
 std::vector<at::Tensor> ZeroCore::gather_states(size_t bucket,
                                                 std::span<const at::Tensor> parts) const {
   const at::NoGradGuard no_grad;
-  const FlatParameters& flat = *buckets_[bucket];
-  const FlatLayout& layout = flat.layout();
+  const shard::FlatParameters& flat = *buckets_[bucket];
+  const shard::FlatLayout& layout = flat.layout();
   std::vector<at::Tensor> whole(parts.size());
   const auto first =
       std::ranges::find_if(parts, [](const at::Tensor& part) { return part.defined(); });
@@ -273,7 +273,7 @@ std::vector<at::Tensor> ZeroCore::gather_states(size_t bucket,
   return whole;
 }
 
-std::pair<std::shared_ptr<FlatParameters>, size_t> ZeroCore::find(
+std::pair<std::shared_ptr<shard::FlatParameters>, size_t> ZeroCore::find(
     const std::string& parameter) const {
   for (const auto& flat : buckets_) {
     for (size_t i = 0; i < flat->parameters().size(); ++i) {

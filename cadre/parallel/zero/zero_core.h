@@ -56,7 +56,8 @@ class CADRE_EXPORT ZeroCore {
   ZeroCore(std::string optimizer, std::vector<NamedTensor> named, const ProcessGroup& group,
            ZeroOptions options, const Settings& settings);
   // Stage 2, for a wrapper whose forward waits for the gathers.
-  ZeroCore(std::string optimizer, std::vector<std::shared_ptr<FlatParameters>> flat_parameters,
+  ZeroCore(std::string optimizer,
+           std::vector<std::shared_ptr<shard::FlatParameters>> flat_parameters,
            std::vector<ParameterShard> shards, const Settings& settings);
   // Waits for the gathers of the last step, without which parameters could not be read.
   ~ZeroCore();
@@ -69,7 +70,7 @@ class CADRE_EXPORT ZeroCore {
 
   ZeroStage stage() const { return stage_; }
   const wrap::LocatedGroup& group() const { return group_; }
-  const std::vector<std::shared_ptr<FlatParameters>>& buckets() const { return buckets_; }
+  const std::vector<std::shared_ptr<shard::FlatParameters>>& buckets() const { return buckets_; }
   // Returns the tensor that the local optimizer steps for a parameter; the parameter itself if it
   // is frozen.
   at::Tensor leaf_of(const at::Tensor& parameter) const;
@@ -101,7 +102,8 @@ class CADRE_EXPORT ZeroCore {
 
   // Returns the bucket of a parameter, and its index there; throws for a name that no parameter
   // has.
-  std::pair<std::shared_ptr<FlatParameters>, size_t> find(const std::string& parameter) const;
+  std::pair<std::shared_ptr<shard::FlatParameters>, size_t> find(
+      const std::string& parameter) const;
   struct ExpectedState {
     at::IntArrayRef sizes;                          // sizes of each tensor
     std::vector<std::string> fields;                // fields of the optimizer's class
@@ -132,8 +134,8 @@ class CADRE_EXPORT ZeroCore {
   uint64_t digest_of_samples(const Groups& groups) const;
   void check_step(const Groups& groups) const;
   void add_buckets(const std::vector<NamedTensor>& parameters);
-  void register_leaves(const std::shared_ptr<FlatParameters>& flat);
-  at::Tensor gradient_of(const FlatParameters& flat, size_t parameter) const;
+  void register_leaves(const std::shared_ptr<shard::FlatParameters>& flat);
+  at::Tensor gradient_of(const shard::FlatParameters& flat, size_t parameter) const;
   void check_frozen() const;
   void check_reduced();
   void check_whole_gradients() const;
@@ -144,7 +146,7 @@ class CADRE_EXPORT ZeroCore {
   std::vector<NamedTensor> named_;
   wrap::LocatedGroup group_;
   ZeroOptions options_;
-  std::vector<std::shared_ptr<FlatParameters>> buckets_;
+  std::vector<std::shared_ptr<shard::FlatParameters>> buckets_;
   std::unordered_map<const void*, size_t> indices_;     // by parameter, and by shard in stage 2
   std::unordered_map<const void*, at::Tensor> leaves_;  // by parameter
   std::vector<at::Tensor> frozen_;                      // adopted without a leaf

@@ -64,7 +64,7 @@ namespace cadre {
 template <typename T>
 concept OptimizerOptionsType = std::derived_from<T, torch::optim::OptimizerOptions>;
 
-// A wrapper whose reduced gradients are whole and the same on all ranks of its group.
+// A wrapper whose ranks have replicas of its module, with whole gradients or shards of them.
 template <typename Model>
 concept HasReplicas = requires(Model& model) {
   { model.module()->named_parameters() };
@@ -101,12 +101,12 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   // Takes a wrapped model; the model's options choose the stage. Without groups it takes each
   // parameter once, also one registered under two names.
   template <typename Model, OptimizerOptionsType Options>
-    requires HasFlatParameters<Model> || HasReplicas<Model>
+    requires HasReplicas<Model>
   ZeroRedundancyOptimizer(Model& model, const Options& defaults, const ZeroOptions& options = {})
       : ZeroRedundancyOptimizer(model, one_group(tensors_of(distinct_parameters(*model.module()))),
                                 defaults, options) {}
   template <typename Model, OptimizerOptionsType Options>
-    requires HasFlatParameters<Model> || HasReplicas<Model>
+    requires HasReplicas<Model>
   ZeroRedundancyOptimizer(Model& model, const Groups& groups, const Options& defaults,
                           const ZeroOptions& options = {})
       : ZeroRedundancyOptimizer(make_core_of(model, options, {groups, &defaults}), groups, defaults,
@@ -114,7 +114,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
 
   // Refuses a wrapper whose ranks own shards of the parameters already.
   template <typename Model, OptimizerOptionsType Options>
-    requires(HasParameterShards<Model> && !HasFlatParameters<Model> && !HasReplicas<Model>)
+    requires(HasParameterShards<Model> && !HasReplicas<Model>)
   ZeroRedundancyOptimizer(Model&, const Options&, const ZeroOptions& = {})
       : torch::optim::Optimizer(std::vector<at::Tensor>(),
                                 std::unique_ptr<torch::optim::OptimizerOptions>()) {
@@ -275,33 +275,27 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   template <typename Model>
   static std::shared_ptr<parallel::ZeroCore> make_core_of(Model& model, const ZeroOptions& options,
                                                           const Settings& settings) {
-    if constexpr (HasFlatParameters<Model>) {
-      const std::vector<std::shared_ptr<FlatParameters>> flat = model.flat_parameters();
-      if (!flat.empty())
+    if constexpr (shard::HasFlatParameters<Model>) {
+      const std::vector<std::shared_ptr<shard::FlatParameters>> flat =
+          shard::WrapperAccess::flat_parameters(model);
+      if (!flat.empty()) {
         return std::make_shared<parallel::ZeroCore>(name(), flat, model.parameter_shards(),
                                                     settings);
-    }
-    if constexpr (HasReplicas<Model>) {
-      auto core =
-          make_core(model.module()->named_parameters(), model.process_group(), options, settings);
-      if constexpr (requires { model.call_before_forward([] {}); }) {
-        model.call_before_forward([waiting = std::weak_ptr<parallel::ZeroCore>(core)] {
-          if (const auto alive = waiting.lock()) alive->finish_gathers();
-        });
       }
-      if constexpr (requires { model.call_before_backward([] {}); }) {
-        model.call_before_backward([written = std::weak_ptr<parallel::ZeroCore>(core)] {
-          if (const auto alive = written.lock()) alive->show_writes();
-        });
-      }
-      return core;
-    } else {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "ZeroRedundancyOptimizer of " + name() +
-                      ": the model's gradients are whole on every rank; pass its named parameters "
-                      "and the group instead of the model, or wrap it with "
-                      "GradientPlacement::kSharded");
     }
+    auto core =
+        make_core(model.module()->named_parameters(), model.process_group(), options, settings);
+    if constexpr (requires { model.call_before_forward([] {}); }) {
+      model.call_before_forward([waiting = std::weak_ptr<parallel::ZeroCore>(core)] {
+        if (const auto alive = waiting.lock()) alive->finish_gathers();
+      });
+    }
+    if constexpr (requires { model.call_before_backward([] {}); }) {
+      model.call_before_backward([written = std::weak_ptr<parallel::ZeroCore>(core)] {
+        if (const auto alive = written.lock()) alive->show_writes();
+      });
+    }
+    return core;
   }
 
   static torch::optim::OptimizerParamGroup outer_group(
@@ -422,7 +416,7 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   }
 
   std::vector<ParameterState> gathered_states(size_t bucket) const {
-    const FlatParameters& flat = *core_->buckets()[bucket];
+    const shard::FlatParameters& flat = *core_->buckets()[bucket];
     const size_t count = flat.parameters().size();
     std::map<std::string, std::vector<at::Tensor>> parts;
     std::vector<ParameterState> all(count);

@@ -256,7 +256,7 @@ std::vector<std::string> gather_texts(const ProcessGroup& group, const Agreement
 
 std::vector<std::vector<int64_t>> gather_words(
     const ProcessGroup& group, const AgreementSubject& subject, size_t num_words,
-    const std::function<std::vector<int64_t>()>& make_words) {
+    const std::function<std::vector<int64_t>()>& make_words, std::optional<Duration> timeout) {
   std::exception_ptr refusal;
   std::vector<int64_t> words(num_words, 0);
   try {
@@ -270,7 +270,7 @@ std::vector<std::vector<int64_t>> gather_words(
   own_words[0] = refusal ? 1 : 0;
   std::ranges::copy(words, own_words + 1);
   const at::Tensor all = at::empty({group.world_size() * count}, at::kLong);
-  group.all_gather(all, own);
+  group.all_gather(all, own, {.timeout = timeout});
   const auto* const gathered = all.const_data_ptr<int64_t>();
   std::vector<std::vector<int64_t>> result;
   bool is_refused = false;

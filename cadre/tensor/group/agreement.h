@@ -74,10 +74,11 @@ CADRE_EXPORT std::vector<Result<std::string>> gather_outcomes(
 // Returns the words of each rank, by rank. Throws a refusal as check_on_all_ranks() does. Costs one
 // all_gather if no rank refuses, so it is for exchanges of every step; it does not notice that some
 // ranks are in another call.
-// make_words: returns `num_words` words, a number that is the same on all ranks.
+// make_words: returns `num_words` words, a number that is the same on all ranks, and calls no
+// collective. timeout: the limit of the all_gather; default: the group's.
 CADRE_EXPORT std::vector<std::vector<int64_t>> gather_words(
     const ProcessGroup& group, const AgreementSubject& subject, size_t num_words,
-    const std::function<std::vector<int64_t>()>& make_words);
+    const std::function<std::vector<int64_t>()>& make_words, std::optional<Duration> timeout = {});
 
 // Returns the text of each rank, by rank. Throws a refusal as check_on_all_ranks() does.
 CADRE_EXPORT std::vector<std::string> gather_texts(const ProcessGroup& group,

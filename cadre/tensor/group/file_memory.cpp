@@ -1,7 +1,5 @@
 #include "cadre/tensor/group/file_memory.h"
 
-#include <ATen/core/grad_mode.h>
-#include <ATen/ops/zeros_like.h>
 #include <c10/core/Storage.h>
 #include <c10/core/StorageImpl.h>
 
@@ -59,30 +57,6 @@ std::shared_ptr<FileMemory> FileMemory::of(const at::Tensor& tensor) {
   const c10::DataPtr& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   const auto* const block = data.cast_context<Block>(&release);
   return block == nullptr ? nullptr : block->owner;
-}
-
-namespace {
-
-// Returns zeros with the tensor's sizes and, if it has no gaps between elements, its strides.
-at::Tensor zeros_as(FileMemory& memory, const at::Tensor& tensor) {
-  const at::Tensor flat = memory.zeros(tensor.numel(), tensor.scalar_type());
-  if (!tensor.is_non_overlapping_and_dense()) return flat.view(tensor.sizes());
-  return flat.as_strided(tensor.sizes(), tensor.strides());
-}
-
-}  // namespace
-
-at::Tensor zeros_beside(const at::Tensor& tensor) {
-  const std::shared_ptr<FileMemory> memory = FileMemory::of(tensor);
-  const at::NoGradGuard no_grad;
-  return memory ? zeros_as(*memory, tensor) : at::zeros_like(tensor);
-}
-
-at::Tensor moved_beside(const at::Tensor& place, const at::Tensor& tensor) {
-  const std::shared_ptr<FileMemory> memory = FileMemory::of(place);
-  if (!memory || !tensor.defined() || FileMemory::of(tensor) == memory) return tensor;
-  const at::NoGradGuard no_grad;
-  return zeros_as(*memory, tensor).copy_(tensor);
 }
 
 }  // namespace cadre

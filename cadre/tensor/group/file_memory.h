@@ -1,6 +1,5 @@
 // Tensors whose memory is in a file on disk, so that together they may be larger than the machine's
-// memory. What belongs to such a tensor, such as its gradient or the state that an optimizer keeps
-// for it, can be put into the same file.
+// memory. What belongs to such a tensor is put into the same file: beside.h.
 //
 // Threads: any. Blocking: for the time of the disk. Lifetime: tensors keep the file open. It has no
 // name, so it is gone when the process has ended. Errors: cadre::Error with kUnavailable for a
@@ -54,11 +53,5 @@ class CADRE_EXPORT FileMemory : public std::enable_shared_from_this<FileMemory> 
   std::shared_ptr<os::ScratchArena> arena_;  // shared by the blocks
   std::atomic<int64_t> used_bytes_ = 0;
 };
-
-// Returns at::zeros_like(tensor); if the tensor is in a file, the zeros are in the same file.
-CADRE_EXPORT at::Tensor zeros_beside(const at::Tensor& tensor);
-// Returns the tensor itself if it is in the same file as `place`, or if `place` is in no file; else
-// a copy in that file.
-CADRE_EXPORT at::Tensor moved_beside(const at::Tensor& place, const at::Tensor& tensor);
 
 }  // namespace cadre

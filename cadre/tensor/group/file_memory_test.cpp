@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "cadre/core/base/error.h"
+#include "cadre/tensor/group/beside.h"
 #include "cadre/testing/core/ranks.h"
 #include "cadre/testing/core/small_disk.h"
 #include "cadre/testing/core/temporary_folder.h"

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/tensor/group/mapped_parts.h"
 #include "cadre/tensor/group/symmetric_tensor.h"
 #include "cadre/testing/core/leftovers.h"
 #include "cadre/testing/torch/process_group_ranks.h"
@@ -50,23 +49,34 @@ TEST(MovedHandles, ASymmetricTensorRefusesEveryCall) {
     const SymmetricTensor moved = std::move(tensor);
     require_all_refused({[&] { tensor.local(); }, [&] { tensor.shares_memory(); },
                          [&] { tensor.peer(0); }, [&] { tensor.signal(1, 0); },
-                         [&] { tensor.wait_signal(1, 0); }});
+                         [&] { tensor.wait_signal(1, 0); }, [&] { tensor.has_whole(); },
+                         [&] { tensor.whole(); }, [&] { tensor.signal_peers(0); },
+                         [&] { tensor.wait_for_peers(0); }});
     require(moved.local().numel() == 4, "moved");
     group.barrier();
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-TEST(MovedHandles, MappedPartsRefuseEveryCall) {
+// The failure of a group ends every access to the tensors of other ranks, except through tensors
+// that were taken before.
+TEST(SymmetricTensor, OfAFailedGroupThrowsTheFirstFailure) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
-    auto parts = group.map_parts(1024, torch::kFloat);
-    const MappedParts moved = *std::move(parts);
-    require_all_refused({[&] { parts->whole(); }, [&] { parts->whole_after_failure(); },
-                         [&] { parts->own(); }, [&] { parts->signal_peers(0); },
-                         [&] { parts->wait_for_peers(0); }, [&] { parts->check_group(1); },
-                         [&] { parts->lost_ranks(); }});
-    require(moved.own().numel() == 1024, "moved");
+    const auto parts = SymmetricTensor::allocate(group, 1024, torch::kFloat, {.with_whole = true});
+    const torch::Tensor whole = parts.whole();
+    parts.local().fill_(group.rank() + 1);
     group.barrier();
+    if (group.rank() == 0) group.abort("a test");
+    const std::string failure = failure_of([&] { group.barrier(); });
+    require(failure.find("a test") != std::string::npos, failure);
+    for (const auto& call : std::vector<std::function<void()>>{
+             [&] { parts.whole(); }, [&] { parts.peer(1 - group.rank()); },
+             [&] { parts.signal_peers(0); }, [&] { parts.wait_for_peers(0); }}) {
+      const std::string refused = failure_of(call);
+      require(refused.find("a test") != std::string::npos, refused);
+    }
+    require(whole[1024].item<float>() == 2, "what rank 1 has written");
+    require(parts.local()[0].item<float>() == group.rank() + 1, "its own");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
 }

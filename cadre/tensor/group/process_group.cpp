@@ -7,7 +7,6 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/mapped_parts.h"
 #include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/tensor/group/operands/operands.h"
 #include "cadre/tensor/group/operands/tensor_checks.h"
@@ -228,25 +227,6 @@ void ProcessGroup::barrier(const BarrierOptions& options) const {
 Work ProcessGroup::barrier_async(const BarrierOptions& options) const {
   const GroupCall call(communicator_, "barrier_async", options.timeout);
   return call.group.barrier_async(call.options());
-}
-
-at::Tensor ProcessGroup::empty_symmetric(int64_t numel, at::ScalarType type) const {
-  const GroupCall call(communicator_, "empty_symmetric");
-  const std::optional<DType> dtype = to_dtype(type);
-  if (!dtype || numel < 0 || numel > kMaxElements) {
-    refuse_tensor(call.group, call.name,
-                  format("{} elements of {} cannot be exchanged; pass a count from 0 to {} and one "
-                         "of {}",
-                         numel, dtype_name(type), kMaxElements, dtype_names()));
-  }
-  const size_t num_bytes = static_cast<size_t>(numel) * size_of(*dtype);
-  if (num_bytes == 0) return at::zeros({0}, at::TensorOptions().dtype(type));
-  const auto buffer = call.group.allocate_symmetric(num_bytes, call.options());
-  return tensor_on(buffer, buffer->local().first(num_bytes), type);
-}
-
-std::optional<MappedParts> ProcessGroup::map_parts(int64_t numel, at::ScalarType dtype) const {
-  return MappedParts::allocate(*this, numel, dtype);
 }
 
 void ProcessGroup::abort(const std::string& reason) const {

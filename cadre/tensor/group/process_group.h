@@ -133,8 +133,6 @@ struct RejoinOptions {
   Duration connect_timeout = kDefaultConnectTimeout;
 };
 
-class MappedParts;
-
 class CADRE_EXPORT ProcessGroup {
  public:
   explicit ProcessGroup(std::shared_ptr<Communicator> communicator);
@@ -289,15 +287,6 @@ class CADRE_EXPORT ProcessGroup {
   // own. Source: c10d's batch_isend_irecv.
   void batch_send_recv(const std::vector<P2POp>& ops, const BatchOptions& options = {}) const;
   Work batch_send_recv_async(const std::vector<P2POp>& ops, const BatchOptions& options = {}) const;
-
-  // Returns a zeroed tensor (numel) of `dtype` in memory that the ranks of a host share.
-  // Collective, with the same arguments on all ranks. The tensor keeps the memory alive, also after
-  // the group is closed.
-  at::Tensor empty_symmetric(int64_t numel, at::ScalarType dtype) const;
-  // Returns memory of which every rank owns `numel` elements and reads those of all
-  // (mapped_parts.h). Collective. Returns nullopt on all ranks if the ranks share no memory or one
-  // of them cannot map it.
-  std::optional<MappedParts> map_parts(int64_t numel, at::ScalarType dtype) const;
 
   // Create subgroups; every rank of this group calls them in the order of its operations. A rank
   // that is in no subgroup (in split: without a color, or with a negative one) gets nullopt. See

@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/tensor/group/mapped_parts.h"
 #include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/group/symmetric_tensor.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
@@ -95,8 +95,8 @@ std::vector<NamedCall> calls_by_name() {
        }},
       {"split", [](const ProcessGroup& g) { (void)g.split({.color = 0}); }},
       {"new_group", [](const ProcessGroup& g) { (void)g.new_group({0}); }},
-      {"empty_symmetric", [](const ProcessGroup& g) { (void)g.empty_symmetric(8, at::kFloat); }},
-      {"map_parts", [](const ProcessGroup& g) { (void)g.map_parts(1 << 16, at::kFloat); }},
+      {"SymmetricTensor::allocate",
+       [](const ProcessGroup& g) { (void)SymmetricTensor::allocate(g, 1 << 16, at::kFloat); }},
       {"barrier", [](const ProcessGroup& g) { g.barrier(); }},
       {"reduce", [](const ProcessGroup& g) { g.reduce_async(row()).wait(); }},
   };
@@ -197,7 +197,11 @@ TEST(ProcessGroupErrors, ARefusedArgumentLeavesTheGroupUsableOnAllRanks) {
           },
           "rank 5 of the list [0, 5] is not in the group of 2 ranks");
       require_refused(
-          group, "map_parts", [](const auto& g) { (void)g.map_parts(3, at::kFloat); }, "pages");
+          group, "SymmetricTensor::allocate",
+          [](const auto& g) {
+            (void)SymmetricTensor::allocate(g, 3, at::kFloat, {.with_whole = true});
+          },
+          "pages");
     }
     const Tensor tensor = row();
     group.all_reduce(tensor);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cadre/tensor/group/operands/dtype.h"
+#include "cadre/tensor/group/symmetric_tensor.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
@@ -330,15 +331,14 @@ TEST(ProcessGroup, ShapesThatDisagreeAreExplainedOnAllRanks) {
 TEST_P(OnRanks, SymmetricMemoryIsZeroedAndOutlivesTheGroup) {
   std::vector<Tensor> kept(static_cast<size_t>(GetParam()));
   expect_on_all([&](const ProcessGroup& group) {
-    const Tensor tensor = group.empty_symmetric(5000, torch::kDouble);
+    const Tensor tensor = SymmetricTensor::allocate(group, 5000, torch::kDouble).local();
     require(tensor.count_nonzero().item<int64_t>() == 0, "zeroed");
     tensor.fill_(group.rank() + 1);
     group.all_reduce(tensor);
-    require(group.empty_symmetric(0, torch::kFloat).numel() == 0, "empty");
-    for (const int64_t numel : {int64_t{1} << 61, (int64_t{1} << 61) + 512}) {
+    for (const int64_t numel : {int64_t{0}, int64_t{1} << 61, (int64_t{1} << 61) + 512}) {
       const std::string failure =
-          testing::failure_of([&] { (void)group.empty_symmetric(numel, torch::kLong); });
-      require(failure.find("pass a count from 0 to") != std::string::npos, failure);
+          testing::failure_of([&] { (void)SymmetricTensor::allocate(group, numel, torch::kLong); });
+      require(failure.find("pass a count from 1 to") != std::string::npos, failure);
     }
     kept[group.rank()] = tensor;
   });

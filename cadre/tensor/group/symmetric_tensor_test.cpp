@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <chrono>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -85,6 +86,75 @@ TEST(SymmetricTensor, RefusalsAndTimeouts) {
     require(!failure.empty(), "on both ranks");
   });
   EXPECT_TRUE(late.ok()) << late.failures();
+}
+
+TEST(SymmetricTensor, WhatAnOwnerWritesAllReadInTheWhole) {
+  for (const int world_size : {1, 2, 3, 8}) {
+    const auto result = run_groups(world_size, [&](const ProcessGroup& group) {
+      std::optional<SymmetricTensor> parts = SymmetricTensor::allocate(
+          group, 1024, torch::kDouble, {.with_whole = true});  // two pages
+      require(parts->has_whole(), "mapped");
+      const Tensor whole = parts->whole();
+      const Tensor own = parts->local();
+      require(whole.numel() == 1024 * world_size && own.numel() == 1024, "sizes");
+      require(!own.storage().is_alias_of(whole.storage()), "a storage of its own");
+      require(whole.sum().item<double>() == 0, "zeroed");
+      group.barrier();
+      for (int round = 1; round <= 20; ++round) {
+        own.fill_(round * 10 + group.rank());
+        parts->signal_peers(3);
+        parts->wait_for_peers(3, {.timeout = testing::kRankTimeout});
+        for (int rank = 0; rank < world_size; ++rank) {
+          const Tensor part = whole.narrow(0, 1024 * rank, 1024);
+          require(part.eq(round * 10 + rank).all().item<bool>(), "what its owner wrote");
+        }
+        group.barrier();
+      }
+      parts->signal(group.rank(), 4);
+      parts->wait_signal(group.rank(), 4);  // a rank may signal itself
+      group.barrier();                      // waits before a rank leaves
+      parts.reset();
+      require(own[5].item<double>() == 200 + group.rank(), "the tensors keep the memory");
+    });
+    EXPECT_TRUE(result.ok()) << world_size << " ranks: " << result.failures();
+  }
+}
+
+TEST(SymmetricTensor, HasNoWholeWhereRanksShareNoMemoryOrNobodyAsksForIt) {
+  const auto refused = [](const SymmetricTensor& tensor) {
+    require(!tensor.has_whole(), "no whole");
+    const std::string failure = failure_of([&] { tensor.whole(); });
+    require(failure.starts_with("kInvalidArgument: ") &&
+                failure.find("{.with_whole = true}") != std::string::npos,
+            failure);
+  };
+  const auto over_tcp = run_groups(
+      2,
+      [&](const ProcessGroup& group) {
+        const auto parts =
+            SymmetricTensor::allocate(group, 1024, torch::kFloat, {.with_whole = true});
+        refused(parts);
+        require(parts.local().numel() == 1024, "its own");
+        group.barrier();
+      },
+      TransportChoice::kTcp);
+  EXPECT_TRUE(over_tcp.ok()) << over_tcp.failures();
+  const auto unasked = run_groups(2, [&](const ProcessGroup& group) {
+    refused(SymmetricTensor::allocate(group, 1024, torch::kFloat));
+    group.barrier();
+  });
+  EXPECT_TRUE(unasked.ok()) << unasked.failures();
+}
+
+TEST(SymmetricTensor, RefusesAWholeOfPartsThatAreNotWholePages) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    const std::string failure = failure_of(
+        [&] { SymmetricTensor::allocate(group, 1023, torch::kFloat, {.with_whole = true}); });
+    require(failure.starts_with("kInvalidArgument: "), failure);
+    require(failure.find("1023 elements of float32 are 4092 bytes") != std::string::npos, failure);
+    group.barrier();
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
 }
 
 }  // namespace

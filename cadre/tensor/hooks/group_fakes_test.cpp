@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "cadre/core/base/error.h"
-#include "cadre/tensor/group/mapped_parts.h"
+#include "cadre/tensor/group/symmetric_tensor.h"
 #include "cadre/tensor/hooks/located_group.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 
@@ -37,7 +37,8 @@ Tensor run_collectives(const ProcessGroup& group) {
   group.all_reduce(tensor);
   group.all_reduce_async(tensor, {.op = ReduceOp::kAvg}).wait();
   group.broadcast(tensor);
-  const Tensor gathered = group.empty_symmetric(3 * group.world_size(), at::kDouble);
+  const Tensor gathered =
+      SymmetricTensor::allocate(group, 3 * group.world_size(), at::kDouble).local();
   group.all_gather(gathered, tensor);
   return gathered.narrow(0, 0, 3);
 }
@@ -59,7 +60,9 @@ TEST(FakeGroup, AFormulaIsTheOtherRanks) {
   const Tensor count = torch::ones({2}, torch::kInt);
   fake.group().all_reduce(count);
   expect_all(count, 4);
-  EXPECT_FALSE(fake.group().map_parts(1024, at::kFloat)) << "it shares no memory";
+  const auto parts =
+      SymmetricTensor::allocate(fake.group(), 1024, at::kFloat, {.with_whole = true});
+  EXPECT_FALSE(parts.has_whole()) << "it shares no memory";
 }
 
 TEST(FakeGroup, AFormulaReducesInTheWait) {
@@ -171,12 +174,13 @@ TEST(FakeGroup, ARealGroupKeepsTheMemoryThatItsRanksShare) {
   const auto result = testing::run_groups(2, [](const ProcessGroup& real) {
     const FakeGroup fake(real);
     require(fake.group().communicator().shares_memory(), "as the real one");
-    const auto parts = fake.group().map_parts(1024, at::kFloat);
-    require(parts.has_value(), "it is mapped");
-    parts->own().fill_(real.rank() + 1);
+    const auto parts =
+        SymmetricTensor::allocate(fake.group(), 1024, at::kFloat, {.with_whole = true});
+    require(parts.has_whole(), "it is mapped");
+    parts.local().fill_(real.rank() + 1);
     fake.group().barrier();
     for (int rank = 0; rank < 2; ++rank) {
-      const Tensor part = parts->whole().narrow(0, rank * 1024, 1024);
+      const Tensor part = parts.whole().narrow(0, rank * 1024, 1024);
       require(torch::equal(part, torch::full({1024}, rank + 1.0F)), "each rank's part");
     }
     fake.group().barrier();

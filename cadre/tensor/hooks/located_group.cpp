@@ -1,5 +1,7 @@
 #include "cadre/tensor/hooks/located_group.h"
 
+#include <ATen/ops/zeros.h>
+
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -98,11 +100,15 @@ std::function<void()> LocatedGroup::wait_for(Work work) const {
 }
 
 at::Tensor LocatedGroup::empty_flat(int64_t numel, at::ScalarType dtype) const {
-  return run([&] { return group_.empty_symmetric(numel, dtype); });
+  if (numel == 0) return at::zeros({0}, at::TensorOptions().dtype(dtype));
+  return run([&] { return SymmetricTensor::allocate(group_, numel, dtype).local(); });
 }
 
-std::optional<MappedParts> LocatedGroup::map_parts(int64_t numel, at::ScalarType dtype) const {
-  return run([&] { return group_.map_parts(numel, dtype); });
+std::optional<SymmetricTensor> LocatedGroup::map_parts(int64_t numel, at::ScalarType dtype) const {
+  SymmetricTensor parts =
+      run([&] { return SymmetricTensor::allocate(group_, numel, dtype, {.with_whole = true}); });
+  if (!parts.has_whole()) return std::nullopt;
+  return parts;
 }
 
 std::function<void()> LocatedGroup::all_reduce_async(const at::Tensor& tensor, ReduceOp op) const {

@@ -24,8 +24,8 @@
 #include "cadre/core/base/export.h"
 #include "cadre/core/base/log.h"
 #include "cadre/core/base/types.h"
-#include "cadre/tensor/group/mapped_parts.h"
 #include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/group/symmetric_tensor.h"
 
 namespace cadre::wrap {
 
@@ -59,9 +59,9 @@ class CADRE_EXPORT LocatedGroup {
   // Returns a zeroed tensor (numel) in memory that is cheap to reduce. Collective, with the same
   // arguments on all ranks.
   at::Tensor empty_flat(int64_t numel, at::ScalarType dtype) const;
-  // Returns memory of which every rank owns `numel` elements and reads those of all. Collective.
-  // Returns nullopt on all ranks if the ranks share no memory.
-  std::optional<MappedParts> map_parts(int64_t numel, at::ScalarType dtype) const;
+  // Returns a tensor of which every rank owns a part and reads the whole, symmetric_tensor.h;
+  // nullopt on all ranks if the ranks share no memory. Collective.
+  std::optional<SymmetricTensor> map_parts(int64_t numel, at::ScalarType dtype) const;
   // Reduces a contiguous tensor in place. The returned function waits for the result and throws its
   // error; the operation runs whether or not the function is called.
   std::function<void()> all_reduce_async(const at::Tensor& tensor, ReduceOp op) const;

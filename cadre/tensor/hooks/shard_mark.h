@@ -17,8 +17,8 @@
 
 #include "cadre/core/base/export.h"
 
-namespace cadre {
-struct ParameterDivision;  // parallel/shard/parameter_shard.h
+namespace cadre::shard {
+struct ParameterDivision;  // parallel/shard/division/parameter_division.h
 }
 
 namespace cadre::wrap {
@@ -34,7 +34,7 @@ struct ShardMark {
   bool has_joint_loss = false;
   // The division, for wrappers of a module whose parameters are divided already; null if no mesh is
   // known.
-  std::shared_ptr<const ParameterDivision> division = {};
+  std::shared_ptr<const shard::ParameterDivision> division = {};
   // The fence of the updates that write the shard, to tell it from others; null without a fence.
   const void* fence = nullptr;
 };

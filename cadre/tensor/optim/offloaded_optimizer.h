@@ -20,7 +20,7 @@
 #include <utility>
 #include <vector>
 
-#include "cadre/tensor/group/file_memory.h"
+#include "cadre/tensor/group/beside.h"
 #include "cadre/tensor/optim/saved_part.h"
 #include "cadre/tensor/optim/state_loading.h"
 #include "cadre/tensor/optim/state_tensors.h"

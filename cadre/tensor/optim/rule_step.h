@@ -28,7 +28,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
-#include "cadre/tensor/group/file_memory.h"
+#include "cadre/tensor/group/beside.h"
 #include "cadre/tensor/optim/fused_kernels.h"
 #include "cadre/tensor/optim/optimizers.h"
 #include "cadre/tensor/optim/state_loading.h"

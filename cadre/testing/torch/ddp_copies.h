@@ -92,7 +92,7 @@ struct Copy {
   int rank;
   int world_size;
 
-  bool is_sharded() const { return !model.flat_parameters().empty(); }
+  bool is_sharded() const { return !shard::WrapperAccess::flat_parameters(model).empty(); }
   // Does the same as optimizer.zero_grad(), for the tensors that the optimizer has.
   void zero_grad(bool set_to_none = true) const {
     if (!is_sharded()) return net.zero_grad(set_to_none);

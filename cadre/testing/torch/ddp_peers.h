@@ -62,7 +62,7 @@ class DdpPeers : public PeersFormula {
   }
   void reduce_samples(const Tensor& tensor) const {
     const Tensor peers = samples ? at::full_like(tensor, *samples) : tensor * (world_size() - 1);
-    if (samples) peers.narrow(0, 1, 2).zero_();  // no samples: see tensor/hooks/sample_weight.cpp
+    if (samples) peers.narrow(0, 1, 2).zero_();  // no samples: see agreement/sample_weight.cpp
     tensor.add_(peers);
   }
 };

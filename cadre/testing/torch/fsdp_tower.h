@@ -103,9 +103,9 @@ struct Recomputed : nn::Module {
 
 // Returns the size of the flat buffer of a Linear(kWidth, num_outputs).
 inline int64_t bytes_of_linear(int64_t num_outputs, int world_size) {
-  const int64_t alignment = FlatParametersOptions().alignment;
-  const FlatLayout layout({num_outputs * kWidth, num_outputs}, world_size,
-                          {.of_shards = alignment, .of_tensors = alignment});
+  const int64_t alignment = shard::FlatParametersOptions().alignment;
+  const shard::FlatLayout layout({num_outputs * kWidth, num_outputs}, world_size,
+                                 {.of_shards = alignment, .of_tensors = alignment});
   return layout.numel() * static_cast<int64_t>(sizeof(double));
 }
 

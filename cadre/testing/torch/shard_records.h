@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "cadre/parallel/shard/division/boxes.h"
 #include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/tensor/mesh/layout.h"
 #include "cadre/testing/core/ranks.h"
@@ -24,7 +25,7 @@ inline int num_divided(const std::vector<ParameterShard>& records, const torch::
     const torch::Tensor& tensor = expected[record.name];
     require(record.sizes == tensor.sizes().vec(), "whole sizes of " + record.name);
     require(record.values.is_same(divided.named_parameters()[record.name]), record.name);
-    const Box box = local_box_of(record);
+    const Box box = shard::local_box_of(record);
     torch::Tensor part = tensor;
     for (size_t dim = 0; dim < box.sizes.size(); ++dim) {
       part = part.narrow(static_cast<int64_t>(dim), box.offsets[dim], box.sizes[dim]);

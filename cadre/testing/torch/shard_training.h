@@ -55,8 +55,17 @@ class PausingAdamW : public torch::optim::AdamW {
   }
 };
 
+// What a ShardedOptimizer takes: leaves of FlatParameters with one fence.
+struct FencedLeaves {
+  std::shared_ptr<shard::ShardFence> fence;
+  std::vector<torch::Tensor> leaves;
+
+  std::shared_ptr<shard::ShardFence> shard_fence() const { return fence; }
+  std::vector<torch::Tensor> parameters() const { return leaves; }
+};
+
 struct ShardedTrainingOptions {
-  FlatParametersOptions flat = {};
+  shard::FlatParametersOptions flat = {};
   torch::ScalarType dtype = torch::kFloat;
   // Sizes of the hidden layers. Each layer with its bias is a unit.
   std::vector<int64_t> widths = {7, 40, 33, 5};
@@ -76,13 +85,13 @@ class ShardedTraining {
 
   ShardedTraining(const ProcessGroup& group, Options options)
       : group_(group), options_(std::move(options)) {
-    options_.flat.fence = std::make_shared<ShardFence>();
+    options_.flat.fence = std::make_shared<shard::ShardFence>();
     for (size_t i = 0; i + 1 < options_.widths.size(); ++i) {
       weights.push_back(numbers({options_.widths[i + 1], options_.widths[i]}, 0.3));
       biases.push_back(numbers({options_.widths[i + 1]}, 0.7));
-      FlatParametersOptions flat = options_.flat;
+      shard::FlatParametersOptions flat = options_.flat;
       flat.name = "of unit " + std::to_string(i);
-      units.push_back(std::make_unique<FlatParameters>(
+      units.push_back(std::make_unique<shard::FlatParameters>(
           std::vector<NamedTensor>{{"weight", weights[i]}, {"bias", biases[i]}}, group, flat));
     }
     std::vector<torch::Tensor> leaves;
@@ -90,7 +99,8 @@ class ShardedTraining {
       for (size_t k = 0; k < unit->parameters().size(); ++k) leaves.push_back(unit->values(k));
     }
     optimizer = std::make_unique<ShardedOptimizer<PausingAdamW>>(
-        options_.flat.fence, leaves, torch::optim::AdamWOptions(0.05).weight_decay(0.01));
+        FencedLeaves{options_.flat.fence, leaves},
+        torch::optim::AdamWOptions(0.05).weight_decay(0.01));
   }
 
   // Runs a forward and a backward and reduces the gradients. Returns the loss of this rank.
@@ -150,7 +160,7 @@ class ShardedTraining {
 
   std::vector<torch::Tensor> weights;
   std::vector<torch::Tensor> biases;
-  std::vector<std::unique_ptr<FlatParameters>> units;
+  std::vector<std::unique_ptr<shard::FlatParameters>> units;
   std::unique_ptr<ShardedOptimizer<PausingAdamW>> optimizer;
 
  private:
@@ -182,8 +192,8 @@ class ShardedTraining {
   }
 
   // The sum is computed in the dtype of the shard.
-  void reduce(FlatParameters& unit) {
-    const FlatLayout& layout = unit.layout();
+  void reduce(shard::FlatParameters& unit) {
+    const shard::FlatLayout& layout = unit.layout();
     const torch::Tensor full = torch::zeros({layout.numel()}, options_.dtype);
     for (size_t k = 0; k < layout.num_parameters(); ++k) {
       const torch::Tensor& parameter = unit.parameters()[k].tensor;

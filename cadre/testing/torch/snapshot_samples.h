@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "cadre/core/base/fnv1a.h"
+#include "cadre/parallel/shard/division/boxes.h"
 #include "cadre/parallel/shard/parameter_shard.h"
 #include "cadre/tensor/mesh/placement.h"
 #include "cadre/train/checkpoint/snapshot_parts.h"
@@ -77,7 +78,7 @@ inline std::vector<Box> boxes_of(const World& world, int rank, const Sample& sam
   const auto flat = [&](int num_shards, int shard) {
     const int64_t length = (whole.numel() + num_shards - 1) / num_shards;
     const int64_t begin = std::min(length * shard, whole.numel());
-    return boxes_of_range(whole, {begin, std::min(begin + length, whole.numel())});
+    return shard::boxes_of_range(whole, {begin, std::min(begin + length, whole.numel())});
   };
   switch (world.division) {
     case Division::kReplicated:
@@ -93,7 +94,7 @@ inline std::vector<Box> boxes_of(const World& world, int rank, const Sample& sam
       const int64_t length = whole.numel() / (world.size - num_first) + 3;
       const bool is_last = rank == world.size - 1;
       const int64_t begin = std::min(length * (rank - num_first), whole.numel());
-      return boxes_of_range(
+      return shard::boxes_of_range(
           whole, {begin, is_last ? whole.numel() : std::min(begin + length, whole.numel())});
     }
     case Division::kShard0:

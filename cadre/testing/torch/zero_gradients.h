@@ -46,14 +46,17 @@ class ShardedGradientsModel {
     for (const auto& part : {std::vector<NamedTensor>(trained.begin(), middle),
                              std::vector<NamedTensor>(middle, trained.end())}) {
       if (part.empty()) continue;
-      flat_.push_back(
-          std::make_shared<FlatParameters>(part, group, FlatParametersOptions{.keep_full = true}));
+      flat_.push_back(std::make_shared<shard::FlatParameters>(
+          part, group, shard::FlatParametersOptions{.keep_full = true}));
     }
   }
 
   torch::nn::Module* operator->() const { return module_.get(); }
   const std::shared_ptr<torch::nn::Module>& module() const { return module_; }
-  const std::vector<std::shared_ptr<FlatParameters>>& flat_parameters() const { return flat_; }
+  const ProcessGroup& process_group() const { return group_; }
+  const std::vector<std::shared_ptr<shard::FlatParameters>>& flat_parameters() const {
+    return flat_;
+  }
   std::vector<ParameterShard> parameter_shards() const {
     std::vector<ParameterShard> shards;
     for (const auto& flat : flat_) {
@@ -95,7 +98,7 @@ class ShardedGradientsModel {
   std::shared_ptr<torch::nn::Module> module_;
   ProcessGroup group_;
   DeviceMesh mesh_;
-  std::vector<std::shared_ptr<FlatParameters>> flat_;
+  std::vector<std::shared_ptr<shard::FlatParameters>> flat_;
 };
 
 }  // namespace cadre::testing

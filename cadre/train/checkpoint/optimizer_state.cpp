@@ -23,6 +23,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/tensor/group/beside.h"
 #include "cadre/tensor/group/file_memory.h"
 #include "cadre/tensor/hooks/named_tensors.h"
 #include "cadre/tensor/optim/optimizers.h"

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/parallel/shard/division/boxes.h"
 #include "cadre/tensor/group/file_memory.h"
 #include "cadre/tensor/optim/optimizers.h"
 #include "cadre/testing/core/temporary_folder.h"
@@ -60,8 +61,8 @@ struct OwnedSlices {
       ranges.push_back(range);
       leaves.push_back(
           torch::arange(range.begin, range.end).to(at::kFloat).div_(10).requires_grad_(true));
-      parts.parameters.push_back(
-          {"p" + std::to_string(i), kShapes[i], boxes_of_range(whole, range), leaves.back()});
+      parts.parameters.push_back({"p" + std::to_string(i), kShapes[i],
+                                  shard::boxes_of_range(whole, range), leaves.back()});
     }
   }
 

@@ -26,6 +26,16 @@
 namespace cadre {
 namespace {
 
+// Returns the flat parameters in the order of the parameters, which is equal on all ranks.
+std::vector<std::shared_ptr<shard::FlatParameters>> flats_of(const SnapshotParts& parts) {
+  std::vector<std::shared_ptr<shard::FlatParameters>> flats;
+  for (const SnapshotTensor& tensor : parts.parameters) {
+    const auto& flat = shard::FlatParameters::of(tensor.memory);
+    if (flat && std::ranges::find(flats, flat) == flats.end()) flats.push_back(flat);
+  }
+  return flats;
+}
+
 // One read of the plan: a tensor of the snapshot into a tensor of this rank.
 struct Read {
   const ManifestTensor* source = nullptr;
@@ -79,9 +89,11 @@ class Loader {
 
   LoadedSnapshot load() {
     const at::NoGradGuard no_grad;
-    std::vector<std::shared_ptr<ShardFence>> fences;
-    for (const SnapshotTensor& tensor : parts_.parameters) fences.push_back(tensor.fence);
-    ShardUpdate update(fences);
+    std::vector<std::shared_ptr<shard::ShardFence>> fences;
+    for (const auto& flat : flats_of(parts_)) {
+      if (!flat->keeps_full()) fences.push_back(flat->fence());
+    }
+    shard::FencedUpdate update(fences);
     for (const Read& read : reads_) {
       const bool is_flat = read.target.is_contiguous();
       const at::Tensor flat = is_flat ? read.target.detach().view({-1})
@@ -205,20 +217,10 @@ Result<std::string> outcome_of(const Run& run) {
   }
 }
 
-// Returns the flat parameters in the order of the parameters, which is equal on all ranks.
-std::vector<std::shared_ptr<FlatParameters>> flats_of(const SnapshotParts& parts) {
-  std::vector<std::shared_ptr<FlatParameters>> flats;
-  for (const SnapshotTensor& tensor : parts.parameters) {
-    const bool is_new = tensor.flat && std::ranges::find(flats, tensor.flat) == flats.end();
-    if (is_new) flats.push_back(tensor.flat);
-  }
-  return flats;
-}
-
 // A rank gathers or returns only after all ranks have read. Otherwise ranks would wait for a rank
 // that failed, or continue with other values than it has.
 LoadedSnapshot load_and_gather(Loader& loader,
-                               const std::vector<std::shared_ptr<FlatParameters>>& flats,
+                               const std::vector<std::shared_ptr<shard::FlatParameters>>& flats,
                                const RankAgreement& ranks) {
   LoadedSnapshot loaded;
   const auto read = [&] {
@@ -227,7 +229,7 @@ LoadedSnapshot load_and_gather(Loader& loader,
     return std::string();
   };
   ranks.gather(outcome_of(read)).value_or_throw();
-  if (!flats.empty()) gather_changed(flats);
+  if (!flats.empty()) shard::gather_changed(flats);
   return loaded;
 }
 

@@ -293,9 +293,9 @@ TEST(ShardedLoad, AnErrorOfLibtorchOnOneRankIsThatOfAll) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {
     const DeviceMesh mesh(group, {{"shard", 2}});
-    const auto flat = std::make_shared<FlatParameters>(
+    const auto flat = std::make_shared<shard::FlatParameters>(
         std::vector<NamedTensor>{{"w", torch::ones({64}).requires_grad_()}}, group,
-        FlatParametersOptions{.keep_full = true});
+        shard::FlatParametersOptions{.keep_full = true});
     SnapshotParts parts;
     parts.parameters = {part_of(flat->parameter_shards(mesh, "shard").at(0))};
     parts.buffers = {whole_tensor("b", torch::ones({3}))};

@@ -20,6 +20,7 @@
 #include "cadre/tensor/hooks/named_tensors.h"
 #include "cadre/tensor/mesh/layout.h"
 #include "cadre/train/checkpoint/file_digests.h"
+#include "cadre/train/checkpoint/on_file_system.h"
 #include "cadre/train/checkpoint/planning/save_plan.h"
 #include "cadre/train/checkpoint/rank_agreement.h"
 #include "cadre/train/checkpoint/safetensors.h"
@@ -348,9 +349,9 @@ Status write_as_first(SnapshotFolder& folder, const FileWriter& writer, SavePlan
       has_told = true;
       ranks.gather(std::filesystem::path(temporary).filename().string()).value_or_throw();
       const auto written =
-          ranks.gather(writer.try_write(folder.files(), temporary)).value_or_throw();
-      check_files(folder.files(), temporary, plan).value_or_throw();
-      write_manifest(folder.files(), temporary, plan, digests_of(plan, written).value_or_throw())
+          ranks.gather(writer.try_write(files_of(folder), temporary)).value_or_throw();
+      check_files(files_of(folder), temporary, plan).value_or_throw();
+      write_manifest(files_of(folder), temporary, plan, digests_of(plan, written).value_or_throw())
           .value_or_throw();
     });
   } catch (...) {
@@ -366,7 +367,7 @@ Status write_as_other(const SnapshotFolder& folder, const FileWriter& writer,
   const auto names = ranks.gather(std::string());
   if (!names.ok()) return ranks.follow_first(names.error());
   const auto written = ranks.gather(writer.try_write(
-      folder.files(), cadre::format("{}/{}", folder.run_folder(), names->front())));
+      files_of(folder), cadre::format("{}/{}", folder.run_folder(), names->front())));
   return ranks.follow_first(written.ok() ? Status() : written.error());
 }
 

@@ -1,3 +1,4 @@
+#include "cadre/parallel/shard/division/boxes.h"
 #include "cadre/testing/torch/snapshot_samples.h"
 
 #include <gmock/gmock.h>

@@ -107,7 +107,7 @@ void interrupt_everywhere(std::optional<Unsynced> after_power_cut, int64_t next)
   for (uint64_t n = 1;; ++n) {
     SCOPED_TRACE(cadre::format("operation {}", n));
     sim::SimulatedDisk disk;
-    SnapshotFolder folder(kRun, &disk);
+    SnapshotFolder folder = snapshot_folder_on(disk, kRun);
     save_sharded(folder, kBefore, parts_of_step(kBefore));
     // In a run that goes back, the later step is there already.
     if (next != kBefore + 1) save_sharded(folder, next, parts_of_step(next));
@@ -152,12 +152,12 @@ TEST(SnapshotCrash, APowerCutWhileAStepIsSavedAgainLeavesOneOfTheTwo) {
 void save_text(SnapshotFolder& folder, int64_t step, std::string_view text) {
   folder.save(step, [&](const std::string& path) {
     const std::array<ConstBytes, 1> pieces = {std::as_bytes(std::span(text))};
-    os::write_file(folder.files(), path + "/x", pieces).value_or_throw();
+    os::write_file(files_of(folder), path + "/x", pieces).value_or_throw();
   });
 }
 std::string latest_text(const SnapshotFolder& folder) {
   const auto latest = folder.latest();
-  return latest ? folder.files().read(*latest + "/x", 100).value_or_throw() : "none";
+  return latest ? files_of(folder).read(*latest + "/x", 100).value_or_throw() : "none";
 }
 
 // For n = 1, 2, ...: runs `prepare`, then `act` interrupted at its n-th operation, then `check`,
@@ -170,7 +170,7 @@ void interrupt_branch(const std::function<void(SnapshotFolder&)>& prepare,
     for (uint64_t n = 1;; ++n) {
       SCOPED_TRACE(cadre::format("operation {}", n));
       sim::SimulatedDisk disk;
-      SnapshotFolder folder(kRun, &disk);
+      SnapshotFolder folder = snapshot_folder_on(disk, kRun);
       prepare(folder);
       interrupt(disk, cut, n);
       const std::string failure = testing::failure_of([&] { act(folder); });
@@ -239,7 +239,7 @@ TEST(SnapshotCrash, AnAbandonedSnapshotIsNeverTakenForTheLatest) {
         EXPECT_TRUE(latest == "new 300" || (!has_returned && latest == "new 150")) << latest;
         save_text(folder, 300, "newer 300");
         EXPECT_EQ(latest_text(folder), "newer 300");
-        EXPECT_EQ(folder.files().list(kRun).value_or_throw().size(), 5U)
+        EXPECT_EQ(files_of(folder).list(kRun).value_or_throw().size(), 5U)
             << "four snapshots and `latest`";
       });
 }
@@ -249,7 +249,7 @@ TEST(SnapshotCrash, AFullDiskLeavesTheSnapshotBeforeAndNothingElse) {
   const auto bytes_of_snapshots = [](int count) {
     for (size_t capacity = 1024;; capacity += 1024) {
       sim::SimulatedDisk disk(capacity);
-      SnapshotFolder folder(kRun, &disk);
+      SnapshotFolder folder = snapshot_folder_on(disk, kRun);
       const std::string failure = testing::failure_of([&] {
         for (int step = 1; step <= count; ++step) save_sharded(folder, step, parts_of_step(step));
       });
@@ -262,7 +262,7 @@ TEST(SnapshotCrash, AFullDiskLeavesTheSnapshotBeforeAndNothingElse) {
   for (size_t capacity = smallest; capacity < enough; capacity += 1024) {
     SCOPED_TRACE(cadre::format("{} bytes", capacity));
     sim::SimulatedDisk disk(capacity);
-    SnapshotFolder folder(kRun, &disk);
+    SnapshotFolder folder = snapshot_folder_on(disk, kRun);
     save_sharded(folder, 1, parts_of_step(1));
     EXPECT_THAT(testing::failure_of([&] { save_sharded(folder, 2, parts_of_step(2)); }),
                 ::testing::AllOf(::testing::StartsWith("kUnavailable: snapshot of step 2: "),
@@ -277,7 +277,7 @@ TEST(SnapshotCrash, AFullDiskLeavesTheSnapshotBeforeAndNothingElse) {
 // After the call has returned, the pointer or the folder survives any crash.
 TEST(SnapshotCrash, TheBestAndTheKeptSnapshotsOutliveAPowerCut) {
   sim::SimulatedDisk disk;
-  SnapshotFolder folder(kRun, &disk);
+  SnapshotFolder folder = snapshot_folder_on(disk, kRun);
   for (const int64_t step : {1, 2, 3}) save_sharded(folder, step, parts_of_step(step));
   folder.mark_best(1);
   folder.keep_last(1);
@@ -295,7 +295,7 @@ TEST(SnapshotCrash, APowerCutWhileSnapshotsAreRemovedLeavesNoPartialOne) {
     for (uint64_t n = 1;; ++n) {
       SCOPED_TRACE(cadre::format("operation {}", n));
       sim::SimulatedDisk disk;
-      SnapshotFolder folder(kRun, &disk);
+      SnapshotFolder folder = snapshot_folder_on(disk, kRun);
       for (const int64_t step : {1, 2}) save_sharded(folder, step, parts_of_step(step));
       interrupt(disk, kept, n);
       (void)testing::failure_of([&] { folder.keep_last(1); });
@@ -317,7 +317,7 @@ TEST(SnapshotCrash, AnInterruptionLeavesTheFormerBestOrTheNewOne) {
     for (uint64_t n = 1;; ++n) {
       SCOPED_TRACE(cadre::format("operation {}", n));
       sim::SimulatedDisk disk;
-      SnapshotFolder folder(kRun, &disk);
+      SnapshotFolder folder = snapshot_folder_on(disk, kRun);
       for (const int64_t step : {1, 2}) save_sharded(folder, step, parts_of_step(step));
       folder.mark_best(1);
       interrupt(disk, after, n);
@@ -413,7 +413,7 @@ TEST(SnapshotCrash, AnErrorOfOneRankIsThatOfAll) {
   const World world{Division::kFlat, 2};
   const auto save = [&](int64_t step) {
     return testing::run_groups(2, [&, step](const ProcessGroup& group, std::string& output) {
-      SnapshotFolder folder(kRun, &disk);
+      SnapshotFolder folder = snapshot_folder_on(disk, kRun);
       try {
         save_sharded(folder, step, make_parts(world, group.rank(), true), group);
       } catch (const Error& error) {

@@ -12,6 +12,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/files/durable_file.h"
 #include "cadre/core/os/files/native_file_system.h"
+#include "cadre/train/checkpoint/on_file_system.h"
 
 namespace cadre {
 namespace {
@@ -159,10 +160,19 @@ class NextLatest {
 
 }  // namespace
 
-SnapshotFolder::SnapshotFolder(std::string run_folder, os::FileSystem* files)
-    : run_folder_(std::move(run_folder)),
-      files_(files != nullptr ? std::shared_ptr<os::FileSystem>(files, [](os::FileSystem*) {})
-                              : std::make_shared<os::NativeFileSystem>()) {}
+SnapshotFolder::SnapshotFolder(std::string run_folder)
+    : SnapshotFolder(std::move(run_folder), std::make_shared<os::NativeFileSystem>()) {}
+
+SnapshotFolder::SnapshotFolder(std::string run_folder, std::shared_ptr<os::FileSystem> files)
+    : run_folder_(std::move(run_folder)), files_(std::move(files)) {}
+
+SnapshotFolder snapshot_folder_on(os::FileSystem& files, std::string run_folder) {
+  return {std::move(run_folder), std::shared_ptr<os::FileSystem>(&files, [](os::FileSystem*) {})};
+}
+
+os::FileSystem& files_of(const SnapshotFolder& folder) {
+  return *folder.files_;
+}
 
 std::string SnapshotFolder::path_of(int64_t step) const {
   return in_folder(run_folder_, name_of(step));

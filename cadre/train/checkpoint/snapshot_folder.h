@@ -30,14 +30,12 @@ namespace cadre {
 
 class CADRE_EXPORT SnapshotFolder {
  public:
-  // files: must outlive this object; null: the file system of the operating system.
-  explicit SnapshotFolder(std::string run_folder, os::FileSystem* files = nullptr);
+  explicit SnapshotFolder(std::string run_folder);
   // A move is a copy, so that an object that was moved from is usable.
   SnapshotFolder(const SnapshotFolder&) = default;
   SnapshotFolder& operator=(const SnapshotFolder&) = default;
 
   const std::string& run_folder() const { return run_folder_; }
-  os::FileSystem& files() const { return *files_; }
 
   // Calls `write_files` with an empty folder, which it must fill with synced files. Then publishes
   // the folder as the snapshot of this step, in place of an earlier one of the same step. After an
@@ -71,6 +69,12 @@ class CADRE_EXPORT SnapshotFolder {
   std::vector<int64_t> steps() const;
 
  private:
+  // See on_file_system.h.
+  friend SnapshotFolder snapshot_folder_on(os::FileSystem& files, std::string run_folder);
+  friend os::FileSystem& files_of(const SnapshotFolder& folder);
+
+  SnapshotFolder(std::string run_folder, std::shared_ptr<os::FileSystem> files);
+
   void write_and_publish(int64_t step, const std::function<void(const std::string&)>& write_files);
 
   void finish_publishing();
@@ -79,7 +83,7 @@ class CADRE_EXPORT SnapshotFolder {
   std::optional<std::string> folder_named_by(std::string_view pointer) const;
 
   std::string run_folder_;
-  std::shared_ptr<os::FileSystem> files_;  // shared by copies; not owned if the constructor got it
+  std::shared_ptr<os::FileSystem> files_;  // shared by copies; owned unless a test gave it
 };
 
 }  // namespace cadre

@@ -20,6 +20,7 @@
 #include "cadre/testing/core/forwarding_files.h"
 #include "cadre/testing/core/ranks.h"
 #include "cadre/testing/core/temporary_folder.h"
+#include "cadre/train/checkpoint/on_file_system.h"
 
 namespace cadre {
 namespace {
@@ -198,7 +199,7 @@ TEST_F(SnapshotFolderTest, APartOfASnapshotIsNotPublishedWhileAnotherSaveRemoves
   fs::create_directories(attempt);
   write(attempt, "of the first");
   Publishing files(attempt, published);
-  SnapshotFolder(run_, &files).save(7, [&](const std::string& folder) {
+  snapshot_folder_on(files, run_).save(7, [&](const std::string& folder) {
     EXPECT_FALSE(fs::exists(published)) << "without its file";
     write(folder, "of the second");
   });
@@ -218,7 +219,7 @@ TEST_F(SnapshotFolderTest, AFileThatBecomesLatestAndIsRemovedMeanwhileIsWrittenA
   save(100, "a");
   Removing files;
   const auto write_b = [](const std::string& folder) { write(folder, "b"); };
-  SnapshotFolder(run_, &files).save(200, write_b);
+  snapshot_folder_on(files, run_).save(200, write_b);
   EXPECT_EQ(*os::read_file(run_ + "/latest", 100), "step-000200\n");
   EXPECT_EQ(num_entries(), 3u);
 }
@@ -262,7 +263,7 @@ TEST_F(SnapshotFolderTest, WhatAKilledRunLeftIsNoSnapshot) {
 // Otherwise a run would start at step 0, or continue from another step than its last one.
 TEST_F(SnapshotFolderTest, AFolderThatCannotBeReadIsAnErrorAndNotAnEmptyOne) {
   sim::SimulatedDisk disk;
-  SnapshotFolder folder("/run", &disk);
+  SnapshotFolder folder = snapshot_folder_on(disk, "/run");
   const std::string text = "x";
   for (const int64_t step : {100, 200}) {
     folder.save(step, [&](const std::string& path) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "cadre/parallel/shard/division/boxes.h"
 #include "cadre/tensor/hooks/named_tensors.h"
 #include "cadre/tensor/hooks/shard_mark.h"
 
@@ -39,10 +40,9 @@ SnapshotTensor whole_tensor(std::string name, const at::Tensor& tensor) {
 SnapshotTensor part_of(const ParameterShard& shard) {
   return {.name = shard.name,
           .sizes = shard.sizes,
-          .boxes = boxes_of(shard),
+          .boxes = shard::boxes_of(shard),
           .values = shard.values,
-          .fence = shard.fence,
-          .flat = shard.flat,
+          .memory = shard.memory,
           .is_copy = shard.is_copy};
 }
 

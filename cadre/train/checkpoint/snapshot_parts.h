@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -27,16 +26,17 @@ class Module;
 
 namespace cadre {
 
-// A tensor of which this rank holds some boxes, all of it, or nothing.
+// A tensor of which this rank holds some boxes, all of it, or nothing. A ParameterShard also says
+// how the ranks divide the tensor, by a mesh and placements, which norms and optimizers need. A
+// snapshot needs only the boxes, and has tensors without a mesh, too: buffers, parameters of a
+// plain module, tensors of the program. part_of() makes a SnapshotTensor of a ParameterShard.
 struct SnapshotTensor {
   std::string name;
   std::vector<int64_t> sizes;  // sizes of the whole tensor
   std::vector<Box> boxes;      // disjoint; empty if this rank holds nothing
   at::Tensor values;           // the elements of the boxes, row-major, one box after the other
-  // What a load holds while it writes `values`; see ParameterShard. Null: nothing to hold.
-  std::shared_ptr<ShardFence> fence = {};
-  // After loading, changed parameters are gathered through it; see ParameterShard.
-  std::shared_ptr<FlatParameters> flat = {};
+  // The memory of a wrapper in which `values` lie; a load writes them in an update of it.
+  ShardMemory memory = {};
   // true: another entry of the same name, on this rank or another one, has these elements, perhaps
   // in other boxes. Saves leave this entry out; loads fill it.
   bool is_copy = false;

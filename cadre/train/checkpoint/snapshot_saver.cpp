@@ -46,7 +46,7 @@ class Staging {
     for (auto* tensors : {&copied.parameters, &copied.buffers}) {
       for (SnapshotTensor& tensor : *tensors) {
         tensor.values = staged({"", tensor.name}, tensor.values);
-        tensor.flat.reset();
+        tensor.memory = {};
       }
     }
     for (ParameterState& state : copied.optimizer) {

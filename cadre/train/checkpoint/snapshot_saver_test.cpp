@@ -21,6 +21,7 @@
 #include "cadre/testing/core/temporary_folder.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 #include "cadre/testing/torch/snapshot_samples.h"
+#include "cadre/train/checkpoint/on_file_system.h"
 #include "cadre/train/checkpoint/sharded_load.h"
 
 namespace cadre {
@@ -165,7 +166,7 @@ TEST(SnapshotSaver, TheEndOfItsScopeFinishesTheLastSave) {
   const testing::TemporaryFolder run;
   SlowFiles files;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
-    SnapshotSaver saver(SnapshotFolder(run.path(), &files), group);
+    SnapshotSaver saver(snapshot_folder_on(files, run.path()), group);
     saver.save(7, make_parts(kFlatOnTwo, group.rank(), true));
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -178,7 +179,7 @@ TEST(SnapshotSaver, AnExceptionAfterTheSaveLosesNothing) {
   SlowFiles files;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group) {
     (void)testing::failure_of([&] {
-      SnapshotSaver saver(SnapshotFolder(run.path(), &files), group);
+      SnapshotSaver saver(snapshot_folder_on(files, run.path()), group);
       saver.save(7, make_parts(kFlatOnTwo, group.rank(), true));
       throw std::runtime_error("after the save");
     });

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <cadre/error.h>
 #include <cadre/functional.h>
+#include <cadre/optim.h>
 #include <cadre/process_group.h>
 #include <cadre/symmetric_tensor.h>
 
@@ -135,19 +136,17 @@ void messages(const World& w) {
 }
 
 void memory(const World& w) {
-  const Tensor shared = w.group.empty_symmetric(5, at::kFloat);
+  const Tensor shared = cadre::SymmetricTensor::allocate(w.group, 5, at::kFloat).local();
   w.group.all_reduce(shared.fill_(w.own));
-  require(at::equal(shared, of(w.sum, 5)), "empty_symmetric");
-  const int64_t numel = cadre::MappedParts::kPageBytes / 4;
-  const auto mapped = w.group.map_parts(numel, at::kFloat);
-  if (mapped && cadre::MappedParts::allocate(w.group, numel, at::kFloat)) {
-    mapped->own().fill_(w.own);
-    mapped->signal_peers(0);
-    mapped->wait_for_peers(0);
-    mapped->check_group(1);
-    require(mapped->whole().sum().item<double>() == w.sum * numel, "map_parts");
-    require(mapped->whole_after_failure().is_same(mapped->whole()), "whole_after_failure");
-    require(mapped->lost_ranks().empty(), "lost_ranks");
+  require(at::equal(shared, of(w.sum, 5)), "in place");
+  const int64_t numel = cadre::SymmetricTensor::kPageBytes / 4;
+  const auto mapped =
+      cadre::SymmetricTensor::allocate(w.group, numel, at::kFloat, {.with_whole = true});
+  if (mapped.has_whole()) {
+    mapped.local().fill_(w.own);
+    mapped.signal_peers(0);
+    mapped.wait_for_peers(0, {.timeout = kTimeout});
+    require(mapped.whole().sum().item<double>() == w.sum * numel, "whole");
   }
   const auto symmetric = cadre::SymmetricTensor::allocate(w.group, 3, at::kFloat);
   symmetric.local().fill_(w.own);
@@ -156,13 +155,9 @@ void memory(const World& w) {
     symmetric.wait_signal(w.left, 0, {.timeout = kTimeout});
     require(at::equal(symmetric.peer(w.left), of(w.left + 1.0, 3)), "SymmetricTensor");
   }
-  const auto file = cadre::FileMemory::open("/tmp");
-  file->reserve(4096);
-  const Tensor on_disk = file->zeros(8, at::kFloat);
-  require(cadre::FileMemory::of(on_disk) == file && file->used_bytes() > 0, "FileMemory");
-  require(cadre::FileMemory::in_pages(1) == 4096, "in_pages");
-  require(cadre::FileMemory::of(cadre::zeros_beside(on_disk)) == file, "zeros_beside");
-  require(cadre::FileMemory::of(cadre::moved_beside(on_disk, of(1))) == file, "moved_beside");
+  const Tensor one = of(1);
+  require(at::equal(cadre::zeros_beside(one), at::zeros_like(one)), "zeros_beside");
+  require(cadre::moved_beside(one, shared).is_same(shared), "moved_beside");
 }
 
 void through_autograd(const World& w) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cadre/tensor/group/process_group.h"
+#include "cadre/tensor/group/symmetric_tensor.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 
 namespace cadre {
@@ -141,7 +142,7 @@ TEST(ProcessGroup, RefusesWhatCannotTakePart) {
            "the output has 3 elements (3), expected world size 1 times the input's 2 (2)");
     expect([&] { group.reduce_scatter(torch::zeros({2}), torch::zeros({2}, torch::kInt)); },
            "the input is int32 but the output is float32");
-    expect([&] { (void)group.empty_symmetric(4, torch::kComplexDouble); },
+    expect([&] { (void)SymmetricTensor::allocate(group, 4, torch::kComplexDouble); },
            "elements of complex128");
     expect([&] { group.reduce(torch::zeros({2}), {.root = 1}); },
            "reduce " + where + "root 1 is not in the group of 1 ranks");

@@ -61,14 +61,6 @@ CADRE_EXPORT void allow_partial_backward(torch::autograd::Node& checkpoint);
 // Returns whether grad mode is on: without it, forward saves nothing.
 CADRE_EXPORT bool checkpointing_is_useful();
 
-template <typename M, typename Forward = wrap::ForwardPointer<M>>
-class ActivationCheckpoint : public M {
-  static_assert(!std::is_same_v<Forward, wrap::NoSingleForward>,
-                "cadre::ActivationCheckpoint<M>: M must have exactly one public forward(), which "
-                "is not a template (torch::nn::Sequential has a template): put the module into one "
-                "of your own whose forward() has one signature");
-};
-
 // The body of ActivationCheckpoint<M>::forward().
 template <typename Output, typename... Args, typename Call>
 Output call_checkpointed(const Call& forward, std::vector<at::Tensor> buffers,
@@ -113,8 +105,19 @@ Output call_checkpointed(const Call& forward, std::vector<at::Tensor> buffers,
   return result;
 }
 
+namespace wrap {
+
+// An ActivationCheckpoint<M>, by the type of &M::forward.
+template <typename M, typename Forward>
+class CheckpointAround : public M {
+  static_assert(!std::is_same_v<Forward, NoSingleForward>,
+                "cadre::ActivationCheckpoint<M>: M must have exactly one public forward(), which "
+                "is not a template (torch::nn::Sequential has a template): put the module into one "
+                "of your own whose forward() has one signature");
+};
+
 template <typename M, typename C, typename Output, typename... Args>
-class ActivationCheckpoint<M, Output (C::*)(Args...)> : public M {
+class CheckpointAround<M, Output (C::*)(Args...)> : public M {
  public:
   using M::M;
   Output forward(Args... args) {
@@ -127,7 +130,7 @@ class ActivationCheckpoint<M, Output (C::*)(Args...)> : public M {
 };
 
 template <typename M, typename C, typename Output, typename... Args>
-class ActivationCheckpoint<M, Output (C::*)(Args...) const> : public M {
+class CheckpointAround<M, Output (C::*)(Args...) const> : public M {
  public:
   using M::M;
   Output forward(Args... args) const {
@@ -137,6 +140,16 @@ class ActivationCheckpoint<M, Output (C::*)(Args...) const> : public M {
         },
         this->buffers(), args...);
   }
+};
+
+}  // namespace wrap
+
+template <typename M>
+class ActivationCheckpoint : public wrap::CheckpointAround<M, wrap::ForwardPointer<M>> {
+  using Around = wrap::CheckpointAround<M, wrap::ForwardPointer<M>>;
+
+ public:
+  using Around::Around;
 };
 
 }  // namespace cadre

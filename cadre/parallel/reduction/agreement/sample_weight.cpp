@@ -1,4 +1,4 @@
-#include "cadre/tensor/hooks/sample_weight.h"
+#include "cadre/parallel/reduction/agreement/sample_weight.h"
 
 #include <ATen/ops/zeros.h>
 
@@ -6,8 +6,7 @@
 #include <numeric>
 #include <vector>
 
-namespace cadre {
-
+namespace cadre::reduction {
 namespace {
 
 // The indices of the first message. Most passes carry few forwards; a second message follows if
@@ -51,18 +50,6 @@ bool are_equal_shares(int64_t a, int64_t b, int64_t c, int64_t d) {
 }
 
 }  // namespace
-
-std::string_view to_string(GradientWeighting weighting) {
-  switch (weighting) {
-    case GradientWeighting::kEqual:
-      return "GradientWeighting::kEqual";
-    case GradientWeighting::kSamples:
-      return "GradientWeighting::kSamples";
-    case GradientWeighting::kSum:
-      break;
-  }
-  return "GradientWeighting::kSum";
-}
 
 SampleWeight equal_weight(const wrap::LocatedGroup& group) {
   return {.weight = 1.0 / group.world_size(), .is_equal_on_all = true};
@@ -112,4 +99,4 @@ std::optional<SampleWeight> agree_on_weight(const wrap::LocatedGroup& group,
   return result;
 }
 
-}  // namespace cadre
+}  // namespace cadre::reduction

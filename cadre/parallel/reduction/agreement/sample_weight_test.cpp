@@ -1,5 +1,5 @@
 // Tests the weights on which ranks agree, from the numbers of samples of their forwards.
-#include "cadre/tensor/hooks/sample_weight.h"
+#include "cadre/parallel/reduction/agreement/sample_weight.h"
 
 #include <gtest/gtest.h>
 
@@ -11,7 +11,7 @@
 #include "cadre/tensor/hooks/located_group.h"
 #include "cadre/testing/torch/process_group_ranks.h"
 
-namespace cadre {
+namespace cadre::reduction {
 namespace {
 
 using testing::require;
@@ -47,4 +47,4 @@ TEST(SampleWeights, ManyForwardsOfTheSameSharesAreNotRefused) {
 }
 
 }  // namespace
-}  // namespace cadre
+}  // namespace cadre::reduction

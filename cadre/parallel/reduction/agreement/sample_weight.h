@@ -7,30 +7,12 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string_view>
 
-#include "cadre/core/base/export.h"
 #include "cadre/tensor/hooks/located_group.h"
 
-namespace cadre {
+namespace cadre::reduction {
 
-enum class GradientWeighting {
-  // Every rank's gradient counts the same, whatever the sizes of the batches.
-  kEqual,
-  // Every rank's gradient, a mean over samples, counts by the number of these samples, so that the
-  // result is the mean over all samples. A rank without samples contributes zeros, and still runs
-  // its backward. A forward has as many samples as its first tensor has rows (size(0)), unless
-  // set_num_samples() says how many. Costs one message of 128 bytes before each synchronized
-  // backward.
-  kSamples,
-  // Gradients are added up. This fits a loss that is divided by the samples or tokens of all ranks,
-  // such as that of mean_over_tokens().
-  kSum,
-};
-// Returns "GradientWeighting::kEqual" and the like.
-CADRE_EXPORT std::string_view to_string(GradientWeighting weighting);
-
-// Size of the message that kSamples sends before each synchronized backward.
+// Size of the message that GradientWeighting::kSamples sends before each synchronized backward.
 inline constexpr int64_t kSampleMessageBytes = 128;
 
 struct PassSamples {
@@ -61,4 +43,4 @@ std::optional<SampleWeight> agree_on_weight(const wrap::LocatedGroup& group,
 // Returns the weight with which every rank counts the same, whatever its number of samples.
 SampleWeight equal_weight(const wrap::LocatedGroup& group);
 
-}  // namespace cadre
+}  // namespace cadre::reduction
