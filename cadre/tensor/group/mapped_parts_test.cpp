@@ -49,13 +49,13 @@ TEST(MappedPartsTest, WhatAnOwnerWritesAllRead) {
 }
 
 TEST(MappedPartsTest, NothingWhereRanksShareNoMemory) {
-  const auto result = run_groups(
-      2,
-      [](const ProcessGroup& group) {
-        require(!group.map_parts(1024, torch::kFloat).has_value(), "nothing");
-        group.barrier();
-      },
-      TransportChoice::kTcp);
+  const auto result =
+      run_groups(2,
+                 [](const ProcessGroup& group) {
+                   require(!group.map_parts(1024, torch::kFloat).has_value(), "nothing");
+                   group.barrier();
+                 },
+                 {.transport = TransportChoice::kTcp});
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 

@@ -72,7 +72,7 @@ TEST(SymmetricTensor, RefusalsAndTimeouts) {
         require(failure_of([&] { tensor.peer(1 - group.rank()); }).starts_with("kInvalidArgument"),
                 "is out of reach");
       },
-      TransportChoice::kTcp);
+      {.transport = TransportChoice::kTcp});
   EXPECT_TRUE(result.ok()) << result.failures();
   const auto late = run_groups(2, [](const ProcessGroup& group) {
     const auto tensor = SymmetricTensor::allocate(group, 4, torch::kInt);

@@ -176,4 +176,9 @@ BackendFactory fake_stream_backend(std::shared_ptr<FakePeers> peers,
   };
 }
 
+os::System& process_system() {
+  static os::System& system = *os::make_native_system().release();
+  return system;
+}
+
 }  // namespace cadre::testing
