@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cadre/parallel/fsdp/fully_sharded_data_parallel.h"
+#include "cadre/parallel/fsdp/wrap_policy.h"
 #include "cadre/parallel/shard/sharded_optimizer.h"
 #include "cadre/tensor/optim/optimizers.h"
 #include "cadre/testing/torch/fake_process_group.h"
