@@ -75,9 +75,8 @@ endif()
 function(cadre_torch_test name)
   add_executable(${name} ${ARGN} $<TARGET_OBJECTS:cadre_torch_objects>
                          $<TARGET_OBJECTS:cadre_core_objects>)
-  if(TARGET cadre_testing)
-    target_sources(${name} PRIVATE $<TARGET_OBJECTS:cadre_testing>)
-  endif()
+  target_sources(${name} PRIVATE $<TARGET_OBJECTS:cadre_testing_objects>
+                                 $<TARGET_OBJECTS:cadre_support_objects>)
   target_link_libraries(
     ${name} PRIVATE LibTorch::LibTorch GTest::gtest_main GTest::gmock OpenSSL::Crypto ZLIB::ZLIB
                     Threads::Threads rt nlohmann_json::nlohmann_json)

@@ -1,7 +1,9 @@
-# `make install`: the command, the trainer, the two libraries, the headers and a CMake package, in two
-# components: core (no torch) and torch. The tree may be moved: nothing in it names the source tree or
+# `make install`: the command, the trainer, the libraries, the headers and a CMake package, in the
+# components core (no torch), torch, testing (for the tests of programs; no torch) and testing-torch (its
+# headers that need torch). The tree may be moved: nothing in it names the source tree or
 # the build folder. The headers are what <cadre/core.h> and <cadre/cadre.h> include, directly or not:
-# the topic headers of include/cadre, their parts, and what these need. Each is installed with the
+# the topic headers of include/cadre, their parts, and what these need; and for tests in the same way what
+# <cadre/testing.h> and <cadre/testing_groups.h> include. Each is installed with the
 # check for C++20 before all else, in place of the empty line after its #pragma once, because a program
 # may include any of them first.
 include(CMakePackageConfigHelpers)
@@ -43,6 +45,17 @@ install(TARGETS cadre_command COMPONENT core RUNTIME DESTINATION ${CMAKE_INSTALL
 install(FILES LICENSE COMPONENT core DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(PROGRAMS tools/timeline_svg.py COMPONENT core DESTINATION ${CMAKE_INSTALL_DATADIR}/cadre)
 
+# For the tests of programs. GoogleTest is not needed.
+set_target_properties(cadre_testing PROPERTIES INSTALL_RPATH "$ORIGIN" VERSION ${PROJECT_VERSION}
+                                               SOVERSION ${cadre_soversion})
+set(testing_headers ${core_headers})
+cadre_reachable_headers(cadre/testing.h testing_headers)
+list(REMOVE_ITEM testing_headers ${core_headers})
+cadre_install_headers(testing ${testing_headers})
+install(TARGETS cadre_testing EXPORT CadreTestingTargets COMPONENT testing
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(EXPORT CadreTestingTargets NAMESPACE Cadre:: COMPONENT testing DESTINATION ${cadre_cmake_folder})
+
 # What needs libtorch. The wheel stays where it is; our own libraries are found relative to the
 # program.
 if(TARGET cadre)
@@ -50,6 +63,10 @@ if(TARGET cadre)
   cadre_reachable_headers(cadre/cadre.h torch_headers)
   list(REMOVE_ITEM torch_headers ${core_headers})
   cadre_install_headers(torch ${torch_headers})
+  set(testing_torch_headers ${core_headers} ${torch_headers} ${testing_headers})
+  cadre_reachable_headers(cadre/testing_groups.h testing_torch_headers)
+  list(REMOVE_ITEM testing_torch_headers ${core_headers} ${torch_headers} ${testing_headers})
+  cadre_install_headers(testing-torch ${testing_torch_headers})
   if(cadre_installed_torch)
     set(torch_rpath ";${cadre_installed_torch}/lib")
   endif()

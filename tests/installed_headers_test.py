@@ -13,6 +13,7 @@ LIST = ROOT / "docs/installed-headers.txt"
 TABLE = ROOT / "docs/guide/reference/topics.md"
 ALL = {"include/cadre/core.h", "include/cadre/cadre.h"}  # these include topics, all others parts
 MAX_TOPICS = 42
+PUBLIC_SPACES = ("functional", "sim", "testing")  # namespaces below cadre whose names programs use
 INCLUDE = re.compile(r'^#include ["<](cadre/[^">]+)[">]', re.M)
 EXPORTED_TYPE = re.compile(r"^\s*(?:class|struct) CADRE_EXPORT", re.M)
 # Tokens that open, close or end a declaration, once comments and literals are gone.
@@ -172,6 +173,8 @@ class InstalledHeaders(unittest.TestCase):
         cls.entries = listed(LIST.read_text())
         cls.core = reachable("include/cadre/core.h") | {"cadre/core/base/cxx20.h"}
         cls.torch = reachable("include/cadre/cadre.h") - cls.core
+        cls.testing = reachable("include/cadre/testing.h") - cls.core
+        cls.testing_torch = reachable("include/cadre/testing_groups.h") - cls.core - cls.torch - cls.testing
         cls.topics = cls.of_kind(cls, "topic") - ALL
 
     def of(self, component):
@@ -188,6 +191,17 @@ class InstalledHeaders(unittest.TestCase):
         self.assertGreater(len(self.core), 10)
         self.assertEqual(self.of("core"), self.core)
         self.assertEqual(self.of("torch"), self.torch)
+        self.assertEqual(self.of("testing"), self.testing)
+        self.assertEqual(self.of("testing-torch"), self.testing_torch)
+
+    def test_no_installed_header_needs_a_test_framework(self):
+        frameworks = re.compile(r'#include [<"](gtest|gmock|catch2|doctest|boost)/')
+        self.assertEqual([header for header, entry in self.entries.items()
+                          if entry[0] != "-" and frameworks.search((ROOT / header).read_text())], [])
+
+    def test_the_library_includes_nothing_of_the_component_testing(self):
+        self.assertEqual([header for header in sorted(self.core | self.torch)
+                          if header.startswith(("cadre/testing/", "cadre/core/sim/"))], [])
 
     def test_kinds_are_those_that_the_list_explains(self):
         for header, (component, kind) in self.entries.items():
@@ -243,8 +257,8 @@ class InstalledHeaders(unittest.TestCase):
             self.assertEqual(len(listed), len(set(listed)), topic)
             declared = self.names_of(topic)
             self.assertEqual(sorted(set(listed) - declared), [], f"{topic} lists what no part of it declares")
-            # The namespaces of folders have what only the library uses.
-            public = {name for name in declared if "::" not in name or name.startswith("functional::")}
+            # The namespaces of other folders have what only the library uses.
+            public = {name for name in declared if "::" not in name or name.split("::")[0] in PUBLIC_SPACES}
             self.assertEqual(sorted(public - set(listed)), [], f"{topic} does not list these")
             constants = [name for name in listed_names(text) if re.match(r"k[A-Z]", name)]
             parts = "".join((ROOT / part).read_text() for part in included_by(topic))
@@ -255,8 +269,8 @@ class InstalledHeaders(unittest.TestCase):
         rows = [line for line in TABLE.read_text().splitlines() if line.startswith("| `<")]
         expected = {component: [f"| `<{topic.removeprefix('include/')}>` | {first_sentence((ROOT / topic).read_text())} |"
                                 for topic in sorted(self.topics) if self.entries[topic][0] == component]
-                    for component in ("core", "torch")}
-        self.assertEqual("\n".join(rows), "\n".join(expected["torch"] + expected["core"]))
+                    for component in ("torch", "core", "testing-torch", "testing")}
+        self.assertEqual("\n".join(rows), "\n".join(sum(expected.values(), [])))
 
     def test_programs_include_topic_headers_only(self):
         included = {(name, header) for name, text in programs() for header in INCLUDE.findall(text)}
@@ -274,7 +288,7 @@ class InstalledHeaders(unittest.TestCase):
         """docs/decisions/0025: of the public headers above the torch line."""
         broken = []
         for header, entry in self.entries.items():
-            if entry != ("torch", "part"):
+            if entry not in (("torch", "part"), ("testing-torch", "part")):
                 continue
             for signature in public_signatures((ROOT / header).read_text()):
                 broken += [f"{header}: {what}: {signature}" for what, pattern in FORBIDDEN.items()

@@ -7,6 +7,7 @@ loop in a function. `...` stands for code that the guide leaves out. What a bloc
 declare is in guide_context.h, in the namespace of its page; that of the topic headers is any_topic.
 """
 
+import itertools
 import pathlib
 import re
 import subprocess
@@ -27,8 +28,9 @@ def blocks_of(page):
     """The line in the page at which each block begins, and its lines."""
     lines = page.read_text().splitlines()
     if page.suffix == ".h":
-        end = lines.index("// Declares:")
-        example = [number for number, line in enumerate(lines[:end], 1) if line.startswith("//   ")]
+        # The lists that follow the example are indented as it is, where an item has several lines.
+        before = itertools.takewhile(lambda line: line not in ("// Declares:", "#pragma once"), lines)
+        example = [number for number, line in enumerate(before, 1) if line.startswith("//   ")]
         yield example[0], [line[len("//   "):] for line in lines[example[0] - 1:example[-1]]]
         return
     first = None

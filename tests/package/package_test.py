@@ -47,8 +47,8 @@ class Package(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="cadre-package-"))
         cls.addClassCleanup(shutil.rmtree, cls.folder)
-        only_core = ["--component", "core"] if options.component == "core" else []
-        run(options.cmake, "--install", options.build, "--prefix", cls.folder / "first", "--strip", *only_core)
+        for part in [["--component", "core"], ["--component", "testing"]] if options.component == "core" else [[]]:
+            run(options.cmake, "--install", options.build, "--prefix", cls.folder / "first", "--strip", *part)
         cls.prefix = cls.folder / "moved"
         (cls.folder / "first").rename(cls.prefix)
         cls.files = [p for p in cls.prefix.rglob("*") if p.is_file()]
@@ -114,7 +114,7 @@ class Package(unittest.TestCase):
 
     def test_headers_are_those_of_the_list(self):
         text = (pathlib.Path(options.source) / "docs/installed-headers.txt").read_text()
-        components = {"core": "core", "torch": "core|torch"}[options.component]
+        components = {"core": "core|testing", "torch": "core|torch|testing|testing-torch"}[options.component]
         listed = set(re.findall(rf"^(?:{components}) +\w+ +(\S+)$", text, re.M))
         listed = {header.removeprefix("include/") for header in listed}
         self.assertGreater(len(listed), 10)
@@ -124,7 +124,8 @@ class Package(unittest.TestCase):
     def test_a_topic_header_alone_compiles(self):
         """Each of the core's, and NUM_TORCH_TOPICS of torch's: tools/tidy --headers compiles all of them."""
         text = (pathlib.Path(options.source) / "docs/installed-headers.txt").read_text()
-        topics = sorted(re.findall(rf"^{options.component} +topic +include/(\S+)$", text, re.M))
+        components = {"core": "(?:core|testing)", "torch": "(?:torch|testing-torch)"}[options.component]
+        topics = sorted(re.findall(rf"^{components} +topic +include/(\S+)$", text, re.M))
         self.assertGreater(len(topics), 10)
         flags = []
         if options.component == "torch":
@@ -177,7 +178,7 @@ class Package(unittest.TestCase):
         code, said = self.configure_text(
             "unknown", 'find_package(Cadre COMPONENTS gpu)\nmessage(STATUS "because ${Cadre_NOT_FOUND_MESSAGE}")\n')
         self.assertEqual(code, 0, said)
-        self.assertIn('because Cadre has no component "gpu": there are core and torch', said)
+        self.assertIn('because Cadre has no component "gpu": there are core, torch and testing', said)
 
     @unittest.skipUnless(options.component == "torch", "the part above the core")
     def test_a_torch_that_is_missing_or_another_is_named(self):
@@ -243,7 +244,8 @@ class Package(unittest.TestCase):
             self.assertIn(f"{name}: found=1 {zips}/right {version}", said)
 
     def test_libraries_have_a_version_in_their_name(self):
-        for name in {"core": ["cadre_core"], "torch": ["cadre_core", "cadre"]}[options.component]:
+        for name in {"core": ["cadre_core", "cadre_testing"],
+                     "torch": ["cadre_core", "cadre_testing", "cadre"]}[options.component]:
             library = self.prefix / f"lib/lib{name}.so"
             soname = re.search(r"SONAME.*\[(\S+)\]", run("readelf", "-d", library).stdout)[1]
             self.assertRegex(soname, rf"^lib{name}\.so\.0\.\d+$")
@@ -275,6 +277,23 @@ class Package(unittest.TestCase):
         self.assertNotRegex(run("readelf", "-d", program).stdout, "(torch|c10)")
         self.assertEqual(run(program).stdout, "sum 1 on 1 ranks\n")
         self.assertEqual(self.run_on_two(program), ["[0] sum 3 on 2 ranks", "[1] sum 3 on 2 ranks"])
+
+    @unittest.skipUnless(options.component == "core", "the core's part")
+    def test_a_test_of_ranks_without_torch(self):
+        self.assertIn((HERE / "testing/CMakeLists.txt").read_text().split("\n", 2)[2], self.guide("testing-programs"))
+        program = self.build("testing", "sum_test")
+        self.assertNotRegex(run("readelf", "-d", program).stdout, "(torch|c10|gtest)")
+        self.assertEqual(run(program).stdout, "rank 0, rank 1; simulator right; rank 7 of 1000 has 5\n")
+
+    @unittest.skipUnless(options.component == "core", "the core's part")
+    def test_an_installation_without_the_testing_component_says_so(self):
+        prefix = self.folder / "only_core"
+        run(options.cmake, "--install", options.build, "--prefix", prefix, "--strip", "--component", "core")
+        self.assertFalse([p for p in prefix.rglob("*") if "testing" in p.name.lower() or p.name == "sim"])
+        code, said = self.configure_text("no_testing", "find_package(Cadre REQUIRED COMPONENTS testing)\n",
+                                         f"-DCMAKE_PREFIX_PATH={prefix}")
+        self.assertNotEqual(code, 0)
+        self.assertIn('this installation of Cadre has no component "testing"', said)
 
     def test_the_script_draws_what_the_command_writes(self):
         command = [self.prefix / "bin/cadre", "schedule", "--name", "1f1b", "--ranks", "2", "--microbatches", "3"]
@@ -316,6 +335,12 @@ class Package(unittest.TestCase):
     @unittest.skipUnless(options.component == "torch", "the part above the core")
     def test_a_program_without_symbols_of_torch_starts(self):
         run(self.build("barrier", "barrier"))
+
+    @unittest.skipUnless(options.component == "torch", "the part above the core")
+    def test_a_test_of_ranks_with_tensors(self):
+        self.assertIn((HERE / "testing_groups/CMakeLists.txt").read_text().split("\n", 2)[2], self.guide("testing-programs"))
+        program = self.build("testing_groups", "training_test")
+        self.assertEqual(run(program).stdout, "rank 0, rank 1; fake: sum 48, rank 1 of 4\n")
 
     @unittest.skipUnless(options.component == "torch", "the part above the core")
     def test_every_call_of_group_is_used_from_outside(self):

@@ -19,7 +19,7 @@
 #include "cadre/core/store/tcp/tcp_store_server.h"
 #include "cadre/testing/core/namespaces.h"
 #include "cadre/testing/core/process_job.h"
-#include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/process_ranks.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre {

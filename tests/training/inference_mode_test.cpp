@@ -18,6 +18,7 @@
 #include "cadre/parallel/zero/zero_redundancy_optimizer.h"
 #include "cadre/tensor/optim/optimizers.h"
 #include "cadre/testing/torch/process_group_ranks.h"
+#include "cadre/testing/torch/rank_expectations.h"
 
 namespace cadre {
 namespace {

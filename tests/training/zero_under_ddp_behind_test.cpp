@@ -92,7 +92,7 @@ TEST(ZeroUnderDdp, WhatElseHoldsTheMemoryOfAParameterIsLogged) {
           const ZeroRedundancyOptimizer<SGD> none(torch::nn::Linear(2, 2)->named_parameters(),
                                                   group, torch::optim::SGDOptions(0.1));
         },
-        log);
+        {.log = log});
     EXPECT_TRUE(result.ok()) << result.failures();
     EXPECT_THAT(log->get(),
                 ElementsAre(AllOf(HasSubstr(is_whole ? "zero tensors that are not registered"

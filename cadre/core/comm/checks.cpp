@@ -4,6 +4,7 @@
 
 #include "cadre/core/base/error.h"
 #include "cadre/core/base/format.h"
+#include "cadre/core/comm/communicator_impl.h"
 
 namespace cadre {
 
@@ -33,6 +34,14 @@ void check_peer(const Communicator& group, std::string_view call, Rank peer) {
   if (peer != group.rank()) return;
   throw refusal_of(group, call,
                    format("the peer {} is this rank itself; copy the data instead", peer));
+}
+
+void check_has_peers(const Communicator& group, std::string_view call, std::string_view remedy) {
+  if (!CommunicatorParts::impl_of(group).is_lone()) return;
+  throw refusal_of(group, call,
+                   format("the other ranks of this group do not exist, its engine stands in for "
+                          "them in collectives only; {}",
+                          remedy));
 }
 
 }  // namespace cadre

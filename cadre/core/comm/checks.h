@@ -22,5 +22,8 @@ void check_elements(const Communicator& group, std::string_view call, ConstBytes
                     DType dtype);
 // Checks that the peer of a message is another rank of the group.
 CADRE_EXPORT void check_peer(const Communicator& group, std::string_view call, Rank peer);
+// Refuses a call that needs more of the other ranks than collectives on a group of which only this
+// rank exists (groups/lone_group.h).
+void check_has_peers(const Communicator& group, std::string_view call, std::string_view remedy);
 
 }  // namespace cadre

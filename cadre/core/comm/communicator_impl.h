@@ -62,6 +62,8 @@ class Communicator::Impl {
        GroupIdentity identity_in, GroupMembers members_in);
   ~Impl();
 
+  // Returns whether no other member exists (groups/lone_group.h).
+  bool is_lone() const { return world_size > 1 && fabric->plane() == nullptr; }
   // Returns whether the members communicate through the host's memory. Throws if that was demanded
   // and is impossible.
   bool uses_host_memory() const;
@@ -118,7 +120,7 @@ class Communicator::Impl {
   std::unique_ptr<CollectiveRunner> runner;
   // Shared with Works, which may outlive the group.
   std::shared_ptr<OperationQueue> queue;
-  std::shared_ptr<MessageQueue> messages;       // null for a world of one
+  std::shared_ptr<MessageQueue> messages;       // null without peers
   std::atomic<uint32_t> num_message_spaces{0};  // reserved so far; see message_calls.h
 
  private:

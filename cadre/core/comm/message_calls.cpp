@@ -12,6 +12,8 @@
 namespace cadre {
 namespace {
 
+constexpr std::string_view kNoMessages = "send messages in a group of ranks that run";
+
 // The contribution of one rank to a reservation.
 struct Reservation {
   uint64_t num_reserved = 0;
@@ -72,6 +74,7 @@ Rank run_message(const Communicator& group, const MessageSpace& space, const Mes
   Communicator::Impl& impl = CommunicatorParts::impl_of(group);
   check_message(message, group, options.call);
   impl.check_open(name_of_call(message, options));
+  check_has_peers(group, name_of_call(message, options), kNoMessages);
   return impl.messages->run(message, space, options);
 }
 
@@ -82,6 +85,7 @@ std::vector<Work> issue_messages(const Communicator& group, const MessageSpace& 
   for (const MessageCall& message : messages) check_message(message, group, options.call);
   if (messages.empty()) return {};  // also in a world of one, which has no messages
   impl.check_open(name_of_call(messages.front(), options));
+  check_has_peers(group, name_of_call(messages.front(), options), kNoMessages);
   return impl.messages->issue(messages, space, options);
 }
 

@@ -15,9 +15,9 @@
 
 #include "cadre/core/collective/backend.h"
 #include "cadre/core/comm/communicator.h"
+#include "cadre/core/comm/groups/lone_group.h"
 #include "cadre/testing/core/fake_stream_backend.h"
-#include "cadre/testing/core/lone_group.h"
-#include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/process_ranks.h"
 
 namespace cadre {
 namespace {
@@ -89,7 +89,7 @@ class PluginEngineTest : public ::testing::Test {
     options.backend = [make](const BackendSetup& setup) -> Result<std::unique_ptr<Backend>> {
       return std::unique_ptr<Backend>(make(setup));
     };
-    return testing::make_lone_group(system_, 2, options);
+    return make_lone_group(system_, 2, options);
   }
   std::unique_ptr<Communicator> make_later_group() {
     return make_group([gate = gate_](const BackendSetup& setup) {

@@ -9,8 +9,8 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/comm/communicator.h"
 #include "cadre/core/rendezvous/tcp_rendezvous.h"
+#include "cadre/testing/core/process_ranks.h"
 #include "cadre/testing/core/program_file.h"
-#include "cadre/testing/core/ranks.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre {

@@ -60,19 +60,21 @@ Fabric::Fabric(Key, os::System& system, const Membership& membership,
 
 Result<std::shared_ptr<Fabric>> Fabric::connect(os::System& system, const Membership& membership,
                                                 const FabricSettings& settings, Deadline deadline) {
+  if (membership.world_size == 1) return stand_alone(system, membership, settings);
   auto fabric = std::make_shared<Fabric>(Key(), system, membership, settings);
-  if (membership.world_size == 1) {
-    fabric->stand_alone();
-  } else {
-    CADRE_RETURN_IF_ERROR(fabric->connect_ranks(membership, settings, deadline));
-  }
+  CADRE_RETURN_IF_ERROR(fabric->connect_ranks(membership, settings, deadline));
   return fabric;
 }
 
-void Fabric::stand_alone() {
-  layout_ = std::make_shared<const Layout>(std::vector{address_of_this_process(system_)});
-  obstacle_ = "a world of one shares memory with nobody";
-  cells_ = std::make_unique<StatusCells>(page_, 0);
+std::shared_ptr<Fabric> Fabric::stand_alone(os::System& system, const Membership& membership,
+                                            const FabricSettings& settings) {
+  auto fabric = std::make_shared<Fabric>(Key(), system, membership, settings);
+  const wire::RankAddress address = address_of_this_process(system);
+  fabric->layout_ = std::make_shared<const Layout>(
+      std::vector(static_cast<size_t>(membership.world_size), address));
+  fabric->obstacle_ = "a process without peers shares memory with nobody";
+  fabric->cells_ = std::make_unique<StatusCells>(fabric->page_, 0);
+  return fabric;
 }
 
 Status Fabric::connect_ranks(const Membership& membership, const FabricSettings& settings,

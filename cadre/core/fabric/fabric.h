@@ -59,6 +59,11 @@ class Fabric {
   // Collective over the membership.
   static Result<std::shared_ptr<Fabric>> connect(os::System& system, const Membership& membership,
                                                  const FabricSettings& settings, Deadline deadline);
+  // Makes the fabric of a process without peers. The layout has all ranks of the membership, as
+  // ranks of this process, because a group whose engine stands in for the others
+  // (comm/groups/lone_group.h) has more than one.
+  static std::shared_ptr<Fabric> stand_alone(os::System& system, const Membership& membership,
+                                             const FabricSettings& settings);
   Fabric(Key, os::System& system, const Membership& membership, const FabricSettings& settings);
   ~Fabric();
   Fabric(const Fabric&) = delete;
@@ -74,9 +79,9 @@ class Fabric {
 
   FlightFiles& flight_files() { return flight_files_; }
 
-  // Null for a world of one.
+  // Null for a process without peers.
   ControlPlane* plane() const { return plane_.get(); }
-  // Null for a world of one.
+  // Null for a process without peers.
   TcpLinks* links() const { return links_.get(); }
   const std::shared_ptr<TcpLinks>& shared_links() const { return links_; }
   // Returns the errors of groups that were found after the close() of the group.
@@ -113,7 +118,6 @@ class Fabric {
  private:
   Status connect_ranks(const Membership& membership, const FabricSettings& settings,
                        Deadline deadline);
-  void stand_alone();
   void close(Deadline deadline);
   void withdraw_memory();
   void start_plane(FabricConnections connections, const Membership& membership,

@@ -10,7 +10,7 @@
 #include "cadre/core/os/host/host_info.h"
 #include "cadre/core/os/native/segment.h"
 #include "cadre/testing/core/leftovers.h"
-#include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/process_ranks.h"
 #include "cadre/testing/core/scarce_memory.h"
 
 namespace cadre {

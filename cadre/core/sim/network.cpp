@@ -21,11 +21,11 @@ bool is_any(const std::string& host) {
   return host == "0.0.0.0" || host == "::";
 }
 
+}  // namespace
+
 std::string address_of_host(int host) {
   return cadre::format("10.0.0.{}", host + 1);
 }
-
-}  // namespace
 
 // A connection that is being made; shared by the caller and the packets under way.
 struct Network::Attempt {

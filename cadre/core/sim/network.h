@@ -28,6 +28,9 @@ struct ListenPoint {
   std::vector<std::shared_ptr<Connection>> backlog;
 };
 
+// Returns the numeric address of a host.
+std::string address_of_host(int host);
+
 class Network {
  public:
   Network(Scheduler& scheduler, const SimOptions& options, FaultCounts& counts);

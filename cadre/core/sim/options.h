@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cadre/core/base/deadline.h"
+#include "cadre/core/base/export.h"
 
 namespace cadre::sim {
 
@@ -30,7 +31,7 @@ enum class FaultKind {
   kContinue,      // a stopped rank went on, as by SIGCONT
 };
 inline constexpr int kNumFaultKinds = 11;
-std::string_view to_string(FaultKind kind);
+CADRE_EXPORT std::string_view to_string(FaultKind kind);
 
 class FaultCounts {
  public:

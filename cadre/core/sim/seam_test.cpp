@@ -10,6 +10,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/process_ranks.h"
 #include "cadre/testing/core/seeds.h"
 #include "cadre/testing/core/simulator_ranks.h"
 

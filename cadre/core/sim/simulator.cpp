@@ -63,6 +63,10 @@ os::System& Simulator::system(int rank) {
   return *systems_[static_cast<size_t>(rank)];
 }
 
+std::string Simulator::host_address(int rank) const {
+  return address_of_host(world_->network.host_of(rank));
+}
+
 SimResult Simulator::run(const std::function<void(os::System& system, int rank)>& rank_main) {
   SimResult result;
   result.ranks.resize(systems_.size());

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/core/base/export.h"
 #include "cadre/core/os/system.h"
 #include "cadre/core/sim/options.h"
 
@@ -49,7 +50,7 @@ struct SimResult {
   std::string failure;  // why the simulation was ended before the ranks; else empty
 };
 
-class Simulator {
+class CADRE_EXPORT Simulator {
  public:
   // Throws Error(kInvalidArgument) if the options have no rank, or a fault names a rank or host
   // that does not exist.
@@ -58,6 +59,8 @@ class Simulator {
 
   int num_ranks() const { return static_cast<int>(systems_.size()); }
   os::System& system(int rank);
+  // Returns the numeric address at which other hosts reach the rank's host: "10.0.0.1" for host 0.
+  std::string host_address(int rank) const;
 
   // Runs every rank's main function to its end. Called once for each Simulator.
   SimResult run(const std::function<void(os::System& system, int rank)>& rank_main);

@@ -12,7 +12,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/io/fd.h"
-#include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/process_ranks.h"
 #include "cadre/testing/core/tcp_store_fixture.h"
 
 namespace cadre {

@@ -170,23 +170,23 @@ TEST(DdpFreezing, OnOneRankOnlyIsNamedOnAllRanks) {
 
 TEST(DdpFreezing, OnAllRanksLeavesTheGradientAndIsNotCalledUnused) {
   const auto log = std::make_shared<LogLines>();
-  const auto result = run_groups(
-      3,
-      [](const ProcessGroup& group, std::string&) {
-        Freezing ranks(group);
-        ranks.freeze(true);
-        ranks.step();
-        require(!ranks.gradient_of_b().defined(), "none before, none after");
-        ranks.freeze(false);
-        ranks.zero_grad();
-        ranks.step();
-        ranks.freeze(true);
-        const Tensor before = ranks.gradient_of_b().clone();
-        ranks.step();
-        require_mean(ranks.gradient_of_a(), 4, "a goes on");
-        require(torch::equal(ranks.gradient_of_b(), before), "b keeps its bits");
-      },
-      log);
+  const auto result =
+      run_groups(3,
+                 [](const ProcessGroup& group, std::string&) {
+                   Freezing ranks(group);
+                   ranks.freeze(true);
+                   ranks.step();
+                   require(!ranks.gradient_of_b().defined(), "none before, none after");
+                   ranks.freeze(false);
+                   ranks.zero_grad();
+                   ranks.step();
+                   ranks.freeze(true);
+                   const Tensor before = ranks.gradient_of_b().clone();
+                   ranks.step();
+                   require_mean(ranks.gradient_of_a(), 4, "a goes on");
+                   require(torch::equal(ranks.gradient_of_b(), before), "b keeps its bits");
+                 },
+                 {.log = log});
   EXPECT_TRUE(result.ok()) << result.failures();
   EXPECT_THAT(log->get(), ::testing::Not(::testing::Contains(HasSubstr("unused"))));
 }

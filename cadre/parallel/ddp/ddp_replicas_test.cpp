@@ -92,7 +92,7 @@ TEST(DdpReplicas, UnusedParametersAreNamedOnceWithTheirRanks) {
           model(ones_times(1), used).backward();
         }
       },
-      log));
+      {.log = log}));
   EXPECT_THAT(log->get(), ::testing::ElementsAre(::testing::StartsWith(
                               "ddp backward left parameters unused count=2 names=\"b (ranks 0, 2); "
                               "c (all ranks)\" effect=")));
@@ -109,13 +109,12 @@ TEST(DdpReplicas, OnlyTheFirstUnusedParametersAreNamed) {
     std::vector<Tensor> weights;
   };
   const auto log = std::make_shared<testing::LogLines>();
-  expect_ok(run_groups(
-      2,
-      [](const ProcessGroup& group, std::string&) {
-        DistributedDataParallel model{std::make_shared<Wide>(), group};
-        model(torch::ones({1}, kDouble)).backward();
-      },
-      log));
+  expect_ok(run_groups(2,
+                       [](const ProcessGroup& group, std::string&) {
+                         DistributedDataParallel model{std::make_shared<Wide>(), group};
+                         model(torch::ones({1}, kDouble)).backward();
+                       },
+                       {.log = log}));
   ASSERT_EQ(log->get().size(), 1u);
   EXPECT_THAT(log->get()[0], HasSubstr("count=29 names=\"w0 (all ranks); w1"));
   EXPECT_THAT(log->get()[0], HasSubstr("; w19 (all ranks); ...\""));
@@ -194,13 +193,13 @@ TEST(DdpReplicas, AnExceptionOnOneRankReachesAllAndTheNextStepIsRight) {
 // on the way out do not claim that the program called abort().
 TEST(DdpReplicas, AnExceptionThatEndsARankIsNotLoggedAsACallOfAbort) {
   const auto log = std::make_shared<testing::LogLines>();
-  const auto result = run_groups(
-      2,
-      [](const ProcessGroup& group, std::string&) {
-        DistributedDataParallel model{std::make_shared<Armed>(), group, small_buckets()};
-        model(ones_times(1), group.rank() == 1).backward();
-      },
-      log);
+  const auto result =
+      run_groups(2,
+                 [](const ProcessGroup& group, std::string&) {
+                   DistributedDataParallel model{std::make_shared<Armed>(), group, small_buckets()};
+                   model(ones_times(1), group.rank() == 1).backward();
+                 },
+                 {.log = log});
   EXPECT_THAT(result.ranks[1].failure, HasSubstr("bomb"));
   EXPECT_FALSE(result.ranks[0].failure.empty());
   for (const std::string& line : log->get()) {
@@ -349,30 +348,30 @@ using Weights = std::vector<Tensor>;
 void run_over_tcp(int from, int to, const std::optional<BucketLayout>& layout, Weights& weights,
                   std::optional<BucketLayout>& learned) {
   std::vector<Weights> by_rank(kReplicaWorld);
-  const auto result = run_groups(
-      kReplicaWorld,
-      [&](const ProcessGroup& group, std::string& output) {
-        const auto net = std::make_shared<OutOfOrder>();
-        for (size_t i = 0; i < weights.size(); ++i) {
-          const torch::NoGradGuard no_grad;
-          net->parameters()[i].copy_(weights[i]);
-        }
-        DistributedDataParallelOptions options;
-        options.layout = layout;
-        DistributedDataParallel model{net, group, options};
-        torch::optim::SGD optimizer(net->parameters(), 0.05);
-        for (int step = from; step < to; ++step) {
-          optimizer.zero_grad();
-          const Tensor seeds = torch::arange(280) + 1000.0 * step + 300.0 * group.rank();
-          model(torch::sin(seeds * seeds).view({4, 70})).pow(2).mean().backward();
-          optimizer.step();
-        }
-        for (const Tensor& parameter : net->parameters()) {
-          by_rank[group.rank()].push_back(parameter.detach().clone());
-        }
-        output = model.learned_layout()->to_string();
-      },
-      /*log=*/nullptr, TransportChoice::kTcp);
+  const auto result =
+      run_groups(kReplicaWorld,
+                 [&](const ProcessGroup& group, std::string& output) {
+                   const auto net = std::make_shared<OutOfOrder>();
+                   for (size_t i = 0; i < weights.size(); ++i) {
+                     const torch::NoGradGuard no_grad;
+                     net->parameters()[i].copy_(weights[i]);
+                   }
+                   DistributedDataParallelOptions options;
+                   options.layout = layout;
+                   DistributedDataParallel model{net, group, options};
+                   torch::optim::SGD optimizer(net->parameters(), 0.05);
+                   for (int step = from; step < to; ++step) {
+                     optimizer.zero_grad();
+                     const Tensor seeds = torch::arange(280) + 1000.0 * step + 300.0 * group.rank();
+                     model(torch::sin(seeds * seeds).view({4, 70})).pow(2).mean().backward();
+                     optimizer.step();
+                   }
+                   for (const Tensor& parameter : net->parameters()) {
+                     by_rank[group.rank()].push_back(parameter.detach().clone());
+                   }
+                   output = model.learned_layout()->to_string();
+                 },
+                 {.transport = TransportChoice::kTcp});
   ASSERT_TRUE(result.ok()) << result.failures();
   for (size_t i = 0; i < by_rank[0].size(); ++i) {
     EXPECT_TRUE(torch::equal(by_rank[0][i], by_rank[2][i])) << "all ranks have the same bits";

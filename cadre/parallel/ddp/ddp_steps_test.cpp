@@ -408,21 +408,21 @@ TEST(DdpTwoModelsMean, OfDifferentWrappersIsAnErrorOnAllRanks) {
 
 TEST(DdpSteps, ForwardsLeftBehindOnAllRanksAreLoggedOnceByRankZero) {
   const auto log = std::make_shared<testing::LogLines>();
-  const auto result = run_groups(
-      2,
-      [](const ProcessGroup& group, std::string&) {
-        Model model{std::make_shared<Scale>(), group};
-        model(rows(1)).sum().backward();
-        // One mistake on each rank: an evaluation with gradients, and a step that is left out.
-        if (group.rank() == 1) model(rows(1));
-        for (int step = 1; step <= 4; ++step) {
-          const Tensor loss = model(rows(step)).sum();
-          if ((group.rank() == 0 && step == 1) || step == 3) continue;
-          if (group.rank() == 1 && step == 4) continue;
-          loss.backward();
-        }
-      },
-      log);
+  const auto result = run_groups(2,
+                                 [](const ProcessGroup& group, std::string&) {
+                                   Model model{std::make_shared<Scale>(), group};
+                                   model(rows(1)).sum().backward();
+                                   // One mistake on each rank: an evaluation with gradients, and a
+                                   // step that is left out.
+                                   if (group.rank() == 1) model(rows(1));
+                                   for (int step = 1; step <= 4; ++step) {
+                                     const Tensor loss = model(rows(step)).sum();
+                                     if ((group.rank() == 0 && step == 1) || step == 3) continue;
+                                     if (group.rank() == 1 && step == 4) continue;
+                                     loss.backward();
+                                   }
+                                 },
+                                 {.log = log});
   std::vector<std::string> lines;
   for (const std::string& line : log->get()) {
     if (line.find("left behind") != std::string::npos) lines.push_back(line);

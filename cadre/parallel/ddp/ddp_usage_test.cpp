@@ -190,18 +190,18 @@ using Step = std::function<void(DistributedDataParallel<nn::LinearImpl>& model,
 
 void expect_nothing_left_behind(const char* name, const Step& step) {
   const auto log = std::make_shared<testing::LogLines>();
-  const auto result = run_groups(
-      2,
-      [&](const ProcessGroup& group, std::string&) {
-        DistributedDataParallel model{small_linear(), group};
-        DistributedDataParallel critic{small_linear(), group};
-        for (int round = 0; round < 3; ++round) {
-          step(model, critic, torch::full({2, 1}, 1.0 + group.rank(), kDouble));
-          model.zero_grad();
-          critic.zero_grad();
-        }
-      },
-      log);
+  const auto result =
+      run_groups(2,
+                 [&](const ProcessGroup& group, std::string&) {
+                   DistributedDataParallel model{small_linear(), group};
+                   DistributedDataParallel critic{small_linear(), group};
+                   for (int round = 0; round < 3; ++round) {
+                     step(model, critic, torch::full({2, 1}, 1.0 + group.rank(), kDouble));
+                     model.zero_grad();
+                     critic.zero_grad();
+                   }
+                 },
+                 {.log = log});
   EXPECT_TRUE(result.ok()) << name << ": " << result.failures();
   EXPECT_THAT(log->get(), Not(Contains(HasSubstr("left behind")))) << name;
 }

@@ -57,16 +57,16 @@ TEST(FsdpBehind, ATieByMemoryAcrossUnitsIsRefusedOnAllRanks) {
 TEST(FsdpBehind, WhatElseHoldsTheMemoryOfAParameterIsLogged) {
   for (const bool is_tied : {false, true}) {
     const auto log = std::make_shared<LogLines>();
-    const auto result = run_groups(
-        1,
-        [&](const ProcessGroup& group, std::string&) {
-          const auto first = std::make_shared<Stack>();
-          const auto second = std::make_shared<Stack>();
-          if (is_tied) second->first->weight.set_data(first->second->weight.detach());
-          const FullyShardedDataParallel one{first, group, units_of_stack()};
-          const FullyShardedDataParallel other{second, group, units_of_stack()};
-        },
-        log);
+    const auto result =
+        run_groups(1,
+                   [&](const ProcessGroup& group, std::string&) {
+                     const auto first = std::make_shared<Stack>();
+                     const auto second = std::make_shared<Stack>();
+                     if (is_tied) second->first->weight.set_data(first->second->weight.detach());
+                     const FullyShardedDataParallel one{first, group, units_of_stack()};
+                     const FullyShardedDataParallel other{second, group, units_of_stack()};
+                   },
+                   {.log = log});
     EXPECT_TRUE(result.ok()) << result.failures();
     if (is_tied) {
       EXPECT_THAT(

@@ -409,26 +409,26 @@ TEST(FsdpUpdate, IsSeenByUnitsThatAreFull) {
 }
 
 TEST(FsdpMapped, IsGatheredWhereRanksShareNoMemory) {
-  const auto result = run_groups(
-      2,
-      [&](const ProcessGroup& group) {
-        std::vector<Snapshot> trained;
-        for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
-          Options options = every_unit();
-          options.form = form;
-          FullyShardedDataParallel model{std::make_shared<Tower>(2), group, options};
-          EXPECT_EQ(model.form(), ShardForm::kGathered);
-          ShardedOptimizer<SGD> optimizer{model, 0.1};
-          for (int i = 0; i < 3; ++i) {
-            optimizer.zero_grad();
-            model(rows_of(group, i)).pow(2).mean().backward();
-            optimizer.step();
-          }
-          trained.push_back(assembled_parameters(model, group));
-        }
-        expect_same_bits(trained[1], trained[0], "parameter");
-      },
-      TransportChoice::kTcp);
+  const auto result =
+      run_groups(2,
+                 [&](const ProcessGroup& group) {
+                   std::vector<Snapshot> trained;
+                   for (const ShardForm form : {ShardForm::kGathered, ShardForm::kMapped}) {
+                     Options options = every_unit();
+                     options.form = form;
+                     FullyShardedDataParallel model{std::make_shared<Tower>(2), group, options};
+                     EXPECT_EQ(model.form(), ShardForm::kGathered);
+                     ShardedOptimizer<SGD> optimizer{model, 0.1};
+                     for (int i = 0; i < 3; ++i) {
+                       optimizer.zero_grad();
+                       model(rows_of(group, i)).pow(2).mean().backward();
+                       optimizer.step();
+                     }
+                     trained.push_back(assembled_parameters(model, group));
+                   }
+                   expect_same_bits(trained[1], trained[0], "parameter");
+                 },
+                 {.transport = TransportChoice::kTcp});
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 

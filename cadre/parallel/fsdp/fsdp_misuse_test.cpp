@@ -392,14 +392,14 @@ TEST(FsdpMisuse, AllRanksMayChangeTheOrder) {
 TEST(FsdpMisuse, AModelWithoutUnitsIsLogged) {
   for (const bool has_units : {false, true}) {
     const auto log = std::make_shared<LogLines>();
-    const auto result = run_groups(
-        kRanks,
-        [&](const ProcessGroup& group, std::string&) {
-          const FullyShardedDataParallel model{
-              std::make_shared<Chain>(), group,
-              has_units ? units_of_chain() : FullyShardedDataParallelOptions()};
-        },
-        log);
+    const auto result =
+        run_groups(kRanks,
+                   [&](const ProcessGroup& group, std::string&) {
+                     const FullyShardedDataParallel model{
+                         std::make_shared<Chain>(), group,
+                         has_units ? units_of_chain() : FullyShardedDataParallelOptions()};
+                   },
+                   {.log = log});
     EXPECT_TRUE(result.ok()) << result.failures();
     if (has_units) {
       EXPECT_THAT(log->get(), ::testing::IsEmpty());

@@ -391,7 +391,7 @@ TEST(PipelineMessages, LargeOnesGoThroughEverySchedule) {
       }
     };
     for (const auto transport : {TransportChoice::kAuto, TransportChoice::kTcp}) {
-      const auto result = run_groups(kRanks, train, transport);
+      const auto result = run_groups(kRanks, train, {.transport = transport});
       EXPECT_TRUE(result.ok()) << info.name << ": " << result.failures();
     }
   }

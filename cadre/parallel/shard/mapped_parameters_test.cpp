@@ -261,19 +261,20 @@ TEST(MappedParameters, OfTwoOptimizersAreWrittenInTurn) {
 }
 
 TEST(MappedParameters, AreGatheredWhereRanksShareNoMemory) {
-  const auto result = run_groups(
-      2,
-      [](const ProcessGroup& group) {
-        ShardedTraining reference(group, {});
-        ShardedTraining training(group, mapped());
-        for (const auto& unit : training.units) {
-          require(!unit->is_mapped(), "gathered");
-          // Replicas of these shards on another host may be mapped, and must have the same length.
-          require(unit->layout().shard_numel() % 1024 == 0, "in whole pages");
-        }
-        require(training.train(5) == reference.train(5), "the losses");
-      },
-      TransportChoice::kTcp);
+  const auto result =
+      run_groups(2,
+                 [](const ProcessGroup& group) {
+                   ShardedTraining reference(group, {});
+                   ShardedTraining training(group, mapped());
+                   for (const auto& unit : training.units) {
+                     require(!unit->is_mapped(), "gathered");
+                     // Replicas of these shards on another host may be mapped, and must have the
+                     // same length.
+                     require(unit->layout().shard_numel() % 1024 == 0, "in whole pages");
+                   }
+                   require(training.train(5) == reference.train(5), "the losses");
+                 },
+                 {.transport = TransportChoice::kTcp});
   EXPECT_TRUE(result.ok()) << result.failures();
   const shard::FlatParameters flat(
       {{"weight", parameter_of(torch::ones({4}))}},
@@ -309,7 +310,7 @@ TEST(MappedParameters, ThatAreGatheredAreNotThereDuringAnUpdate) {
           require(torch::equal(part, torch::full_like(part, rank + 1)), "what its owner wrote");
         }
       },
-      TransportChoice::kTcp);
+      {.transport = TransportChoice::kTcp});
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 

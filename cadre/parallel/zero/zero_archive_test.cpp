@@ -165,21 +165,21 @@ class Descent : public torch::optim::Optimizer {
 // Steps with options that are equal, and then with ones that differ.
 template <typename Options>
 std::vector<std::string> step_with_other_options(const std::shared_ptr<testing::LogLines>& log) {
-  const auto result = run_groups(
-      2,
-      [](const ProcessGroup& group, std::string& output) {
-        Row row;
-        Zero<Descent<Options>> zero(row.named_parameters(), group, Options(0.1, 0.25));
-        for (int step = 0; step < 3; ++step) {
-          row.backward(step);
-          zero.step();
-        }
-        if (group.rank() == 1) {
-          static_cast<Options&>(zero.param_groups()[0].options()).decay = 0.5;
-        }
-        output = failure_of([&] { zero.step(); });
-      },
-      log);
+  const auto result =
+      run_groups(2,
+                 [](const ProcessGroup& group, std::string& output) {
+                   Row row;
+                   Zero<Descent<Options>> zero(row.named_parameters(), group, Options(0.1, 0.25));
+                   for (int step = 0; step < 3; ++step) {
+                     row.backward(step);
+                     zero.step();
+                   }
+                   if (group.rank() == 1) {
+                     static_cast<Options&>(zero.param_groups()[0].options()).decay = 0.5;
+                   }
+                   output = failure_of([&] { zero.step(); });
+                 },
+                 {.log = log});
   EXPECT_TRUE(result.ok()) << result.failures();
   return {result.ranks[0].output, result.ranks[1].output};
 }

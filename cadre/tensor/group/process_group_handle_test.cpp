@@ -31,13 +31,13 @@ using torch::Tensor;
 TEST(ProcessGroup, SaysWhatMovesItsBytes) {
   for (const auto& [choice, name] :
        {std::pair(TransportChoice::kAuto, "host"), std::pair(TransportChoice::kTcp, "net")}) {
-    const auto result = run_groups(
-        2,
-        [&, name = name](const ProcessGroup& group) {
-          const std::string_view actual = group.communicator().backend_name();
-          require(actual == name, actual);
-        },
-        choice);
+    const auto result = run_groups(2,
+                                   [&, name = name](const ProcessGroup& group) {
+                                     const std::string_view actual =
+                                         group.communicator().backend_name();
+                                     require(actual == name, actual);
+                                   },
+                                   {.transport = choice});
     EXPECT_TRUE(result.ok()) << result.failures();
   }
   EXPECT_TRUE(run_groups(1, [](const ProcessGroup& group) {

@@ -29,7 +29,7 @@ TEST(RankLog, WritesFromTheRanksThatWereChosenLineByLine) {
         group.barrier();
         RankLog(group, {.ranks = LoggingRanks::kAll}).error("bad sample");
       },
-      log);
+      {.log = log});
   EXPECT_TRUE(result.ok()) << result.failures();
   EXPECT_THAT(log->get(),
               ElementsAre("train loss 0.5", "train norm 2", "program slow disk",

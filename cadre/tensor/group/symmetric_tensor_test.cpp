@@ -73,7 +73,7 @@ TEST(SymmetricTensor, RefusalsAndTimeouts) {
         require(failure_of([&] { tensor.peer(1 - group.rank()); }).starts_with("kInvalidArgument"),
                 "is out of reach");
       },
-      TransportChoice::kTcp);
+      {.transport = TransportChoice::kTcp});
   EXPECT_TRUE(result.ok()) << result.failures();
   const auto late = run_groups(2, [](const ProcessGroup& group) {
     const auto tensor = SymmetricTensor::allocate(group, 4, torch::kInt);
@@ -137,7 +137,7 @@ TEST(SymmetricTensor, HasNoWholeWhereRanksShareNoMemoryOrNobodyAsksForIt) {
         require(parts.local().numel() == 1024, "its own");
         group.barrier();
       },
-      TransportChoice::kTcp);
+      {.transport = TransportChoice::kTcp});
   EXPECT_TRUE(over_tcp.ok()) << over_tcp.failures();
   const auto unasked = run_groups(2, [&](const ProcessGroup& group) {
     refused(SymmetricTensor::allocate(group, 1024, torch::kFloat));

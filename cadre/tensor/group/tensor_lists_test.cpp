@@ -24,7 +24,7 @@ class ListsOnRanks : public ::testing::TestWithParam<std::tuple<int, TransportCh
  protected:
   void expect_on_all(const std::function<void(const ProcessGroup&)>& body) {
     const auto& [world_size, transport] = GetParam();
-    const testing::RanksResult result = run_groups(world_size, body, transport);
+    const testing::RanksResult result = run_groups(world_size, body, {.transport = transport});
     EXPECT_TRUE(result.ok()) << result.failures();
   }
 };

@@ -159,7 +159,7 @@ void check_trials(const std::vector<int>& shape, std::vector<Trial> trials,
     for (Trial& trial : trials) run_trial(mesh, world.rank(), trial);
     mesh.close();
   };
-  const auto result = run_groups(num_ranks, body, transport);
+  const auto result = run_groups(num_ranks, body, {.transport = transport});
   ASSERT_TRUE(result.ok()) << result.failures();
   for (const Trial& trial : trials) {
     verify_trial(shape, trial);

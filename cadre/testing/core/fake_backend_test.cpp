@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/comm/groups/lone_group.h"
 #include "cadre/core/comm/groups/split.h"
 #include "cadre/core/store/hash_store.h"
-#include "cadre/testing/core/lone_group.h"
 #include "cadre/testing/core/ranks.h"
 
 namespace cadre::testing {

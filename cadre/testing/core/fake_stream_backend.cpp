@@ -176,4 +176,10 @@ BackendFactory fake_stream_backend(std::shared_ptr<FakePeers> peers,
   };
 }
 
+os::System& process_system() {
+  // Never destroyed, because an engine that cannot be aborted uses it until the process ends.
+  static os::System& system = *os::make_native_system().release();
+  return system;
+}
+
 }  // namespace cadre::testing

@@ -89,4 +89,9 @@ BackendFactory fake_stream_backend(
     std::shared_ptr<FakePeers> peers,
     std::shared_ptr<FakeCalls> calls = std::make_shared<FakeCalls>());
 
+// Returns this process's System, which is never destroyed. An engine that cannot be aborted (see
+// Backend) uses its group's System until the process ends, also after the group has left the
+// engine.
+os::System& process_system();
+
 }  // namespace cadre::testing

@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/core/comm/groups/lone_group.h"
 #include "cadre/core/store/hash_store.h"
 #include "cadre/testing/core/forwarding_system.h"
-#include "cadre/testing/core/lone_group.h"
-#include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/process_ranks.h"
 
 namespace cadre::testing {
 namespace {

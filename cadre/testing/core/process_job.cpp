@@ -14,6 +14,7 @@
 #include "cadre/core/os/io/fd.h"
 #include "cadre/core/store/tcp/tcp_store.h"
 #include "cadre/core/store/tcp/tcp_store_server.h"
+#include "cadre/testing/core/process_ranks.h"
 
 namespace cadre::testing {
 namespace {

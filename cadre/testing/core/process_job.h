@@ -10,7 +10,7 @@
 
 #include "cadre/core/comm/communicator.h"
 #include "cadre/core/rendezvous/rendezvous.h"
-#include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/process_ranks.h"
 
 namespace cadre::testing {
 

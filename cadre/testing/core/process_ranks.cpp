@@ -1,5 +1,7 @@
-// Ranks as forked processes: each writes its outcome into a pipe and ends; the parent reads until
-// all pipes have ended, kills what is left at the deadline, and reaps every child.
+#include "cadre/testing/core/process_ranks.h"
+
+// Each rank writes its outcome into a pipe and ends; the parent reads until all pipes have ended,
+// kills what is left at the deadline, and reaps every child.
 #include <fcntl.h>
 #include <signal.h>
 #include <string.h>
@@ -15,7 +17,6 @@
 #include "cadre/core/os/io/fd.h"
 #include "cadre/core/os/native/monotonic_clock.h"
 #include "cadre/core/os/native/poll.h"
-#include "cadre/testing/core/ranks.h"
 
 namespace cadre::testing {
 namespace {

@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/rendezvous/rendezvous.h"
+#include "cadre/core/store/hash_store.h"
 
 namespace cadre::testing {
 
@@ -23,19 +25,32 @@ std::string RanksResult::failures() const {
 RanksResult run_ranks_as_threads(int world_size, const RankMain& rank_main) {
   const std::unique_ptr<os::System> system = os::make_native_system();
   const os::Address rendezvous_address = make_rendezvous_address(*system);
+  const auto store = std::make_shared<HashStore>(*system);
   RanksResult result;
   result.ranks.resize(static_cast<size_t>(world_size));
   std::vector<std::unique_ptr<os::Thread>> threads;
   for (int rank = 0; rank < world_size; ++rank) {
     RankOutcome& outcome = result.ranks[static_cast<size_t>(rank)];
     threads.push_back(system->spawn(cadre::format("rank{}", rank), [&, rank] {
-      RankContext context{*system, rank, world_size, rendezvous_address, {}};
+      RankContext context{*system, rank, world_size, rendezvous_address, {}, store};
       outcome.failure = failure_of([&] { rank_main(context); });
       outcome.output = std::move(context.output);
     }));
   }
   for (const auto& thread : threads) thread->join();
   return result;
+}
+
+std::unique_ptr<Communicator> connect_ranks(RankContext& context,
+                                            const CommunicatorOptions& options, Duration timeout) {
+  CommunicatorOptions own = options;
+  if (own.listen_host.empty()) own.listen_host = context.listen_host;
+  return Communicator::connect(context.system,
+                               {.rank = context.rank,
+                                .world_size = context.world_size,
+                                .store = context.world_size > 1 ? context.store : nullptr,
+                                .job_token = "test"},
+                               own, context.system.deadline_in(timeout));
 }
 
 void require(bool condition, std::string_view what) {

@@ -1,24 +1,28 @@
-// Runs one function as several ranks: as threads, as processes or in the simulator.
+// Runs one function as several ranks, each a thread of this process.
 //
-// Threads: call from one thread; call run_ranks_as_processes from a process with no other thread,
-// because fork would not copy the others. Blocking: until all ranks have ended, or until the
-// deadline for processes. Lifetime: nothing is left behind: every thread is joined and every
-// process is reaped. Errors: what a rank throws is returned as text with its rank. A rank function
-// must report a wrong result by throwing (require()), because an EXPECT of a forked child never
-// reaches the parent.
+// Threads: call from one thread. Blocking: until all ranks have ended. Lifetime: nothing is left
+// behind: every thread is joined. Errors: what a rank throws is returned as text with its rank. A
+// rank that finds a wrong result throws (require()): then its group is destroyed, and the other
+// ranks end at once instead of waiting for it.
 #pragma once
 
 #include <chrono>
 #include <functional>
-#include <span>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "cadre/core/base/export.h"
 #include "cadre/core/base/types.h"
+#include "cadre/core/comm/communicator.h"
 #include "cadre/core/os/system.h"
+#include "cadre/core/store/store.h"
 
 namespace cadre::testing {
+
+// The limit of connecting and of each operation of the ranks of a test.
+inline constexpr Duration kRankTimeout = std::chrono::seconds(20);
 
 struct RankContext {
   os::System& system;
@@ -28,6 +32,10 @@ struct RankContext {
   os::Address rendezvous_address;
   // What the rank returns to the test.
   std::string output;
+  // The store that the ranks of this run share; null for ranks that are processes.
+  std::shared_ptr<Store> store = {};
+  // The address of this rank's host where there are several; else empty.
+  std::string listen_host = {};
 };
 
 using RankMain = std::function<void(RankContext&)>;
@@ -38,7 +46,7 @@ struct RankOutcome {
   int signal = 0;  // the signal that ended the process of the rank; 0 for threads
 };
 
-struct RanksResult {
+struct CADRE_EXPORT RanksResult {
   std::vector<RankOutcome> ranks;
 
   bool ok() const;
@@ -47,33 +55,26 @@ struct RanksResult {
 };
 
 // All ranks are threads of this process and share one native System.
-RanksResult run_ranks_as_threads(int world_size, const RankMain& rank_main);
+CADRE_EXPORT RanksResult run_ranks_as_threads(int world_size, const RankMain& rank_main);
 
-struct ProcessOptions {
-  // Ranks that have not ended after this time are killed and fail.
-  Duration time_limit = std::chrono::seconds(30);
-  // Called once when all ranks run, with their pids in rank order. It may kill or stop some of
-  // them.
-  std::function<void(std::span<const int> pids)> disturb;
-};
-
-// Each rank is a forked process with its own native System. A rank ends without running destructors
-// of the parent's objects or exit handlers.
-RanksResult run_ranks_as_processes(int world_size, const RankMain& rank_main,
-                                   const ProcessOptions& options = {});
+// Connects the group of all ranks of a run, which all call it. Without a listen_host in the options
+// it listens at the context's. REQUIRES: the context has a store.
+CADRE_EXPORT std::unique_ptr<Communicator> connect_ranks(
+    RankContext& context, const CommunicatorOptions& options = {.timeout = kRankTimeout},
+    Duration timeout = kRankTimeout);
 
 // Throws Error(kInternal) with `what` unless the condition holds.
-void require(bool condition, std::string_view what);
+CADRE_EXPORT void require(bool condition, std::string_view what);
 
 // Returns a unix address that no other run uses.
-os::Address make_rendezvous_address(os::System& system);
+CADRE_EXPORT os::Address make_rendezvous_address(os::System& system);
 
 // Runs the function and returns what it threw as "kCode: message"; an empty text if it returned.
-std::string failure_of(const std::function<void()>& body);
+CADRE_EXPORT std::string failure_of(const std::function<void()>& body);
 
 // Runs the function and returns the fields of the error that it threw, without unknown ones:
 // "kTimeout culprit=1 operation=all_reduce#2". Returns an empty text if it threw nothing. For tests
 // that do not compare messages.
-std::string failed_fields_of(const std::function<void()>& body);
+CADRE_EXPORT std::string failed_fields_of(const std::function<void()>& body);
 
 }  // namespace cadre::testing

@@ -4,9 +4,15 @@
 #include <signal.h>
 
 #include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "cadre/core/base/format.h"
 #include "cadre/testing/core/leftovers.h"
+#include "cadre/testing/core/process_ranks.h"
+#include "cadre/testing/core/simulator_ranks.h"
 
 namespace cadre::testing {
 namespace {
@@ -24,6 +30,60 @@ TEST(ThreadRanks, ReturnOutputsAndFailuresByRank) {
   EXPECT_EQ(result.ranks[0].output, "0 of 3");
   EXPECT_EQ(result.ranks[2].output, "2 of 3");
   EXPECT_EQ(leftovers_since(before), "");
+}
+
+int sum_over_ranks(Communicator& group) {
+  int sum = group.rank().value + 1;
+  const auto bytes = std::as_writable_bytes(std::span(&sum, 1));
+  group.all_reduce(bytes, bytes, DType::kInt32, ReduceOp::kSum);
+  return sum;
+}
+
+TEST(ThreadRanks, ConnectAGroup) {
+  for (const int world_size : {1, 3}) {
+    const RanksResult result = run_ranks_as_threads(world_size, [](RankContext& context) {
+      const auto group = connect_ranks(context);
+      context.output = cadre::format("{}", sum_over_ranks(*group));
+      group->close(context.system.deadline_in(kRankTimeout));
+    });
+    EXPECT_EQ(result.failures(), "");
+    EXPECT_EQ(result.ranks[0].output, world_size == 1 ? "1" : "6");
+  }
+}
+
+// The others do not wait until their deadline.
+TEST(ThreadRanks, ThatThrowEndTheOthers) {
+  const auto system = os::make_native_system();
+  const TimePoint begin = system->now();
+  const RanksResult result = run_ranks_as_threads(3, [](RankContext& context) {
+    const auto group = connect_ranks(context);
+    static_cast<void>(sum_over_ranks(*group));
+    require(context.rank != 1, "rank 1 has found a wrong number");
+    static_cast<void>(sum_over_ranks(*group));
+  });
+  EXPECT_EQ(result.ranks[1].failure, "kInternal: rank 1 has found a wrong number");
+  for (const size_t other : {0, 2}) {
+    EXPECT_NE(result.ranks[other].failure.find("kPeerLost"), std::string::npos)
+        << result.failures();
+    EXPECT_NE(result.ranks[other].failure.find("rank 1"), std::string::npos) << result.failures();
+  }
+  EXPECT_LT(system->now() - begin, kRankTimeout / 2);
+}
+
+TEST(SimulatedRanks, ConnectAGroupAcrossHostsAndRepeatBySeed) {
+  const auto run = [](uint64_t seed) {
+    return run_ranks_in_simulator(seed, {.ranks_per_host = {2, 1}}, 3, [](RankContext& context) {
+      const auto group = connect_ranks(context);
+      require(group->hosts() == std::vector({0, 0, 1}), "two hosts");
+      context.output = cadre::format("{}", sum_over_ranks(*group));
+      group->close(context.system.deadline_in(kRankTimeout));
+    });
+  };
+  const SimulatedRanksResult first = run(5);
+  EXPECT_EQ(first.failures(), "");
+  EXPECT_EQ(first.ranks[2].output, "6");
+  EXPECT_EQ(run(5).sim.history_hash, first.sim.history_hash);
+  EXPECT_NE(run(6).sim.history_hash, first.sim.history_hash);
 }
 
 TEST(ProcessRanks, ReturnOutputsAndFailuresByRank) {

@@ -1,6 +1,9 @@
 #include "cadre/testing/core/simulator_ranks.h"
 
+#include <memory>
+
 #include "cadre/core/base/format.h"
+#include "cadre/core/store/hash_store.h"
 
 namespace cadre::testing {
 namespace {
@@ -26,17 +29,26 @@ std::string describe(const sim::RankEnd& end) {
 SimulatedRanksResult run_ranks_in_simulator(uint64_t seed, sim::SimOptions options, int world_size,
                                             const RankMain& rank_main) {
   if (options.ranks_per_host.empty()) options.ranks_per_host = {world_size};
-  const os::Address address = options.ranks_per_host.size() == 1
+  const size_t num_hosts = options.ranks_per_host.size();
+  const os::Address address = num_hosts == 1
                                   ? os::Address{os::Address::Kind::kUnix, "cadre-test", 0}
                                   : os::Address{os::Address::Kind::kTcp, "node0", kRendezvousPort};
   sim::Simulator simulator(seed, std::move(options));
   require(simulator.num_ranks() == world_size,
           cadre::format("the hosts have {} ranks, the world has {}", simulator.num_ranks(),
                         world_size));
+  const bool has_hosts = num_hosts > 1;
+  const auto store = std::make_shared<HashStore>(simulator.system(0));
   SimulatedRanksResult result;
   result.ranks.resize(static_cast<size_t>(world_size));
   result.sim = simulator.run([&](os::System& system, int rank) {
-    RankContext context{system, rank, world_size, address, {}};
+    RankContext context{system,
+                        rank,
+                        world_size,
+                        address,
+                        {},
+                        store,
+                        has_hosts ? simulator.host_address(rank) : std::string()};
     rank_main(context);
     result.ranks[static_cast<size_t>(rank)].output = std::move(context.output);
   });

@@ -20,13 +20,13 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/core/comm/groups/lone_group.h"
 #include "cadre/core/comm/groups/split.h"
 #include "cadre/tensor/group/operands/dtype.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/testing/core/fake_backend.h"
 #include "cadre/testing/core/forwarding_system.h"
 #include "cadre/testing/core/intercepted_group.h"
-#include "cadre/testing/core/lone_group.h"
 
 namespace cadre::testing {
 

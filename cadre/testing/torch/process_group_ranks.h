@@ -1,79 +1,74 @@
-// Runs ranks as threads of a test, each with a group over a real Communicator.
+// Runs one function as several ranks of this process, each with a ProcessGroup of all of them: as
+// threads, or in the simulator.
 //
-// Threads: one for each rank. Blocking: until all ranks have ended; every operation of a rank ends
-// within kRankTimeout. Errors: what a rank throws is returned with its rank.
+// Threads: one for each rank, in which torch computes with one thread. Blocking: until all ranks
+// have ended; every operation of a rank ends within its timeout. Errors: what a rank throws is
+// returned with its rank. A rank that finds a wrong result throws (require()): then its group is
+// destroyed, and the other ranks end at once instead of waiting for it. The group is closed when
+// the function returns.
 #pragma once
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/ones.h>
-#include <gtest/gtest.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
-#include <vector>
+#include <utility>
 
 #include "cadre/core/base/log.h"
 #include "cadre/core/comm/communicator.h"
-#include "cadre/core/os/system.h"
-#include "cadre/core/store/hash_store.h"
+#include "cadre/core/sim/options.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/simulator_ranks.h"
 
 namespace cadre::testing {
 
-inline constexpr Duration kRankTimeout = std::chrono::seconds(20);
+struct RunGroupsOptions {
+  Duration timeout = kRankTimeout;    // limit of connecting and of each operation
+  std::shared_ptr<LogSink> log = {};  // log of all groups; null: messages are dropped
+  TransportChoice transport = TransportChoice::kAuto;  // kTcp: not through shared memory
+};
 
-// `body(group, output)`: the result has for each rank what the body writes to `output`. `log`: the
-// log of all groups, if it is not null.
-inline RanksResult run_groups(int world_size,
-                              const std::function<void(const ProcessGroup&, std::string&)>& body,
-                              const std::shared_ptr<LogSink>& log = nullptr,
-                              TransportChoice transport = TransportChoice::kAuto) {
-  const std::unique_ptr<os::System> system = os::make_native_system();
-  const auto store = std::make_shared<HashStore>(*system);
-  return run_ranks_as_threads(world_size, [&](RankContext& context) {
-    at::set_num_threads(1);
-    const Membership membership{.rank = context.rank,
-                                .world_size = world_size,
-                                .store = world_size > 1 ? store : nullptr,
-                                .job_token = "test"};
-    const ProcessGroup group(Communicator::connect(
-        context.system, membership, {.timeout = kRankTimeout, .transport = transport, .log = log},
-        context.system.deadline_in(kRankTimeout)));
-    body(group, context.output);
-    group.close();
-  });
+// The function of a rank, and the text that the rank returns to the test in RankOutcome::output.
+using GroupMain = std::function<void(const ProcessGroup& group, std::string& output)>;
+
+// Runs `body` on one rank of a run, with a group of all of them.
+inline void run_group_of_rank(RankContext& context, const GroupMain& body,
+                              const RunGroupsOptions& options) {
+  at::set_num_threads(1);
+  const ProcessGroup group(connect_ranks(
+      context, {.timeout = options.timeout, .transport = options.transport, .log = options.log},
+      options.timeout));
+  body(group, context.output);
+  group.close();
+}
+
+// All ranks are threads of this process.
+inline RanksResult run_groups(int world_size, const GroupMain& body,
+                              const RunGroupsOptions& options = {}) {
+  return run_ranks_as_threads(
+      world_size, [&](RankContext& context) { run_group_of_rank(context, body, options); });
 }
 
 // Does the same for a body that writes no output.
 inline RanksResult run_groups(int world_size, const std::function<void(const ProcessGroup&)>& body,
-                              TransportChoice transport = TransportChoice::kAuto) {
+                              const RunGroupsOptions& options = {}) {
   return run_groups(
-      world_size, [&](const ProcessGroup& group, std::string&) { body(group); }, nullptr,
-      transport);
+      world_size, [&](const ProcessGroup& group, std::string&) { body(group); }, options);
 }
 
-// Returns the sentence with which both ranks of a group of two refuse `wrap(module, group)`; it
-// must be the same on both. make_module: returns a pointer to a module with a layer `in`, whose
-// weight must keep its memory and sizes. The group must work afterwards.
-template <typename MakeModule, typename Wrap>
-std::string refusal_of_both_ranks(const MakeModule& make_module, const Wrap& wrap) {
-  const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
-    const auto module = make_module(group);
-    const at::Tensor& weight = module->in->weight;
-    const void* const memory = weight.const_data_ptr();
-    const std::vector<int64_t> sizes = weight.sizes().vec();
-    output = failure_of([&] { wrap(module, group); });
-    require(weight.const_data_ptr() == memory, "it has its memory");
-    require(weight.sizes() == sizes, "it is whole");
-    const at::Tensor sum = at::ones({1});
-    group.all_reduce(sum);
-    require(sum.item<float>() == 2, "the group works");
+// Runs the ranks in virtual time, in an order of threads and with a network and faults that the
+// seed and `simulation` determine: a failure is repeated by its seed. The body must wait only in
+// calls of Cadre: a thread of its own, a sleep or a lock that is held during a collective stops
+// the simulation. A timeout passes in virtual time, so at once.
+inline SimulatedRanksResult run_groups_in_simulator(uint64_t seed, sim::SimOptions simulation,
+                                                    int world_size, const GroupMain& body,
+                                                    const RunGroupsOptions& options = {}) {
+  return run_ranks_in_simulator(seed, std::move(simulation), world_size, [&](RankContext& context) {
+    run_group_of_rank(context, body, options);
   });
-  EXPECT_TRUE(result.ok()) << result.failures();
-  EXPECT_EQ(result.ranks[0].output, result.ranks[1].output);
-  return result.ranks[0].output;
 }
 
 }  // namespace cadre::testing

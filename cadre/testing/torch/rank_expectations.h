@@ -1,10 +1,13 @@
 // Expectations of tests whose ranks are threads: all ranks succeed, or a call on a rank is refused.
 #pragma once
 
+#include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "cadre/core/base/error.h"
 #include "cadre/testing/core/ranks.h"
@@ -24,6 +27,28 @@ inline void expect_on_ranks(int num_ranks, const std::function<void(const Proces
 inline void require_refused(const std::function<void()>& call, const std::string& sentence) {
   const std::string message = error_of(call, ErrorCode::kInvalidArgument);
   require(message.find(sentence) != std::string::npos, message);
+}
+
+// Returns the sentence with which both ranks of a group of two refuse `wrap(module, group)`; it
+// must be the same on both. make_module: returns a pointer to a module with a layer `in`, whose
+// weight must keep its memory and sizes. The group must work afterwards.
+template <typename MakeModule, typename Wrap>
+std::string refusal_of_both_ranks(const MakeModule& make_module, const Wrap& wrap) {
+  const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {
+    const auto module = make_module(group);
+    const at::Tensor& weight = module->in->weight;
+    const void* const memory = weight.const_data_ptr();
+    const std::vector<int64_t> sizes = weight.sizes().vec();
+    output = failure_of([&] { wrap(module, group); });
+    require(weight.const_data_ptr() == memory, "it has its memory");
+    require(weight.sizes() == sizes, "it is whole");
+    const at::Tensor sum = at::ones({1});
+    group.all_reduce(sum);
+    require(sum.item<float>() == 2, "the group works");
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+  EXPECT_EQ(result.ranks[0].output, result.ranks[1].output);
+  return result.ranks[0].output;
 }
 
 }  // namespace cadre::testing

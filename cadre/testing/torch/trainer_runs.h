@@ -81,7 +81,7 @@ class TrainerTest : public ::testing::Test {
           const TrainResult result = trainer.run();
           if (group.rank() == 0) run.result = result;
         },
-        /*log=*/nullptr, transport_);
+        {.transport = transport_});
     run.failures = ranks.failures();
     return run;
   }

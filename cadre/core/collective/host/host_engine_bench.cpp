@@ -19,7 +19,7 @@
 #include "cadre/core/collective/host/host_engine.h"
 #include "cadre/core/os/system.h"
 #include "cadre/testing/core/host_memories.h"
-#include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/process_ranks.h"
 
 namespace cadre {
 namespace {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "cadre/testing/core/host_engine_ranks.h"
+#include "cadre/testing/core/process_ranks.h"
 
 namespace cadre {
 namespace {

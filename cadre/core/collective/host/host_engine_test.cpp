@@ -12,6 +12,7 @@
 #include "cadre/core/collective/reduction_table.h"
 #include "cadre/testing/core/equal_bytes.h"
 #include "cadre/testing/core/host_engine_ranks.h"
+#include "cadre/testing/core/process_ranks.h"
 #include "cadre/testing/core/reference_reduction.h"
 
 namespace cadre {

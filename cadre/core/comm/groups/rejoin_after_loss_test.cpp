@@ -11,7 +11,7 @@
 #include "cadre/core/comm/groups/split.h"
 #include "cadre/core/rendezvous/file_rendezvous.h"
 #include "cadre/core/rendezvous/tcp_rendezvous.h"
-#include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/process_ranks.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre {

@@ -100,6 +100,7 @@ std::unique_ptr<Communicator> split(Communicator& parent, const SplitOptions& gi
   const uint64_t number = parent.num_collectives() + 1;
   const Communicator::Impl& impl = CommunicatorParts::impl_of(parent);
   check_usable(impl, "split");
+  check_has_peers(parent, "split", "name the ranks: new_group()");
   NewGroup group{.name = options.name, .identity = impl.identity.child(number, options.color)};
   SplitCall call = call_of(options);
   const std::vector<int> all = all_ranks(impl);

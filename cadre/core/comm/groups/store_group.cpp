@@ -199,8 +199,8 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
                                                    const StoreGroupOptions& options,
                                                    Deadline deadline) {
   check_list(kOverStore, any, ranks);
-  const bool is_alone = ranks.size() == 1;
-  if (options.store == nullptr && !is_alone) {
+  const bool has_others = ranks.size() > 1 && !CommunicatorParts::impl_of(any).is_lone();
+  if (options.store == nullptr && has_others) {
     throw refusal_of(any, kOverStore, "StoreGroupOptions::store is null; pass a store");
   }
   if (options.id.empty()) {
@@ -224,7 +224,7 @@ std::unique_ptr<Communicator> new_group_over_store(const Communicator& any,
                  .identity = creation.created({&own.stamp, 1}),
                  .creation = creation,
                  .members = values_of(ranks)};
-  if (is_alone) return make_group(impl, std::move(group));
+  if (!has_others) return make_group(impl, std::move(group));
   const Status cut = cut_into(impl, group.members, group, own);
   const auto wait =
       impl.fabric->status_cells().show_wait(format("new_group_over_store of \"{}\"", options.id));

@@ -20,7 +20,7 @@
 #include "cadre/core/store/file/file_store.h"
 #include "cadre/core/store/hash_store.h"
 #include "cadre/testing/core/forwarding_system.h"
-#include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/process_ranks.h"
 #include "cadre/testing/core/scarce_memory.h"
 #include "cadre/testing/core/temporary_folder.h"
 

@@ -8,7 +8,7 @@
 
 #include "cadre/core/os/files/file.h"
 #include "cadre/testing/core/leftovers.h"
-#include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/process_ranks.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::os {

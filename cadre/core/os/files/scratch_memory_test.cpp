@@ -12,7 +12,7 @@
 
 #include "cadre/testing/core/file_size_limit.h"
 #include "cadre/testing/core/leftovers.h"
-#include "cadre/testing/core/ranks.h"
+#include "cadre/testing/core/process_ranks.h"
 #include "cadre/testing/core/small_disk.h"
 #include "cadre/testing/core/temporary_folder.h"
 

@@ -18,6 +18,7 @@
 #include <utility>
 
 #include "cadre/core/base/error.h"
+#include "cadre/core/base/export.h"
 #include "cadre/core/os/io/fd.h"
 #include "cadre/core/os/shared_memory.h"
 #include "cadre/core/os/shared_pages.h"
@@ -61,7 +62,8 @@ class NativeSharedMemory final : public SharedMemory, public SharedPages {
 
 class SegmentTable {
  public:
-  Result<std::unique_ptr<SharedMemory>> create(size_t num_bytes);
+  // Exported, because the installed simulator has such segments, too.
+  CADRE_EXPORT Result<std::unique_ptr<SharedMemory>> create(size_t num_bytes);
   // Takes a descriptor that was received on a unix socket.
   Result<std::unique_ptr<SharedMemory>> adopt(Fd fd);
 

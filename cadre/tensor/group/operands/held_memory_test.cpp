@@ -15,10 +15,10 @@
 #include <vector>
 
 #include "cadre/core/comm/communicator.h"
+#include "cadre/core/comm/groups/lone_group.h"
 #include "cadre/core/os/system.h"
 #include "cadre/tensor/group/process_group.h"
 #include "cadre/testing/core/fake_stream_backend.h"
-#include "cadre/testing/core/lone_group.h"
 #include "cadre/testing/core/ranks.h"
 
 namespace cadre {
@@ -74,7 +74,7 @@ class AbandonedMemoryTest : public ::testing::Test {
           ++num_ended_;
           return status;
         }));
-    return ProcessGroup(testing::make_lone_group(system_, 2, options));
+    return ProcessGroup(make_lone_group(system_, 2, options));
   }();
 };
 
