@@ -18,18 +18,18 @@ using testing::run_groups;
 
 TEST(RankLog, WritesFromTheRanksThatWereChosenLineByLine) {
   const auto log = std::make_shared<testing::LogLines>();
-  const auto result = run_groups(
-      3,
-      [&](const ProcessGroup& group, std::string&) {
-        const RankLog of_main(group, {.component = "train"});
-        of_main.warning("loss 0.5\nnorm 2");
-        require(of_main.is_writing() == (group.rank() == 0), "who writes");
-        group.barrier();
-        RankLog(group, {.ranks = LoggingRanks::kMainOfEachNode}).warning("slow disk");
-        group.barrier();
-        RankLog(group, {.ranks = LoggingRanks::kAll}).error("bad sample");
-      },
-      {.log = log});
+  const auto result =
+      run_groups(3,
+                 [&](const ProcessGroup& group, std::string&) {
+                   const RankLog of_main(group, {.component = "train"});
+                   of_main.warning("loss 0.5\nnorm 2");
+                   require(of_main.is_writing() == (group.rank() == 0), "who writes");
+                   group.barrier();
+                   RankLog(group, {.ranks = LoggingRanks::kMainOfEachNode}).warning("slow disk");
+                   group.barrier();
+                   RankLog(group, {.ranks = LoggingRanks::kAll}).error("bad sample");
+                 },
+                 {.log = log});
   EXPECT_TRUE(result.ok()) << result.failures();
   EXPECT_THAT(log->get(),
               ElementsAre("train loss 0.5", "train norm 2", "program slow disk",

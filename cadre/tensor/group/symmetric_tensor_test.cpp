@@ -128,16 +128,15 @@ TEST(SymmetricTensor, HasNoWholeWhereRanksShareNoMemoryOrNobodyAsksForIt) {
                 failure.find("{.with_whole = true}") != std::string::npos,
             failure);
   };
-  const auto over_tcp = run_groups(
-      2,
-      [&](const ProcessGroup& group) {
-        const auto parts =
-            SymmetricTensor::allocate(group, 1024, torch::kFloat, {.with_whole = true});
-        refused(parts);
-        require(parts.local().numel() == 1024, "its own");
-        group.barrier();
-      },
-      {.transport = TransportChoice::kTcp});
+  const auto over_tcp = run_groups(2,
+                                   [&](const ProcessGroup& group) {
+                                     const auto parts = SymmetricTensor::allocate(
+                                         group, 1024, torch::kFloat, {.with_whole = true});
+                                     refused(parts);
+                                     require(parts.local().numel() == 1024, "its own");
+                                     group.barrier();
+                                   },
+                                   {.transport = TransportChoice::kTcp});
   EXPECT_TRUE(over_tcp.ok()) << over_tcp.failures();
   const auto unasked = run_groups(2, [&](const ProcessGroup& group) {
     refused(SymmetricTensor::allocate(group, 1024, torch::kFloat));
