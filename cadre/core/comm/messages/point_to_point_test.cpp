@@ -1,4 +1,6 @@
 // Send and recv of a Communicator, on threads, over shared memory and over TCP.
+#include "cadre/core/comm/messages/point_to_point.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,9 +1,10 @@
+#include "cadre/core/schedule/timeline_text.h"
+
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 
 #include "cadre/core/schedule/lowering.h"
-#include "cadre/core/schedule/timeline_text.h"
 #include "cadre/testing/core/schedule_cases.h"
 
 namespace cadre {

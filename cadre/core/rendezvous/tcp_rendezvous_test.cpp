@@ -1,4 +1,6 @@
 // Ranks that are threads meet over sockets of this host.
+#include "cadre/core/rendezvous/tcp_rendezvous.h"
+
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -9,7 +11,6 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/rendezvous/environment_rendezvous.h"
-#include "cadre/core/rendezvous/tcp_rendezvous.h"
 #include "cadre/core/store/tcp/tcp_store_server.h"
 
 namespace cadre {

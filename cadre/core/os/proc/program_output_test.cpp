@@ -1,47 +1,15 @@
+#include "cadre/core/os/proc/program_output.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <signal.h>
-#include <unistd.h>
 
-#include <array>
+#include <chrono>
+#include <memory>
 
-#include "cadre/core/os/proc/pending_signal.h"
-#include "cadre/core/os/proc/program_output.h"
 #include "cadre/core/os/system.h"
 
 namespace cadre::os {
 namespace {
-
-constexpr std::array kStopSignals{SIGTERM, SIGINT};
-
-TEST(PendingSignal, RemembersWithoutInterrupting) {
-  for (const int number : kStopSignals) {
-    PendingSignal signal(kStopSignals);
-    EXPECT_FALSE(signal.has_arrived());
-    ::kill(::getpid(), number);
-    EXPECT_TRUE(signal.has_arrived());
-    EXPECT_TRUE(signal.has_arrived());
-  }
-}
-
-TEST(PendingSignal, LeavesAHangupThatIsIgnored) {
-  const auto handler = ::signal(SIGHUP, SIG_IGN);
-  PendingSignal signal(std::array{SIGTERM, SIGHUP});
-  ::kill(::getpid(), SIGHUP);
-  EXPECT_FALSE(signal.has_arrived());
-  ::kill(::getpid(), SIGTERM);
-  EXPECT_TRUE(signal.has_arrived());
-  ::signal(SIGHUP, handler);
-}
-
-TEST(PendingSignal, SwallowsWhatCameUnasked) {
-  {
-    PendingSignal signal(kStopSignals);
-    ::kill(::getpid(), SIGTERM);
-  }
-  PendingSignal next(kStopSignals);
-  EXPECT_FALSE(next.has_arrived());
-}
 
 class ProgramOutput : public ::testing::Test {
  protected:
