@@ -26,7 +26,7 @@ using testing::require;
 using ::testing::StartsWith;
 
 constexpr Duration kMessageBudget = seconds(20);
-constexpr DType kType = DType::kInt32;
+constexpr DType kElementType = DType::kInt32;
 
 using Values = std::vector<int32_t>;
 
@@ -85,10 +85,10 @@ TEST_P(PointToPointTest, MessagesOfOneTagArriveInOrderWhateverTheirSizes) {
     for (size_t i = 0; i < counts.size(); ++i) {
       const Values sent = values_of(0, static_cast<int>(i), counts[i]);
       if (context.rank == 0) {
-        group.send(in_bytes(sent), kType, 1, 7);
+        group.send(in_bytes(sent), kElementType, 1, 7);
       } else {
         Values received(counts[i], -1);
-        group.recv(out_bytes(received), kType, 0, 7);
+        group.recv(out_bytes(received), kElementType, 0, 7);
         require(received == sent, format("message {} of {} elements", i, counts[i]));
       }
     }
@@ -110,8 +110,8 @@ TEST_P(PointToPointTest, MessagesThatAreIssuedTogetherNeedNoOrder) {
         const auto at = static_cast<size_t>(peer);
         if (peer == self) continue;
         calls.push_back(kind == OpKind::kSend
-                            ? MessageCall::send(in_bytes(sent[at]), kType, peer, kTag)
-                            : MessageCall::recv(out_bytes(received[at]), kType, peer, kTag));
+                            ? MessageCall::send(in_bytes(sent[at]), kElementType, peer, kTag)
+                            : MessageCall::recv(out_bytes(received[at]), kElementType, peer, kTag));
       }
     }
     const std::vector<Work> works = group.issue(calls);
@@ -130,8 +130,9 @@ TEST_P(PointToPointTest, OfMessagesThatAreIssuedTogetherAllAreIssuedOrNone) {
     require(group.issue(std::span<const MessageCall>()).empty(), "none");
     Values values(10, 1);
     const int other = 1 - context.rank.value;
-    const std::array<MessageCall, 2> calls = {MessageCall::send(in_bytes(values), kType, other, 1),
-                                              MessageCall::send(in_bytes(values), kType, 2, 1)};
+    const std::array<MessageCall, 2> calls = {
+        MessageCall::send(in_bytes(values), kElementType, other, 1),
+        MessageCall::send(in_bytes(values), kElementType, 2, 1)};
     const std::string said = testing::failure_of([&] { (void)group.issue(calls); });
     require(said == format("kInvalidArgument: send on group \"world\", rank {}: the peer 2 is not "
                            "in the group of 2 ranks",
@@ -140,8 +141,8 @@ TEST_P(PointToPointTest, OfMessagesThatAreIssuedTogetherAllAreIssuedOrNone) {
     // The first of those calls would be received here.
     const Values mine = values_of(context.rank.value, 0, 10);
     const std::array<MessageCall, 2> others = {
-        MessageCall::send(in_bytes(mine), kType, other, 1),
-        MessageCall::recv(out_bytes(values), kType, kAnySource, 1)};
+        MessageCall::send(in_bytes(mine), kElementType, other, 1),
+        MessageCall::recv(out_bytes(values), kElementType, kAnySource, 1)};
     for (const Work& work : group.issue(others)) work.wait();
     require(values == values_of(other, 0, 10), "the second message");
   }));
@@ -157,10 +158,10 @@ TEST_P(PointToPointTest, TagsAreReceivedInAnyOrder) {
       const int tag = context.rank == 0 ? i : kTags - 1 - i;
       if (context.rank == 0) {
         data.push_back(values_of(0, tag, count_of(tag)));
-        works.push_back(group.send_async(in_bytes(data.back()), kType, 1, tag));
+        works.push_back(group.send_async(in_bytes(data.back()), kElementType, 1, tag));
       } else {
         Values received(count_of(tag), -1);
-        group.recv(out_bytes(received), kType, 0, tag);
+        group.recv(out_bytes(received), kElementType, 0, tag);
         require(received == values_of(0, tag, count_of(tag)), format("tag {}", tag));
       }
     }
@@ -174,12 +175,13 @@ TEST_P(PointToPointTest, AllRanksSendFirstAndThenReceiveFromAll) {
     const Values mine = values_of(context.rank.value, 0, kCount);
     std::vector<Work> sends;
     for (int peer = 0; peer < context.world_size; ++peer) {
-      if (context.rank != peer) sends.push_back(group.send_async(in_bytes(mine), kType, peer, 1));
+      if (context.rank != peer)
+        sends.push_back(group.send_async(in_bytes(mine), kElementType, peer, 1));
     }
     for (int peer = 0; peer < context.world_size; ++peer) {
       if (context.rank == peer) continue;
       Values received(kCount, -1);
-      group.recv(out_bytes(received), kType, peer, 1);
+      group.recv(out_bytes(received), kElementType, peer, 1);
       require(received == values_of(peer, 0, kCount), format("from rank {}", peer));
     }
     for (const Work& work : sends) work.wait();
@@ -190,12 +192,12 @@ TEST_P(PointToPointTest, AShortSendReturnsBeforeItsReceiveBegins) {
   expect_well(run(2, [&](RankContext& context, Communicator& group) {
     const int other = 1 - context.rank.value;
     for (int i = 0; i < 10; ++i) {
-      group.send(in_bytes(values_of(context.rank.value, i, 1000)), kType, other, i);
+      group.send(in_bytes(values_of(context.rank.value, i, 1000)), kElementType, other, i);
     }
     group.barrier();
     for (int i = 9; i >= 0; --i) {
       Values received(1000, -1);
-      group.recv(out_bytes(received), kType, other, i);
+      group.recv(out_bytes(received), kElementType, other, i);
       require(received == values_of(other, i, 1000), format("tag {}", i));
     }
   }));
@@ -208,10 +210,10 @@ TEST_P(PointToPointTest, MessagesAndCollectivesDoNotDisturbEachOther) {
     for (int step = 0; step < 20; ++step) {
       const Values sent = values_of(context.rank.value, step, 10'000);
       Values received(sent.size(), -1);
-      const Work receive = group.recv_async(out_bytes(received), kType, previous, 0);
-      const Work send = group.send_async(in_bytes(sent), kType, next, 0);
+      const Work receive = group.recv_async(out_bytes(received), kElementType, previous, 0);
+      const Work send = group.send_async(in_bytes(sent), kElementType, next, 0);
       Values ones(100, 1);
-      group.all_reduce(out_bytes(ones), out_bytes(ones), kType, ReduceOp::kSum);
+      group.all_reduce(out_bytes(ones), out_bytes(ones), kElementType, ReduceOp::kSum);
       require(ones == Values(100, context.world_size), "all_reduce");
       receive.wait();
       send.wait();
@@ -225,10 +227,10 @@ TEST_P(PointToPointTest, AnotherSizeIsNamedOnBothRanks) {
     const auto result = run(2, [&](RankContext& context, Communicator& group) {
       Values values(count + static_cast<size_t>(context.rank.value), 1);
       if (context.rank == 0) {
-        group.send(in_bytes(values), kType, 1, 3);
+        group.send(in_bytes(values), kElementType, 1, 3);
         group.barrier();
       } else {
-        group.recv(out_bytes(values), kType, 0, 3);
+        group.recv(out_bytes(values), kElementType, 0, 3);
       }
     });
     ASSERT_TRUE(result.ok()) << result.failures();
@@ -251,7 +253,7 @@ TEST_P(PointToPointTest, AnotherTypeIsNamed) {
     Values values(4, 1);
     group.barrier();
     if (context.rank == 0) group.send(in_bytes(values), DType::kFloat32, 1, 3);
-    if (context.rank == 1) group.recv(out_bytes(values), kType, 0, 3);
+    if (context.rank == 1) group.recv(out_bytes(values), kElementType, 0, 3);
   });
   ASSERT_TRUE(result.ok()) << result.failures();
   EXPECT_EQ(result.ranks[1].output, "kInvalidArgument culprit=0 operation=recv#1");
@@ -261,8 +263,8 @@ TEST_P(PointToPointTest, ATimeoutNamesThePeerAndTheTag) {
   const auto result = run(2, [&](RankContext& context, Communicator& group) {
     Values values(100'000, 1);
     const CollectiveOptions soon{.deadline = context.system.deadline_in(milliseconds(200))};
-    if (context.rank == 0) group.send(in_bytes(values), kType, 1, 42, soon);
-    if (context.rank == 1) group.recv(out_bytes(values), kType, 0, 43);
+    if (context.rank == 0) group.send(in_bytes(values), kElementType, 1, 42, soon);
+    if (context.rank == 1) group.recv(out_bytes(values), kElementType, 0, 43);
   });
   ASSERT_TRUE(result.ok()) << result.failures();
   EXPECT_THAT(result.ranks[0].output,
@@ -275,10 +277,10 @@ TEST_P(PointToPointTest, ATimeoutNamesThePeerAndTheTag) {
 TEST_P(PointToPointTest, ATimeoutNamesTheTagOfAMessageThatNoRecvTakes) {
   const auto result = run(3, [&](RankContext& context, Communicator& group) {
     Values values(4, 1);
-    if (context.rank == 1) group.send(in_bytes(values), kType, 0, 9);
+    if (context.rank == 1) group.send(in_bytes(values), kElementType, 0, 9);
     group.barrier();
     const CollectiveOptions soon{.deadline = context.system.deadline_in(milliseconds(200))};
-    if (context.rank == 0) group.recv(out_bytes(values), kType, 1, 7, soon);
+    if (context.rank == 0) group.recv(out_bytes(values), kElementType, 1, 7, soon);
     if (context.rank != 0) group.barrier();
   });
   ASSERT_TRUE(result.ok()) << result.failures();
@@ -292,7 +294,8 @@ TEST_P(PointToPointTest, SendsThatWaitForEachOtherAreToldWhatToCallInstead) {
     Values values(100'000, 1);
     const int other = 1 - context.rank.value;
     const auto time = context.rank == 0 ? milliseconds(300) : milliseconds(20'000);
-    group.send(in_bytes(values), kType, other, 1, {.deadline = context.system.deadline_in(time)});
+    group.send(in_bytes(values), kElementType, other, 1,
+               {.deadline = context.system.deadline_in(time)});
   });
   ASSERT_TRUE(result.ok()) << result.failures();
   EXPECT_THAT(result.ranks[0].output,
@@ -303,7 +306,7 @@ TEST_P(PointToPointTest, SendsThatWaitForEachOtherAreToldWhatToCallInstead) {
 TEST_P(PointToPointTest, APeerThatLeftIsNamed) {
   const auto result = run_for_fields(2, [&](RankContext& context, Communicator& group) {
     Values values(4, 1);
-    if (context.rank == 0) group.recv(out_bytes(values), kType, 1, 5);
+    if (context.rank == 0) group.recv(out_bytes(values), kElementType, 1, 5);
   });
   ASSERT_TRUE(result.ok()) << result.failures();
   EXPECT_EQ(result.ranks[0].output, "kPeerLost culprit=1 operation=recv#1");
@@ -314,9 +317,9 @@ TEST_P(PointToPointTest, MoreThanARankHoldsIsRefused) {
   const auto result = run(2, [&](RankContext& context, Communicator& group) {
     Values values(4096, 1);
     if (context.rank == 0) {
-      for (int i = 0; i < kNumMessages; ++i) group.send(in_bytes(values), kType, 1, 1);
+      for (int i = 0; i < kNumMessages; ++i) group.send(in_bytes(values), kElementType, 1, 1);
     } else {
-      group.recv(out_bytes(values), kType, 0, 2);
+      group.recv(out_bytes(values), kElementType, 0, 2);
     }
   });
   ASSERT_TRUE(result.ok()) << result.failures();
@@ -330,9 +333,9 @@ TEST_P(PointToPointTest, MoreThanARankHoldsIsRefusedToAReceiveOfAnyRank) {
   const auto result = run_for_fields(2, [&](RankContext& context, Communicator& group) {
     Values values(4096, 1);
     if (context.rank == 0) {
-      for (int i = 0; i < kNumMessages; ++i) group.send(in_bytes(values), kType, 1, 1);
+      for (int i = 0; i < kNumMessages; ++i) group.send(in_bytes(values), kElementType, 1, 1);
     } else {
-      group.recv_from_any(out_bytes(values), kType, 2);
+      group.recv_from_any(out_bytes(values), kElementType, 2);
     }
   });
   ASSERT_TRUE(result.ok()) << result.failures();
@@ -343,9 +346,10 @@ TEST_P(PointToPointTest, ABadPeerIsRefused) {
   const auto result = run(2, [&](RankContext& context, Communicator& group) {
     Values values(4, 1);
     const auto self =
-        testing::failure_of([&] { group.send(in_bytes(values), kType, context.rank, 0); });
+        testing::failure_of([&] { group.send(in_bytes(values), kElementType, context.rank, 0); });
     require(self.find("is this rank itself; copy the data instead") != std::string::npos, self);
-    const auto unknown = testing::failure_of([&] { group.recv(out_bytes(values), kType, 2, 0); });
+    const auto unknown =
+        testing::failure_of([&] { group.recv(out_bytes(values), kElementType, 2, 0); });
     require(unknown.find("the peer 2 is not in the group of 2 ranks") != std::string::npos,
             unknown);
   });

@@ -4,13 +4,11 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <sstream>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/os/proc/descendants.h"
 #include "cadre/core/os/system.h"
 
 namespace cadre::os {
@@ -157,27 +155,6 @@ TEST_F(ProcessTest, SaysWhyAProgramCannotBeExecuted) {
   const auto folder = Process::start({.executable = "/tmp", .arguments = {"x"}});
   ASSERT_FALSE(folder.ok());
   EXPECT_EQ(folder.error().message(), "\"/tmp\" cannot be executed: Permission denied (errno 13)");
-}
-
-TEST_F(ProcessTest, FindsDescendantsInOtherSessions) {
-  become_subreaper();
-  auto process = start_shell("setsid sh -c 'trap \"\" TERM; sleep 1000' & exit 0");
-  ASSERT_TRUE(wait(*process));
-  std::vector<Descendant> found;
-  ASSERT_TRUE(wait_until([&] {
-    found = list_descendants();
-    return std::ranges::any_of(found, [](const auto& one) { return one.name == "sleep"; });
-  }));
-  ASSERT_TRUE(has_children());
-  auto stranger = found.front();
-  stranger.start_time += 1;  // as if the number had been reused
-  signal_processes(std::span(&stranger, 1), SIGKILL);
-  EXPECT_FALSE(list_descendants().empty());
-  EXPECT_TRUE(wait_until([&] {
-    signal_processes(list_descendants(), SIGKILL);
-    reap_orphans({});
-    return !has_children();
-  }));
 }
 
 }  // namespace

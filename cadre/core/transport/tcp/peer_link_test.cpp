@@ -1,5 +1,7 @@
 // TcpLinks against a peer that breaks the rules of link-frames.md, closes its end, or opens two
 // connections.
+#include "cadre/core/transport/tcp/peer_link.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,5 +1,7 @@
 // Peers' pieces of symmetric memory: read, written and mapped side by side; signals between ranks;
 // and the errors if no memory is shared.
+#include "cadre/core/comm/symmetric/symmetric_heap.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,6 +1,8 @@
 // Tests a group whose last handle is destroyed in a thread that the group would have to join, a
 // group that is closed in such a thread, and a log whose lines throw in threads and destructors of
 // the group.
+#include "cadre/core/comm/group_destruction.h"
+
 #include <gtest/gtest.h>
 
 #include <array>
@@ -16,7 +18,6 @@
 #include <utility>
 
 #include "cadre/core/comm/communicator.h"
-#include "cadre/core/comm/group_destruction.h"
 #include "cadre/core/comm/groups/split.h"
 #include "cadre/core/store/hash_store.h"
 #include "cadre/core/store/prefix_store.h"

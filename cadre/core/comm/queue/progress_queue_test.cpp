@@ -1,5 +1,7 @@
 // What a call of the program sees of an operation of the queue: callbacks and what they throw, the
 // limit of a wait, and the name under which an error arrives.
+#include "cadre/core/comm/queue/progress_queue.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
