@@ -29,6 +29,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
 using testing::barrier_operation;
+using testing::future_of;
 using ::testing::HasSubstr;
 using testing::out_of_memory_at_first;
 
@@ -36,15 +37,6 @@ using testing::out_of_memory_at_first;
 constexpr Duration kCallbackPatience = seconds(2);
 
 class OperationQueueCallsTest : public testing::OperationQueueTest {};
-
-std::future<void> future_of(const Work& work) {
-  const auto promise = std::make_shared<std::promise<void>>();
-  work.on_completed([promise](const std::optional<Error>& error) {
-    if (error) return promise->set_exception(std::make_exception_ptr(*error));
-    promise->set_value();
-  });
-  return promise->get_future();
-}
 
 // A second call of the callback would throw, because a promise can be set only once.
 TEST_F(OperationQueueCallsTest, CallbacksMakeFutures) {
