@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/collective/scale.h"
 #include "cadre/testing/core/reference_reduction.h"
 
 namespace cadre {
@@ -217,41 +216,6 @@ TEST(ReduceTest, ANanInAnyInputComesOut) {
       EXPECT_TRUE(std::isnan(read_element<double>(out, 3))) << format("{} at {}", op, where);
       EXPECT_FALSE(std::isnan(read_element<double>(out, 2)));
       EXPECT_EQ(read_element<double>(out, 1), -kInfinity);
-    }
-  }
-}
-
-TEST(ScaleTest, EqualsTheFormulaBitForBitAlsoInPlace) {
-  for (DType dtype : {DType::kFloat16, DType::kBfloat16, DType::kFloat32, DType::kFloat64}) {
-    for (size_t count : {0, 1, 15, 16, 17, 1031}) {
-      const auto input = random_inputs(1, count, dtype, count)[0];
-      for (double factor : {0.5, 1.0 / 3, -3e5, 0.0}) {
-        const auto expected = testing::reference_scaling(input, dtype, factor);
-        for (InstructionSet set : all_instruction_sets()) {
-          std::vector<std::byte> out(input.size());
-          scale(out.data(), input.data(), count, dtype, factor, set);
-          ASSERT_EQ(out, expected) << format("{} x {} times {}", dtype, count, factor);
-          std::vector<std::byte> in_place = input;
-          scale(in_place.data(), in_place.data(), count, dtype, factor, set);
-          ASSERT_EQ(in_place, expected) << format("{} x {} times {}", dtype, count, factor);
-        }
-      }
-    }
-  }
-}
-
-TEST(CopyTest, BothPoliciesCopyEveryByteAndNoOther) {
-  std::vector<std::byte> from(1000);
-  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(i * 7 + 1);
-  for (StorePolicy stores : {StorePolicy::kCached, StorePolicy::kStreaming}) {
-    for (size_t offset = 0; offset < 70; offset += 3) {
-      for (size_t count : {0, 1, 63, 64, 65, 128, 500}) {
-        std::vector<std::byte> to(1000);
-        std::vector<std::byte> expected(1000);
-        std::memcpy(expected.data() + offset, from.data() + 5, count);
-        copy(to.data() + offset, from.data() + 5, count, stores);
-        ASSERT_EQ(to, expected) << offset << " " << count;
-      }
     }
   }
 }

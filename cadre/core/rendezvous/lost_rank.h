@@ -1,16 +1,22 @@
-// The list, in the store, of the ranks that died before they were connected. Each rank has a line
-// "RANK PID HOST".
+// How the ranks of a job learn that one of them has died before they are connected: each leaves a
+// will with the store server. When the process ends, the server appends a line "RANK PID HOST" to
+// the list of lost ranks of the round and the group.
 //
-// Threads: any. Blocking: never. Lifetime: values. Errors: none; other lines are
-// ignored.
+// Threads: any. Blocking: leave_presence_will() until its Deadline. Lifetime: values; a Membership
+// keeps its will, and destroying the Membership retracts the will. Errors: those of the store;
+// lines that are not of that form are ignored.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "cadre/core/base/deadline.h"
+#include "cadre/core/base/error.h"
 #include "cadre/core/base/export.h"
 #include "cadre/core/base/types.h"
+#include "cadre/core/rendezvous/rendezvous.h"
 
 namespace cadre {
 
@@ -24,5 +30,12 @@ struct LostRank {
 
 CADRE_EXPORT std::string write_lost_rank(const LostRank& lost);
 CADRE_EXPORT std::vector<LostRank> read_lost_ranks(std::string_view text);
+
+CADRE_EXPORT std::string lost_key(uint64_t round, std::string_view group);
+
+// Sets membership.will and will_group, for the membership's rank, round and group. REQUIRES:
+// membership.store.
+CADRE_EXPORT Status leave_presence_will(os::System& system, Membership& membership,
+                                        Deadline deadline);
 
 }  // namespace cadre

@@ -13,7 +13,6 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/rendezvous/lost_rank.h"
-#include "cadre/core/rendezvous/presence.h"
 #include "cadre/core/rendezvous/rendezvous.h"
 #include "cadre/core/store/prefix_store.h"
 

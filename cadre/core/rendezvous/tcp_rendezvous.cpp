@@ -5,7 +5,7 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/rendezvous/exchange_addresses.h"
-#include "cadre/core/rendezvous/presence.h"
+#include "cadre/core/rendezvous/lost_rank.h"
 #include "cadre/core/store/tcp/tcp_store_server.h"
 
 namespace cadre {

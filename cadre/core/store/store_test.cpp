@@ -14,7 +14,6 @@
 #include "cadre/core/os/system.h"
 #include "cadre/core/store/file/file_store.h"
 #include "cadre/core/store/hash_store.h"
-#include "cadre/core/store/prefix_store.h"
 #include "cadre/core/store/tcp/tcp_store.h"
 #include "cadre/core/store/tcp/tcp_store_server.h"
 #include "cadre/core/wire/store/store_message.h"
@@ -100,24 +99,6 @@ TEST_F(StoreTest, ARequestThatHasNoAnswerIsRefusedBeforeItIsMade) {
     EXPECT_EQ(refused.error().code(), ErrorCode::kInvalidArgument);
   }
   EXPECT_EQ(store.num_requests(), 0);
-}
-
-TEST(PrefixStore, ANullStoreAndAViewThatWasMovedFromAreRefused) {
-  EXPECT_EQ(
-      testing::failure_of([] { PrefixStore("p", nullptr); }),
-      "kInvalidArgument: PrefixStore \"p\": the store beneath is null; a group of one rank that "
-      "was made without a launcher has none, so look at membership().store first, or pass a "
-      "store of your own");
-  const auto system = os::make_native_system();
-  const Deadline deadline = system->deadline_in(std::chrono::seconds(5));
-  PrefixStore view("p", std::make_shared<HashStore>(*system));
-  PrefixStore moved = std::move(view);
-  EXPECT_TRUE(moved.set("k", "v", deadline).ok());
-  for (const Status& refused : {view.set("k", "v", deadline), Status(view.clone(deadline).error()),
-                                Status(view.leave_will("k", "v", deadline).error())}) {
-    EXPECT_EQ(refused.error().code(), ErrorCode::kInvalidArgument);
-    EXPECT_NE(refused.error().message().find("moved from"), std::string::npos);
-  }
 }
 
 TEST_F(StoreTest, EachVerbReturnsItsResultWithinADuration) {

@@ -11,9 +11,9 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/os/host/descriptor_limit.h"
-#include "cadre/core/os/host/memory_kills.h"
 #include "cadre/core/os/host/wall_clock.h"
 #include "cadre/core/os/proc/descendants.h"
+#include "cadre/core/os/proc/machine.h"
 #include "cadre/core/os/proc/signals.h"
 #include "cadre/core/store/tcp/tcp_store_server.h"
 #include "cadre/launch/job/error_file.h"

@@ -8,9 +8,12 @@
 
 #include <array>
 #include <chrono>
+#include <exception>
 #include <functional>
+#include <future>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -77,5 +80,15 @@ class OperationQueueTest : public ::testing::Test {
   std::unique_ptr<ScriptedRunner> runner_;
   std::shared_ptr<OperationQueue> queue_;
 };
+
+// Returns a future that is set when the operation ends, with its error if it has one.
+inline std::future<void> future_of(const Work& work) {
+  const auto promise = std::make_shared<std::promise<void>>();
+  work.on_completed([promise](const std::optional<Error>& error) {
+    if (error) return promise->set_exception(std::make_exception_ptr(*error));
+    promise->set_value();
+  });
+  return promise->get_future();
+}
 
 }  // namespace cadre::testing

@@ -5,6 +5,7 @@
 
 #include <memory>
 
+#include "cadre/core/os/shared_memory.h"
 #include "cadre/core/os/socket.h"
 
 namespace cadre::testing {

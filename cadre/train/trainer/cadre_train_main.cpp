@@ -16,7 +16,7 @@
 #include "cadre/core/base/error.h"
 #include "cadre/core/os/files/durable_file.h"
 #include "cadre/core/os/proc/output_stream.h"
-#include "cadre/core/os/proc/pending_signal.h"
+#include "cadre/core/os/proc/signals.h"
 #include "cadre/core/os/system.h"
 #include "cadre/launch/job/exit_meaning.h"
 #include "cadre/tensor/group/process_group.h"

@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstring>
 #include <string>
+#include <utility>
 
 #include "cadre/core/base/format.h"
+#include "cadre/core/collective/net/elementwise.h"
 
 namespace cadre {
 namespace {
@@ -49,6 +52,84 @@ Bytes writable_bytes_of(const ScheduleRun& run, const Block& block) {
   const size_t size = size_of(run.kind.dtype);
   std::byte* slot = block.slot == Slot::kOutput ? run.memory.out : run.memory.scratch;
   return block.count == 0 ? Bytes() : Bytes(slot + block.begin * size, block.count * size);
+}
+
+// The memory for the elements that a step receives.
+struct IncomingPlace {
+  Combine combine = Combine::kStore;
+  Bytes target;
+  const std::byte* local = nullptr;  // null for kStore
+  ReduceKind kind;                   // unused for kStore
+  int divisor = 1;                   // divides complete sums; 1: no division
+  // The step also sends the old content of the target, which must not be overwritten before it is
+  // sent.
+  bool target_is_sent = false;
+};
+
+// The receiving half of one step: stores received bytes at their position, or adds them piece by
+// piece. Bytes to be added pass through a small staging buffer, which stays in the core's cache:
+// each piece is added while it is in the cache and the rest is still being received. It lives for
+// one step and borrows all memory; errors are those of the Link.
+class Incoming {
+ public:
+  Incoming(const IncomingPlace& place, Bytes staging) : place_(place), staging_(staging) {}
+
+  // Receives and adds as much as possible. Returns more than 0 if there was any progress.
+  // `num_sent` is the number of bytes of this step's send that have been sent.
+  Result<size_t> advance(Link& from, const OperationHeader& operation, size_t num_sent);
+  bool is_done(const Link& from) const {
+    return from.has_header() && num_done_ == place_.target.size();
+  }
+  // Returns false while there is no room to receive into.
+  bool wants_bytes() const {
+    return place_.combine == Combine::kStore || num_staged_ < staging_.size();
+  }
+
+ private:
+  Result<size_t> store(Link& from, const OperationHeader& operation);
+  size_t add_staged(size_t num_sent);
+
+  IncomingPlace place_;
+  Bytes staging_;
+  size_t num_done_ = 0;    // bytes of the target that are final
+  size_t num_staged_ = 0;  // bytes after the final ones, in staging
+};
+
+Result<size_t> Incoming::advance(Link& from, const OperationHeader& operation, size_t num_sent) {
+  if (place_.combine == Combine::kStore) return store(from, operation);
+  const size_t missing = place_.target.size() - num_done_ - num_staged_;
+  const size_t room = std::min(staging_.size() - num_staged_, missing);
+  size_t received = 0;
+  if (room > 0 || !from.has_header()) {
+    const auto result = from.receive(operation, staging_.subspan(num_staged_, room));
+    if (!result.ok()) return result;
+    received = *result;
+    num_staged_ += received;
+  }
+  return received + add_staged(num_sent);
+}
+
+Result<size_t> Incoming::store(Link& from, const OperationHeader& operation) {
+  const auto received = from.receive(operation, place_.target.subspan(num_done_));
+  if (received.ok()) num_done_ += *received;
+  return received;
+}
+
+size_t Incoming::add_staged(size_t num_sent) {
+  size_t size = num_staged_;
+  if (place_.target_is_sent) size = std::min(size, num_sent - num_done_);
+  size -= size % size_of(place_.kind.dtype);
+  if (size == 0) return 0;
+  std::byte* target = place_.target.data() + num_done_;
+  std::array<const std::byte*, 2> operands = {staging_.data(), place_.local + num_done_};
+  if (place_.combine == Combine::kLocalFirst) std::swap(operands[0], operands[1]);
+  const size_t count = size / size_of(place_.kind.dtype);
+  reduce(target, operands, count, place_.kind);
+  if (place_.divisor != 1) divide(target, count, place_.kind.dtype, place_.divisor);
+  num_done_ += size;
+  num_staged_ -= size;
+  if (num_staged_ > 0) std::memmove(staging_.data(), staging_.data() + size, num_staged_);
+  return size;
 }
 
 IncomingPlace place_of(const ScheduleRun& run, const Step& step) {

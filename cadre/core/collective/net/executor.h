@@ -9,7 +9,6 @@
 #include <memory>
 #include <vector>
 
-#include "cadre/core/collective/net/incoming.h"
 #include "cadre/core/collective/net/link.h"
 #include "cadre/core/collective/net/schedule.h"
 #include "cadre/core/collective/op.h"

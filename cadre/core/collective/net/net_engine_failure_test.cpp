@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/collective/net/link.h"
 #include "cadre/testing/core/engine_rank.h"
 #include "cadre/testing/core/ranks.h"
 #include "cadre/testing/core/transport_group.h"
@@ -175,37 +174,6 @@ TEST_P(NetEngineFailureTest, AnAnnouncementHidesNoRefusal) {
   const auto status = engine.barrier();
   ASSERT_FALSE(status.ok());
   EXPECT_EQ(status.error().code(), ErrorCode::kAborted) << status.error().message();
-}
-
-// A channel that accepts no bytes, and later has ended.
-class EndingChannel final : public Channel {
- public:
-  Result<size_t> try_send(ConstBytes) override {
-    if (has_ended) return Error(ErrorCode::kPeerLost, "the channel has ended");
-    return size_t{0};
-  }
-  Result<size_t> try_recv(Bytes buffer) override { return try_send(buffer); }
-
-  bool has_ended = false;
-};
-
-// An ended channel always counts as ready for sending. As long as the announcement is unsent, each
-// wait for the watched peers returns at once, so connections to other peers only make progress in
-// the 5 ms before that.
-TEST(NetEngineLinkTest, AnAnnouncementThatAnEndedChannelDoesNotTakeIsDropped) {
-  const OperationHeader barrier{.number = 1};
-  const CallHistory history;
-  EndingChannel channel;
-  Link link(channel, history);
-  link.begin_operation();
-  link.announce(barrier);
-  EXPECT_FALSE(link.is_send_done());
-  channel.has_ended = true;
-  link.advance_announcement();
-  EXPECT_TRUE(link.is_send_done());
-  link.begin_operation();
-  link.announce(barrier);
-  EXPECT_TRUE(link.is_send_done());
 }
 
 TEST_P(NetEngineFailureTest, ADifferentCountIsAnotherOperation) {

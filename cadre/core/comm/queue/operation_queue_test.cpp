@@ -189,7 +189,7 @@ TEST_F(OperationQueueDeviceTest, AWaitOrdersTheStreamsAndTheOperationEndsLater) 
   EXPECT_THAT(ordered_, ::testing::ElementsAre(&streams[0], &streams[1], &streams[0], &streams[0]));
   EXPECT_FALSE(first.is_completed());
   EXPECT_FALSE(kept.expired());
-  std::future<void> ended = future_of(first);
+  std::future<void> ended = testing::future_of(first);
   EXPECT_FALSE(queue.drain(native_->deadline_in(milliseconds(10))));
   EXPECT_EQ(ended.wait_for(seconds(0)), std::future_status::timeout);
   enqueued_[0].complete(Error(ErrorCode::kInternal, "the device failed"));

@@ -3,12 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <charconv>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/fabric/bootstrap/attempt_counter.h"
 #include "cadre/core/fabric/bootstrap/bootstrap_exchange.h"
 #include "cadre/core/fabric/bootstrap/dial.h"
 #include "cadre/core/fabric/bootstrap/host_segment.h"
@@ -33,6 +34,44 @@ constexpr Duration kLossPatience = milliseconds(500);
 constexpr Duration kReadyPatience = milliseconds(100);
 constexpr Duration kSponsorPatience = milliseconds(1000);
 constexpr Duration kPatiencePerLevel = milliseconds(50);
+
+// Counts in the store how often connecting a group has failed. The count is part of the keys of the
+// next attempt, so that it finds no keys of the failed one.
+class AttemptCounter {
+ public:
+  // `group_prefix` is the store prefix of the group and round.
+  AttemptCounter(Store& store, const std::string& group_prefix)
+      : store_(store), key_(group_prefix + "attempt") {}
+
+  // Returns the number of the attempt that a rank joins now, from 0. Errors: those of the store;
+  // kCorruption for a value that is no number.
+  Result<uint64_t> read(Deadline deadline) const;
+  // Ends attempt `failed`. If several ranks end it, only one call counts. Best effort.
+  void leave(uint64_t failed, Deadline deadline) const {
+    (void)store_.compare_set(key_, failed == 0 ? "" : std::to_string(failed),
+                             std::to_string(failed + 1), deadline);
+  }
+
+ private:
+  Store& store_;
+  const std::string key_;
+};
+
+Result<uint64_t> AttemptCounter::read(Deadline deadline) const {
+  const auto is_there = store_.check(std::span(&key_, 1), deadline);
+  if (!is_there.ok()) return is_there.error();
+  if (!*is_there) return uint64_t{0};
+  const auto text = store_.get(key_, deadline);
+  if (!text.ok()) return text.error();
+  uint64_t number = 0;
+  const char* const end = text->data() + text->size();
+  const auto parsed = std::from_chars(text->data(), end, number);
+  if (parsed.ec != std::errc() || parsed.ptr != end) {
+    return Error(ErrorCode::kCorruption,
+                 format("store key \"{}\" holds \"{}\", which is no number", key_, *text));
+  }
+  return number;
+}
 
 std::string group_prefix_of(const Membership& membership, const FabricOptions& options) {
   return format("cadre/{}/{}/", membership.round, options.id);

@@ -7,7 +7,6 @@
 
 #include "cadre/core/base/format.h"
 #include "cadre/core/rendezvous/lost_rank.h"
-#include "cadre/core/rendezvous/presence.h"
 #include "cadre/core/wire/byte_codec.h"
 #include "cadre/core/wire/control.h"
 

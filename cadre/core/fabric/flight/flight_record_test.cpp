@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -14,9 +13,7 @@
 #include "cadre/core/base/format.h"
 #include "cadre/core/base/random.h"
 #include "cadre/core/collective/op.h"
-#include "cadre/core/comm/connect.h"
 #include "cadre/core/fabric/flight/flight_recorder.h"
-#include "cadre/core/os/system.h"
 #include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre {
@@ -43,19 +40,6 @@ class TempFile {
   testing::TemporaryFolder folder_;
 };
 
-// `cadre run --flight-records` sets this variable.
-TEST(FlightRecord, TheFolderOfTheEnvironmentIsCreated) {
-  const testing::TemporaryFolder folder;
-  const std::string nested = folder.file("flights/of/today");
-  ::setenv("CADRE_FLIGHT_RECORDS", nested.c_str(), 1);
-  const auto system = os::make_native_system();
-  const auto group =
-      connect_from_environment(*system, {}, system->deadline_in(std::chrono::seconds(20)));
-  ::unsetenv("CADRE_FLIGHT_RECORDS");
-  group->barrier();
-  EXPECT_TRUE(std::filesystem::exists(nested + "/world-round0-rank0.flight"));
-}
-
 TEST(FlightRecord, AFileTellsWhatRanWhatEndedAndWhatFailed) {
   const TempFile file;
   auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();
@@ -76,27 +60,6 @@ TEST(FlightRecord, AFileTellsWhatRanWhatEndedAndWhatFailed) {
 }
 
 // Readers take records of connection 0 for those of a job that never connected.
-TEST(FlightRecord, BeforeItsRankIsConnectedItHasConnectionZero) {
-  const auto recorder = FlightRecorder::create("", {"world", "node0", 0, 2, 1, 0}).value_or_throw();
-  EXPECT_EQ(recorder->read().identity.connection, 0U);
-  recorder->set_connection(7);
-  EXPECT_EQ(recorder->read().identity.connection, 7U);
-}
-
-TEST(FlightRecord, TheRingKeepsTheLastTwoThousand) {
-  auto recorder = FlightRecorder::create("", kIdentity).value_or_throw();
-  constexpr uint64_t kNumOperations = 2 * kFlightRecordCapacity + 17;
-  const uint64_t stale = recorder->begin(0, {}, -1, {1});
-  for (uint64_t i = 1; i < kNumOperations; ++i) recorder->begin(i, {}, -1, {1});
-  recorder->end(stale, {.now = {2}});  // its slot belongs to another operation by now
-  const FlightRecord record = recorder->read();
-  ASSERT_EQ(record.entries.size(), kFlightRecordCapacity);
-  for (size_t i = 0; i < record.entries.size(); ++i) {
-    EXPECT_EQ(record.entries[i].number, kNumOperations - kFlightRecordCapacity + i);
-    EXPECT_EQ(record.entries[i].state, wire::ActivityState::kRunning);
-  }
-}
-
 TEST(FlightRecord, JsonHasTheCallsInWords) {
   auto recorder = FlightRecorder::create("", kIdentity).value_or_throw();
   recorder->end(recorder->begin(5, fingerprint_of(OpKind::kAllGather), -1, {10}), {.now = {20}});
@@ -168,12 +131,6 @@ TEST(FlightRecord, DamagedFilesAreRefusedOrReadButNeverTrusted) {
       EXPECT_TRUE(nlohmann::json::accept(to_json(*record)));
     }
   }
-}
-
-TEST(FlightRecord, AFolderThatIsMissingIsNamed) {
-  const auto recorder = FlightRecorder::create("/nonexistent/folder/record", kIdentity);
-  ASSERT_FALSE(recorder.ok());
-  EXPECT_THAT(recorder.error().message(), ::testing::HasSubstr("/nonexistent/folder/record"));
 }
 
 // A reader makes a list of the ranks, which must not be as long as a damaged header says.

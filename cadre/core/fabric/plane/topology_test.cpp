@@ -131,11 +131,5 @@ TEST(Topology, OfOneHostAndOfOneRank) {
   EXPECT_EQ(neighbours(layout_of({3, 1}), {true, true, true, true}, 3), (std::vector<int>{0, 1}));
 }
 
-TEST(Layout, DescribesAlsoARankThatDoesNotExist) {
-  const Layout layout = layout_of({2});
-  EXPECT_EQ(layout.describe(1), "rank 1 (, pid 0)");
-  for (const int rank : {-1, 2}) EXPECT_EQ(layout.describe(rank), format("rank {}", rank));
-}
-
 }  // namespace
 }  // namespace cadre

@@ -4,9 +4,7 @@
 #include <sys/stat.h>
 
 #include <filesystem>
-#include <regex>
 
-#include "cadre/core/os/host/wall_clock.h"
 #include "cadre/testing/core/leftovers.h"
 #include "cadre/testing/core/temporary_folder.h"
 
@@ -70,11 +68,6 @@ TEST(File, AFailedReplaceLeavesNothing) {
             ErrorCode::kUnavailable);
   EXPECT_EQ(num_files(folder), 1u);
   EXPECT_TRUE(std::filesystem::is_directory(folder.path() / "data" / "inner"));
-}
-
-TEST(WallClock, IsIso8601InUtc) {
-  const std::regex pattern(R"(2\d{3}-[01]\d-[0-3]\dT[0-2]\d:[0-5]\d:[0-6]\d\.\d{3}Z)");
-  EXPECT_TRUE(std::regex_match(wall_clock_text(), pattern)) << wall_clock_text();
 }
 
 }  // namespace

@@ -1,21 +1,30 @@
 // The System of the real world: Linux's clock, threads, futexes, sockets and memfds.
 #include <sched.h>
+#include <sys/eventfd.h>
 #include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <utility>
 
 #include "cadre/core/os/host/host_info.h"
 #include "cadre/core/os/io/errno_error.h"
+#include "cadre/core/os/io/fd.h"
+#include "cadre/core/os/io/handle_owner.h"
 #include "cadre/core/os/native/connect.h"
 #include "cadre/core/os/native/futex.h"
 #include "cadre/core/os/native/monotonic_clock.h"
-#include "cadre/core/os/native/native_event.h"
 #include "cadre/core/os/native/native_socket.h"
 #include "cadre/core/os/native/native_thread.h"
-#include "cadre/core/os/native/native_waiter.h"
 #include "cadre/core/os/native/poll.h"
-#include "cadre/core/os/native/process_watch.h"
 #include "cadre/core/os/native/segment.h"
 #include "cadre/core/os/process_watcher.h"
 #include "cadre/core/os/system.h"
@@ -26,6 +35,78 @@ namespace {
 // About 20 us of pause instructions: longer than a hand-over between cores, shorter than a futex
 // round trip under load.
 constexpr int kSpinLimit = 2000;
+
+// A poll reports an event whose descriptor was closed as ready at once, so its loop would spin.
+constexpr auto kPauseOfClosedEvent = std::chrono::milliseconds(10);
+
+// An Event on an eventfd. An event whose descriptor was closed from outside (fd.h) does nothing;
+// its poll ends within kHandleLook.
+class NativeEvent final : public Event, public HandleOwner {
+ public:
+  // Throws Error(kUnavailable) when the process has no descriptor left.
+  NativeEvent() : fd_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {
+    if (!fd_.is_open()) throw errno_error(ErrorCode::kUnavailable, "eventfd", errno);
+  }
+
+  void notify() override;
+  void clear() override;
+  int poll_handle() const override { return fd_.get(); }
+  bool owns_handle() const override { return fd_.is_own(); }
+
+ private:
+  Fd fd_;
+};
+
+void NativeEvent::notify() {
+  if (!fd_.is_own()) return;  // the number may belong to a file of the program
+  const uint64_t one = 1;
+  // EAGAIN means that the counter is full: then the event is readable already.
+  while (::write(fd_.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
+  }
+}
+
+void NativeEvent::clear() {
+  if (!fd_.is_own()) return std::this_thread::sleep_for(kPauseOfClosedEvent);
+  uint64_t count = 0;
+  // EAGAIN means that there was nothing to clear.
+  while (::read(fd_.get(), &count, sizeof(count)) < 0 && errno == EINTR) {
+  }
+}
+
+// A Waiter on a futex.
+class NativeWaiter final : public Waiter {
+ public:
+  bool park(Deadline deadline) override;
+  void unpark() override;
+
+ private:
+  std::atomic<uint32_t> is_unparked_{0};
+};
+
+bool NativeWaiter::park(Deadline deadline) {
+  while (is_unparked_.exchange(0, std::memory_order_acquire) == 0) {
+    const TimePoint now = monotonic_now();
+    if (deadline.has_passed(now)) return false;
+    futex_wait(is_unparked_, 0, deadline.remaining(now));
+  }
+  return true;
+}
+
+void NativeWaiter::unpark() {
+  // A second unpark before the park has no effect, and needs no system call.
+  if (is_unparked_.exchange(1, std::memory_order_release) == 0) futex_wake_all(is_unparked_);
+}
+
+// The end of a process, not only of a child. The process may have ended and been reaped meanwhile.
+class ProcessWatch final : public Pollable, public HandleOwner {
+ public:
+  explicit ProcessWatch(Fd pidfd) : pidfd_(std::move(pidfd)) {}
+  int poll_handle() const override { return pidfd_.get(); }
+  bool owns_handle() const override { return pidfd_.is_own(); }
+
+ private:
+  Fd pidfd_;
+};
 
 class NativeSystem final : public System, public ProcessWatcher {
  public:
@@ -54,8 +135,8 @@ class NativeSystem final : public System, public ProcessWatcher {
   }
   void random_bytes(Bytes out) override;
 
-  uint64_t pid_namespace() override { return read_pid_namespace(); }
-  std::unique_ptr<Pollable> watch_process(int pid) override { return open_process_watch(pid); }
+  uint64_t pid_namespace() override;
+  std::unique_ptr<Pollable> watch_process(int pid) override;
 
  private:
   // With one core, spinning keeps the awaited thread from running.
@@ -108,6 +189,17 @@ void NativeSystem::random_bytes(Bytes out) {
     if (got < 0) throw errno_error(ErrorCode::kInternal, "getrandom", errno);
     out = out.subspan(static_cast<size_t>(got));
   }
+}
+
+uint64_t NativeSystem::pid_namespace() {
+  struct stat info {};
+  return ::stat("/proc/self/ns/pid", &info) == 0 ? info.st_ino : 0;
+}
+
+std::unique_ptr<Pollable> NativeSystem::watch_process(int pid) {
+  Fd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (!pidfd.is_open()) return nullptr;
+  return std::make_unique<ProcessWatch>(std::move(pidfd));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What a process inherits: dispositions of signals, limits, standard streams, the umask, variables.
+// What a process inherits: dispositions of signals, the size of stacks, standard streams.
 #include "cadre/core/os/proc/inherited.h"
 
 #include <fcntl.h>
@@ -6,31 +6,19 @@
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <string>
 
-#include "cadre/core/os/files/file_size.h"
-#include "cadre/core/os/files/locked_file.h"
-#include "cadre/core/os/files/mapped_file.h"
-#include "cadre/core/os/files/native_file_system.h"
-#include "cadre/core/os/files/scratch_memory.h"
 #include "cadre/core/os/io/fd.h"
 #include "cadre/core/os/native/native_thread.h"
-#include "cadre/core/os/proc/environment.h"
-#include "cadre/core/os/proc/exit_status.h"
 #include "cadre/core/os/proc/process.h"
 #include "cadre/core/os/proc/program_output.h"
-#include "cadre/core/os/proc/temporary_folder.h"
 #include "cadre/core/os/system.h"
-#include "cadre/testing/core/file_size_limit.h"
-#include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::os {
 namespace {
@@ -116,123 +104,11 @@ TEST(Inherited, AThreadHasRoomOnASmallStack) {
   EXPECT_GE(num_bytes, size_t{8} << 20);
 }
 
-TEST(Inherited, ATemporaryFolderIsItsUsersWhateverTheUmask) {
-  const mode_t before = ::umask(0777);
-  const testing::TemporaryFolder parent;
-  ::chmod(parent.path().c_str(), S_IRWXU);
-  const auto folder = TemporaryFolder::make(parent.path(), "job-");
-  ::umask(before);
-  ASSERT_TRUE(folder.ok());
-  struct stat info {};
-  ASSERT_EQ(::stat((*folder)->path().c_str(), &info), 0);
-  EXPECT_EQ(info.st_mode & 07777, 0700U);
-}
-
-TEST(Inherited, ATemporaryFolderHasAnAbsolutePath) {
-  const auto folder = TemporaryFolder::make(".", "job-");
-  ASSERT_TRUE(folder.ok()) << folder.error().message();
-  EXPECT_TRUE((*folder)->path().starts_with('/')) << (*folder)->path();
-}
-
-TEST(Inherited, OfAVariableThatIsThereTwiceTheFirstCountsAsForGetenv) {
-  std::array entries{std::string("TWICE=first"), std::string("TWICE=second"), std::string("odd"),
-                     std::string("ONCE=")};
-  std::array<char*, 5> variables{entries[0].data(), entries[1].data(), entries[2].data(),
-                                 entries[3].data(), nullptr};
-  char** const before = ::environ;
-  ::environ = variables.data();
-  const Environment environment = read_environment();
-  ::environ = before;
-  EXPECT_EQ(environment.to_texts(), (std::vector<std::string>{"ONCE=", "TWICE=first"}));
-}
-
 TEST(Inherited, SignalsThatAreIgnoredAreListed) {
   const auto before = ::signal(SIGUSR2, SIG_IGN);
   EXPECT_THAT(ignored_signals(), ::testing::Contains(SIGUSR2));
   ::signal(SIGUSR2, before);
   EXPECT_THAT(ignored_signals(), ::testing::Not(::testing::Contains(SIGUSR2)));
-}
-
-// Code that lets a file grow checks the limit first: SIGXFSZ would end the process.
-class UnderAFileLimit : public ::testing::Test {
- protected:
-  static constexpr size_t kLimit = 1 << 16;
-  static constexpr size_t kTooLarge = kLimit + 1;
-
-  static std::string refusal_of(const std::function<Status()>& grow) {
-    const testing::FileSizeLimit limit(kLimit);
-    ::signal(SIGXFSZ, SIG_DFL);
-    const Status status = grow();
-    if (status.ok()) return "accepted";
-    EXPECT_EQ(status.error().code(), ErrorCode::kUnavailable);
-    return status.error().message();
-  }
-
-  static ::testing::Matcher<std::string> names_the_limit() {
-    return ::testing::AllOf(
-        HasSubstr("this process may make files of 65536 bytes (ulimit -f, LimitFSIZE= of systemd); "
-                  "raise that limit"),
-        HasSubstr("File too large (errno 27)"));
-  }
-
-  template <typename T>
-  static Status status_of(const Result<T>& result) {
-    return result.ok() ? Status() : Status(result.error());
-  }
-
-  const testing::TemporaryFolder folder_;
-  const std::vector<std::byte> large_ = std::vector<std::byte>(kTooLarge);
-};
-
-TEST_F(UnderAFileLimit, ASharedSegmentIsRefused) {
-  const auto system = make_native_system();
-  EXPECT_THAT(refusal_of([&] { return status_of(system->create_segment(kTooLarge)); }),
-              names_the_limit());
-  EXPECT_EQ(refusal_of([&] { return status_of(system->create_segment(kLimit)); }), "accepted");
-}
-
-TEST_F(UnderAFileLimit, AWriteIsRefused) {
-  NativeFileSystem files;
-  EXPECT_THAT(refusal_of([&]() -> Status {
-                auto file = files.create(folder_.file("a"));
-                CADRE_RETURN_IF_ERROR((*file)->write(ConstBytes(large_).first(kLimit)));
-                return (*file)->write(ConstBytes(large_).first(1));
-              }),
-              names_the_limit());
-}
-
-TEST_F(UnderAFileLimit, AMappedFileIsRefused) {
-  EXPECT_THAT(
-      refusal_of([&] { return status_of(MappedFile::create(folder_.file("b"), kTooLarge)); }),
-      names_the_limit());
-}
-
-TEST_F(UnderAFileLimit, ASharedFileIsRefusedAndKeepsItsContent) {
-  auto file = LockedFile::open(folder_.file("c"), LockedFile::kReadableByAll).value_or_throw();
-  file.append_at(0, ConstBytes(large_).first(kLimit)).value_or_throw();
-  EXPECT_THAT(refusal_of([&] { return file.append_at(kLimit, ConstBytes(large_).first(1)); }),
-              names_the_limit());
-  EXPECT_THAT(refusal_of([&] { return file.truncate(kTooLarge); }), names_the_limit());
-  EXPECT_EQ(file.size().value_or_throw(), kLimit);
-}
-
-TEST_F(UnderAFileLimit, AScratchFileIsRefused) {
-  const auto scratch = ScratchArena::create(folder_.path()).value_or_throw();
-  EXPECT_THAT(refusal_of([&] { return scratch->reserve(kTooLarge); }), names_the_limit());
-}
-
-// If the path is a pipe, opening must not wait for it, and the pipe must not be removed.
-TEST(OutputFiles, APipeIsRefusedAndStays) {
-  const testing::TemporaryFolder folder;
-  const std::string path = folder.file("pipe");
-  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
-  const Fd reader(::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
-  NativeFileSystem files;
-  const auto created = files.create(path);
-  ASSERT_FALSE(created.ok());
-  EXPECT_THAT(created.error().message(), HasSubstr("a pipe, a socket or a device has this name"));
-  struct stat info {};
-  EXPECT_EQ(::stat(path.c_str(), &info), 0);
 }
 
 }  // namespace

@@ -120,4 +120,14 @@ MachineInfo read_machine_info(const Environment& environment) {
   return info;
 }
 
+uint64_t count_memory_kills() {
+  std::istringstream lines(read_or_empty("/proc/vmstat"));
+  std::string name;
+  uint64_t count = 0;
+  while (lines >> name >> count) {
+    if (name == "oom_kill") return count;
+  }
+  return 0;
+}
+
 }  // namespace cadre::os

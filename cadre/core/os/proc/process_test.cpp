@@ -4,19 +4,12 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-#include <algorithm>
 #include <array>
 #include <cstdint>
-#include <fstream>
 #include <sstream>
 
 #include "cadre/core/base/format.h"
-#include "cadre/core/os/proc/descendants.h"
-#include "cadre/core/os/proc/environment.h"
-#include "cadre/core/os/proc/executable.h"
-#include "cadre/core/os/proc/machine.h"
 #include "cadre/core/os/system.h"
-#include "cadre/testing/core/temporary_folder.h"
 
 namespace cadre::os {
 namespace {
@@ -162,65 +155,6 @@ TEST_F(ProcessTest, SaysWhyAProgramCannotBeExecuted) {
   const auto folder = Process::start({.executable = "/tmp", .arguments = {"x"}});
   ASSERT_FALSE(folder.ok());
   EXPECT_EQ(folder.error().message(), "\"/tmp\" cannot be executed: Permission denied (errno 13)");
-}
-
-TEST_F(ProcessTest, FindsDescendantsInOtherSessions) {
-  become_subreaper();
-  auto process = start_shell("setsid sh -c 'trap \"\" TERM; sleep 1000' & exit 0");
-  ASSERT_TRUE(wait(*process));
-  std::vector<Descendant> found;
-  ASSERT_TRUE(wait_until([&] {
-    found = list_descendants();
-    return std::ranges::any_of(found, [](const auto& one) { return one.name == "sleep"; });
-  }));
-  ASSERT_TRUE(has_children());
-  auto stranger = found.front();
-  stranger.start_time += 1;  // as if the number had been reused
-  signal_processes(std::span(&stranger, 1), SIGKILL);
-  EXPECT_FALSE(list_descendants().empty());
-  EXPECT_TRUE(wait_until([&] {
-    signal_processes(list_descendants(), SIGKILL);
-    reap_orphans({});
-    return !has_children();
-  }));
-}
-
-TEST(Executable, IsFoundAsAShellFindsIt) {
-  const auto found = find_executable("sh", "/no/such/folder:/usr/bin:/bin");
-  ASSERT_TRUE(found.ok());
-  EXPECT_EQ(*found, "/usr/bin/sh");
-  EXPECT_EQ(find_executable("sh", "/no/such/folder").error().code(), ErrorCode::kUnavailable);
-  EXPECT_EQ(find_executable("/tmp", "").error().code(), ErrorCode::kInvalidArgument);
-  EXPECT_FALSE(find_executable("", "/usr/bin").ok());
-}
-
-TEST(Machine, GpusAreThoseOfCudasRules) {
-  const cadre::testing::TemporaryFolder devices;
-  for (const char* name : {"nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm", "null"}) {
-    std::ofstream(devices.file(name)) << "";
-  }
-  EXPECT_EQ(count_gpus(devices.path(), std::nullopt), 3);
-  EXPECT_EQ(count_gpus("/no/such/folder", std::nullopt), 0);
-  struct Case {
-    std::string visible;
-    int count;
-  };
-  for (const auto& [visible, count] :
-       {Case{"", 0}, Case{"1", 1}, Case{"2,0", 2}, Case{" 0 , 1 ", 2}, Case{"-1", 0},
-        Case{"0,-1,1", 1}, Case{"0,7,1", 1}, Case{"NoDevFiles", 0}, Case{"1,1", 0},
-        Case{"GPU-8932f937,MIG-3eb87630", 2}, Case{"0,1,2,3", 3}}) {
-    EXPECT_EQ(count_gpus(devices.path(), visible), count) << visible;
-  }
-}
-
-TEST(EnvironmentValue, KeepsTheLastValueOfAName) {
-  Environment environment;
-  environment.set("B", "1");
-  environment.set("A", "x=y");
-  environment.set("B", "2");
-  EXPECT_EQ(environment.to_texts(), (std::vector<std::string>{"A=x=y", "B=2"}));
-  EXPECT_EQ(environment.get("C"), std::nullopt);
-  EXPECT_EQ(environment.get_or("C", "z"), "z");
 }
 
 }  // namespace

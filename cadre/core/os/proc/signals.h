@@ -1,9 +1,10 @@
-// Signals as objects to poll instead of interruptions (signalfd).
+// Signals as objects to poll (signalfd) or to query, instead of interruptions.
 //
 // Threads: make it before the process starts other threads, which then inherit the blocked mask;
 // use it from one thread. Blocking: never.
-// Lifetime: the destructor restores the mask, so a signal that was not taken then has its effect.
-// Errors: the constructor throws Error(kUnavailable) when no descriptor is left.
+// Lifetime: the destructors restore the mask of their thread, which must be the thread that made
+// the object. Errors: the constructor of SignalListener throws Error(kUnavailable) when no
+// descriptor is left.
 #pragma once
 
 #include <signal.h>
@@ -18,6 +19,7 @@
 
 namespace cadre::os {
 
+// After its destruction, a signal that was not taken has its effect.
 class SignalListener final : public Pollable {
  public:
   // Takes the signals of signals_to_take(signals).
@@ -32,6 +34,24 @@ class SignalListener final : public Pollable {
  private:
   sigset_t previous_mask_;
   Fd fd_;
+};
+
+// Signals that are queried: they are blocked while the object lives, and those that arrived
+// meanwhile have no effect after it. A hangup that the process ignores (nohup) stays ignored.
+class CADRE_EXPORT PendingSignal {
+ public:
+  explicit PendingSignal(std::span<const int> signals);
+  ~PendingSignal();
+  PendingSignal(const PendingSignal&) = delete;
+  PendingSignal& operator=(const PendingSignal&) = delete;
+
+  // Returns whether one of the signals has arrived since this object was made; from then on true.
+  bool has_arrived();
+
+ private:
+  sigset_t watched_;
+  sigset_t previous_mask_;
+  bool has_arrived_ = false;
 };
 
 // Returns `signals`, but without SIGHUP and SIGTSTP if this process ignores them: a process that

@@ -1,0 +1,74 @@
+#include "cadre/core/os/proc/signals.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <optional>
+
+namespace cadre::os {
+namespace {
+
+constexpr std::array kStopSignals{SIGTERM, SIGINT};
+
+TEST(PendingSignal, RemembersWithoutInterrupting) {
+  for (const int number : kStopSignals) {
+    PendingSignal signal(kStopSignals);
+    EXPECT_FALSE(signal.has_arrived());
+    ::kill(::getpid(), number);
+    EXPECT_TRUE(signal.has_arrived());
+    EXPECT_TRUE(signal.has_arrived());
+  }
+}
+
+TEST(PendingSignal, LeavesAHangupThatIsIgnored) {
+  const auto handler = ::signal(SIGHUP, SIG_IGN);
+  PendingSignal signal(std::array{SIGTERM, SIGHUP});
+  ::kill(::getpid(), SIGHUP);
+  EXPECT_FALSE(signal.has_arrived());
+  ::kill(::getpid(), SIGTERM);
+  EXPECT_TRUE(signal.has_arrived());
+  ::signal(SIGHUP, handler);
+}
+
+TEST(PendingSignal, SwallowsWhatCameUnasked) {
+  {
+    PendingSignal signal(kStopSignals);
+    ::kill(::getpid(), SIGTERM);
+  }
+  PendingSignal next(kStopSignals);
+  EXPECT_FALSE(next.has_arrived());
+}
+
+TEST(SignalListener, ReturnsEachSignalThatArrivedOnce) {
+  SignalListener listener(kStopSignals);
+  EXPECT_EQ(listener.try_next(), std::nullopt);
+  ::raise(SIGTERM);
+  EXPECT_EQ(listener.try_next(), std::optional<int>(SIGTERM));
+  ::raise(SIGINT);
+  EXPECT_EQ(listener.try_next(), std::optional<int>(SIGINT));
+  EXPECT_EQ(listener.try_next(), std::nullopt);
+}
+
+TEST(Signals, AHangupAndAStopAreNotTakenIfTheyAreIgnored) {
+  const auto hangup = ::signal(SIGHUP, SIG_IGN);
+  const auto stop = ::signal(SIGTSTP, SIG_DFL);
+  const auto user = ::signal(SIGUSR1, SIG_IGN);
+  const sigset_t taken = signals_to_take(std::array{SIGHUP, SIGTSTP, SIGUSR1});
+  ::signal(SIGHUP, hangup);
+  ::signal(SIGTSTP, stop);
+  ::signal(SIGUSR1, user);
+  EXPECT_EQ(::sigismember(&taken, SIGHUP), 0);
+  EXPECT_EQ(::sigismember(&taken, SIGTSTP), 1);
+  EXPECT_EQ(::sigismember(&taken, SIGUSR1), 1);
+  EXPECT_EQ(::sigismember(&taken, SIGTERM), 0);
+}
+
+TEST(Signals, HaveNames) {
+  EXPECT_EQ(signal_name(SIGTERM), "SIGTERM");
+  EXPECT_EQ(signal_name(63), "signal 63");
+}
+
+}  // namespace
+}  // namespace cadre::os

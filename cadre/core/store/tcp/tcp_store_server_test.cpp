@@ -1,0 +1,228 @@
+// Tests what only a server over sockets can get wrong: strangers, builds, limits, closed
+// descriptors.
+#include "cadre/core/store/tcp/tcp_store_server.h"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cadre/core/os/system.h"
+#include "cadre/core/sim/simulator.h"
+#include "cadre/core/wire/byte_codec.h"
+#include "cadre/core/wire/store/store_message.h"
+#include "cadre/testing/core/program_file.h"
+#include "cadre/testing/core/tcp_store_fixture.h"
+#include "cadre/testing/core/temporary_folder.h"
+
+namespace cadre {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using wire::StoreVerb;
+
+class TcpStoreServerTest : public TcpStoreTest {};
+
+// Returns the build in the hello by which the server answers.
+std::string build_in(const std::string& heard) {
+  wire::Progress progress;
+  const auto answer =
+      wire::decode_answer({.verb = StoreVerb::kHello}, wire::as_bytes(heard), progress)
+          .value_or_throw();
+  return answer.message ? answer.message->values[0] : std::string();
+}
+
+std::string validation() {
+  return std::string(
+      wire::as_text(wire::encode({.verb = StoreVerb::kValidate, .amount = wire::kC10dMagic})));
+}
+
+TEST_F(TcpStoreServerTest, StrangersAreDroppedWithALogLine) {
+  auto server = start({.greeting_timeout = milliseconds(250)});
+  const std::vector<std::string> strangers = {
+      "GET / HTTP/1.1\r\n\r\n",
+      "",                                        // says nothing until its time is over
+      std::string("\xc0", 1),                    // the first byte of a hello
+      hello_of_build("99.9").substr(0, 20),      // half a hello
+      std::string("\0\xce\xf7", 3),              // half of c10d's validate
+      std::string("\0abcd", 5),                  // c10d's verb with another magic
+      std::string("\x01\0\0\0", 4),              // c10d's set without validate
+      std::string("\xc1\x20\0\0\0\0\0\0\0", 9),  // a proof without a hello
+      std::string("\xc0\4\0\0\0\0\0\0\0\0\0\0\1\0\0\0\0", 17),  // a build of 16 MiB
+      validation() + std::string("\xc4", 1),  // a verb of ranks from a c10d client
+      validation() + validation(),            // validated twice
+  };
+  for (const std::string& stranger : strangers) EXPECT_EQ(say(*server, stranger), "");
+  const std::string log = log_.text();
+  EXPECT_EQ(static_cast<size_t>(std::count(log.begin(), log.end(), '\n')), strangers.size()) << log;
+  EXPECT_TRUE(connect(*server).ok());
+}
+
+// This test has the default limit, in virtual time.
+TEST(TcpStoreServerInTheSimulator, AStrangerIsGoneASecondAfterItCame) {
+  sim::Simulator simulator(1, {.ranks_per_host = {1, 1}});
+  const os::Address address{os::Address::Kind::kTcp, "node0", 29500};
+  CollectingLog log;
+  const sim::SimResult result = simulator.run([&](os::System& system, int rank) {
+    const Deadline deadline = system.deadline_in(seconds(20));
+    if (rank == 0) {
+      const auto server =
+          TcpStoreServer::start(system, {.address = address, .token = "secret", .log = &log})
+              .value_or_throw();
+      system.make_waiter()->park(system.deadline_in(seconds(15)));
+      return;
+    }
+    auto socket = system.connect(address, deadline);
+    while (!socket.ok() && !deadline.has_passed(system.now())) {
+      system.make_waiter()->park(system.deadline_in(milliseconds(1)));
+      socket = system.connect(address, deadline);
+    }
+    const TimePoint start = system.now();
+    for (ConstBytes rest = wire::as_bytes("\xc0"); !rest.empty();) {
+      rest = rest.subspan((*socket)->try_send(rest).value_or_throw());
+    }
+    std::array<std::byte, 16> buffer{};
+    while ((*socket)->try_recv(buffer).ok()) {
+      os::PollItem item{.target = socket->get(), .want_read = true};
+      ASSERT_TRUE(system.poll(std::span(&item, 1), deadline)) << "it was kept";
+    }
+    const Duration kept = system.now() - start;
+    EXPECT_GE(kept, milliseconds(900));
+    EXPECT_LE(kept, milliseconds(1500));
+  });
+  EXPECT_EQ(result.failure, "");
+  for (const auto& rank : result.ranks) EXPECT_EQ(rank.failure, "");
+  EXPECT_NE(log.text().find("did not prove itself in time"), std::string::npos) << log.text();
+}
+
+TEST_F(TcpStoreServerTest, AThousandIdleClientsDisturbNobodyAndAllStillWork) {
+  constexpr int kIdle = 1000;
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  if (limit.rlim_max < 2 * kIdle + 200) GTEST_SKIP() << "the hard limit of descriptors is too low";
+  limit.rlim_cur = std::max<rlim_t>(limit.rlim_cur, 2 * kIdle + 200);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  auto server = start();
+  std::vector<std::unique_ptr<TcpStore>> idle;
+  for (int i = 0; i < kIdle; ++i) idle.push_back(connect(*server).value_or_throw());
+  auto busy = connect(*server).value_or_throw();
+  for (int i = 1; i <= 200; ++i) ASSERT_EQ(busy->add("n", 1, soon()).value(), i);
+  // One connection in seven closes; the others stay where they were.
+  for (size_t i = 0; i < idle.size(); i += 7) idle[i].reset();
+  for (size_t i = 0; i < idle.size(); ++i) {
+    if (idle[i] == nullptr) continue;
+    ASSERT_EQ(idle[i]->get("n", soon()).value(), "200") << i;
+  }
+}
+
+TEST_F(TcpStoreServerTest, C10dCanBeSwitchedOff) {
+  auto server = start({.serve_c10d = false});
+  EXPECT_EQ(say(*server, validation()), "");
+  EXPECT_NE(log_.text().find("switched off"), std::string::npos) << log_.text();
+}
+
+TEST_F(TcpStoreServerTest, GarbageAfterAGoodGreetingEndsOnlyThatConnection) {
+  auto server = start();
+  auto good = connect(*server).value_or_throw();
+  std::string stream = validation();
+  stream += wire::as_text(wire::encode({.verb = StoreVerb::kPing, .amount = 7}));
+  stream.push_back('\xff');  // no such verb
+  EXPECT_EQ(say(*server, stream), std::string("\x07\0\0\0", 4));
+  EXPECT_NE(log_.text().find("unknown verb 255"), std::string::npos) << log_.text();
+  EXPECT_TRUE(good->set("still", "here", soon()).ok());
+}
+
+TEST_F(TcpStoreServerTest, AnotherBuildIsRefusedAndBothAreNamed) {
+  auto server = start();
+  // The client can name the server's build; the server's log names both.
+  const std::string build = build_in(say(*server, hello_of_build("99.9")));
+  EXPECT_NE(build, "");
+  EXPECT_NE(build, "99.9");
+  EXPECT_NE(log_.text().find("99.9"), std::string::npos) << log_.text();
+  EXPECT_NE(log_.text().find("cadre " + build), std::string::npos) << log_.text();
+}
+
+// The server does not wait for the rest of the request: a stranger could make it keep a value of 16
+// MiB.
+TEST_F(TcpStoreServerTest, ARequestInPlaceOfTheProofEndsTheConnection) {
+  auto server = start({.greeting_timeout = seconds(600)});
+  const std::string build = build_in(say(*server, hello_of_build("99.9")));
+  const std::string set = "\x01";
+  EXPECT_EQ(build_in(say(*server, hello_of_build(build) + set)), build);
+  EXPECT_NE(log_.text().find("client sent set, but prove comes first"), std::string::npos)
+      << log_.text();
+}
+
+TEST_F(TcpStoreServerTest, ListeningBeyondLoopbackNeedsAToken) {
+  for (const char* host : {"0.0.0.0", "::", "10.1.2.3", "node0"}) {
+    const auto server =
+        TcpStoreServer::start(*system_, {.address = {os::Address::Kind::kTcp, host, 0}});
+    ASSERT_FALSE(server.ok()) << host;
+    EXPECT_EQ(server.error().code(), ErrorCode::kInvalidArgument);
+    EXPECT_NE(server.error().message().find("CADRE_JOB_TOKEN"), std::string::npos);
+  }
+}
+
+TEST_F(TcpStoreServerTest, AFullStoreRefusesAndStaysUsable) {
+  auto server = start({.max_bytes = 1000});
+  auto store = connect(*server).value_or_throw();
+  ASSERT_TRUE(store->set("a", std::string(600, 'x'), soon()).ok());
+  EXPECT_EQ(store->set("b", std::string(600, 'x'), soon()).error().code(),
+            ErrorCode::kInvalidArgument);
+  EXPECT_TRUE(store->erase("a", soon()).value());
+  EXPECT_TRUE(store->set("b", std::string(600, 'x'), soon()).ok());
+}
+
+TEST_F(TcpStoreServerTest, AnAnswerOverTheLimitIsRefusedBeforeItIsBuilt) {
+  auto server = start();
+  auto store = connect(*server).value_or_throw();
+  ASSERT_TRUE(store->set("big", std::string(kMaxStoreValueBytes, 'x'), soon()).ok());
+  const auto values = store->multi_get(std::vector<std::string>(5, "big"), soon());
+  ASSERT_FALSE(values.ok());
+  EXPECT_EQ(values.error().code(), ErrorCode::kInvalidArgument) << values.error().message();
+  EXPECT_EQ(store->get("big", soon())->size(), kMaxStoreValueBytes);
+}
+
+TEST_F(TcpStoreServerTest, ConnectionsOverTheLimitAreRefusedAndLogged) {
+  auto server = start({.max_connections = 1});
+  auto first = connect(*server).value_or_throw();
+  EXPECT_EQ(say(*server, ""), "");
+  EXPECT_NE(log_.text().find("1 connections are open"), std::string::npos) << log_.text();
+  EXPECT_TRUE(first->set("k", "v", soon()).ok());
+}
+
+// The server's thread waits for an event that can no longer be sent.
+TEST_F(TcpStoreServerTest, AServerEndsAlthoughTheProgramHasClosedItsDescriptors) {
+  const testing::TemporaryFolder folder;
+  for (const bool are_taken : {false, true}) {
+    const testing::ProgramFile file(folder.file("of the program"));
+    const std::set<int> before = testing::open_descriptors();
+    auto server = start();
+    const std::set<int> numbers = testing::opened_since(before);
+    ASSERT_GE(numbers.size(), 3u);
+    for (const int number : numbers) {
+      are_taken ? file.take_number(number) : testing::close_from_outside(number);
+    }
+    const TimePoint begin = system_->now();
+    server->close();
+    EXPECT_LT(system_->now() - begin, std::chrono::seconds(20));
+    server.reset();
+    EXPECT_TRUE(file.is_intact());
+    if (!are_taken) continue;
+    for (const int number : numbers) {
+      EXPECT_TRUE(testing::ProgramFile::is_open(number));
+      testing::close_from_outside(number);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace cadre

@@ -1,0 +1,27 @@
+// The setup of a Monitor for tests of a group without a status page and without a record.
+//
+// Threads: any. Blocking: never.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cadre/core/comm/failure/monitor.h"
+#include "cadre/testing/core/plane_job.h"
+
+namespace cadre::testing {
+
+// The setup of rank 0 in a group of all ranks.
+inline MonitorSetup setup_of(int world_size, ControlPlane* plane) {
+  const auto num_ranks = static_cast<size_t>(world_size);
+  return {.roster = {"world", 0,
+                     std::make_shared<const Layout>(std::vector<wire::RankAddress>(num_ranks)),
+                     all_ranks(world_size)},
+          .key = 1,
+          .plane = plane,
+          .slots = std::vector<int>(num_ranks, -1),
+          .record_path = "",
+          .log = nullptr};
+}
+
+}  // namespace cadre::testing
