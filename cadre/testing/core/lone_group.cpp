@@ -17,7 +17,7 @@ std::unique_ptr<Communicator> make_lone_group(os::System& system, int world_size
                                 system.deadline_in(options.timeout))
                     .value_or_throw();
   membership.world_size = world_size;
-  // All ranks of the group are this process, which is the only one of the fabric.
+  // This process, which is the only one of the fabric, represents all ranks of the group.
   const std::vector<int> ranks(static_cast<size_t>(world_size), 0);
   const auto identity = GroupIdentity::of_connection(id_of(options), fabric->connection_number());
   auto impl = std::make_unique<Communicator::Impl>(std::move(fabric), options, identity,

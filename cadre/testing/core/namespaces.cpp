@@ -64,7 +64,8 @@ Namespaces::Namespaces(int num_hosts) : num_hosts_(num_hosts) {
 
 Namespaces::~Namespaces() {
   for (int host = 0; host < num_hosts_; ++host) {
-    // A namespace may be missing because making another one failed before it.
+    // Another namespace may have failed before this one was made, so a namespace may be missing
+    // here.
     const int status =
         std::system(format("ip netns delete {} >/dev/null 2>&1", name_of(host)).c_str());
     static_cast<void>(status);

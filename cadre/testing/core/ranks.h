@@ -26,14 +26,15 @@ struct RankContext {
   int world_size = 1;
   // An address, unique to this run, at which rank 0 may listen so that the others find it.
   os::Address rendezvous_address;
-  // What the rank returns to the test.
+  // The text that the rank returns to the test.
   std::string output;
 };
 
 using RankMain = std::function<void(RankContext&)>;
 
 struct RankOutcome {
-  std::string failure;  // empty if the rank returned; else what it threw or how it died
+  // Empty if the rank function returned; otherwise its error, or how the process died.
+  std::string failure;
   std::string output;
   int signal = 0;  // the signal that ended the process of the rank; 0 for threads
 };
@@ -46,19 +47,19 @@ struct RanksResult {
   std::string failures() const;
 };
 
-// All ranks are threads of this process and share one native System.
+// Runs all ranks as threads of this process, which share one native System.
 RanksResult run_ranks_as_threads(int world_size, const RankMain& rank_main);
 
 struct ProcessOptions {
-  // Ranks that have not ended after this time are killed and fail.
+  // After this time, ranks that still run are killed, and count as failed.
   Duration time_limit = std::chrono::seconds(30);
-  // Called once when all ranks run, with their pids in rank order. It may kill or stop some of
-  // them.
+  // Called once when all ranks run, with their pids in rank order. The function may kill or stop
+  // some of them.
   std::function<void(std::span<const int> pids)> disturb;
 };
 
-// Each rank is a forked process with its own native System. A rank ends without running destructors
-// of the parent's objects or exit handlers.
+// Runs each rank as a forked process with its own native System. A rank ends without running
+// destructors of the parent's objects or exit handlers.
 RanksResult run_ranks_as_processes(int world_size, const RankMain& rank_main,
                                    const ProcessOptions& options = {});
 
@@ -68,12 +69,11 @@ void require(bool condition, std::string_view what);
 // Returns a unix address that no other run uses.
 os::Address make_rendezvous_address(os::System& system);
 
-// Runs the function and returns what it threw as "kCode: message"; an empty text if it returned.
+// Runs the function and returns its error as "kCode: message"; an empty text if it returned.
 std::string failure_of(const std::function<void()>& body);
 
-// Runs the function and returns the fields of the error that it threw, without unknown ones:
-// "kTimeout culprit=1 operation=all_reduce#2". Returns an empty text if it threw nothing. For tests
-// that do not compare messages.
+// Runs the function and returns the known fields of its error, for example "kTimeout culprit=1
+// operation=all_reduce#2"; an empty text if it returned. For tests that do not compare messages.
 std::string failed_fields_of(const std::function<void()>& body);
 
 }  // namespace cadre::testing

@@ -14,8 +14,8 @@ struct SimulatedRanksResult : RanksResult {
   sim::SimResult sim;
 };
 
-// All ranks are on one host unless options.ranks_per_host says otherwise. On one host they meet at
-// a unix address, else at a TCP address of host 0.
+// By default all ranks are on one host, where they connect through a unix socket. If
+// options.ranks_per_host puts them on several hosts, they connect to a TCP address of host 0.
 SimulatedRanksResult run_ranks_in_simulator(uint64_t seed, sim::SimOptions options, int world_size,
                                             const RankMain& rank_main);
 

@@ -1,4 +1,4 @@
-// Runs ranks as threads of a test, each with a group over a real Communicator.
+// Runs ranks as threads of a test, each with a ProcessGroup over a real Communicator.
 //
 // Threads: one for each rank. Blocking: until all ranks have ended; every operation of a rank ends
 // within kRankTimeout. Errors: what a rank throws is returned with its rank.
@@ -24,8 +24,8 @@ namespace cadre::testing {
 
 inline constexpr Duration kRankTimeout = std::chrono::seconds(20);
 
-// `body(group, output)`: the result has for each rank what the body writes to `output`. `log`: the
-// log of all groups, if it is not null.
+// Calls `body(group, output)` on each rank. The result contains what the body wrote to `output`, by
+// rank. `log` receives the log of all groups; it may be null.
 inline RanksResult run_groups(int world_size,
                               const std::function<void(const ProcessGroup&, std::string&)>& body,
                               const std::shared_ptr<LogSink>& log = nullptr,
@@ -54,9 +54,9 @@ inline RanksResult run_groups(int world_size, const std::function<void(const Pro
       transport);
 }
 
-// Returns the sentence with which both ranks of a group of two refuse `wrap(module, group)`; it
-// must be the same on both. make_module: returns a pointer to a module with a layer `in`, whose
-// weight must keep its memory and sizes. The group must work afterwards.
+// Returns the message with which both ranks of a group of two refuse `wrap(module, group)`; it must
+// be equal on both. make_module returns a pointer to a module with a layer `in`, whose weight must
+// keep its memory and sizes. The group must work afterwards.
 template <typename MakeModule, typename Wrap>
 std::string refusal_of_both_ranks(const MakeModule& make_module, const Wrap& wrap) {
   const auto result = run_groups(2, [&](const ProcessGroup& group, std::string& output) {

@@ -42,7 +42,7 @@ inline double largest(const Tensor& tensor) {
   return tensor.abs().max().item<double>();
 }
 
-// Returns, by parameter, how much the gradient of a step may differ.
+// Returns, for each parameter, how much the gradient of a step may differ.
 inline double gradient_tolerance(const Training& alone, size_t step, size_t parameter,
                                  double tolerance) {
   const Tensor& gradient = alone.gradients[step][parameter];
@@ -56,12 +56,12 @@ inline double gradient_tolerance(const Training& alone, size_t step, size_t para
   return tolerance * size;
 }
 
-// Returns the share that the rounding of stored parameters adds to their bounds.
+// Returns the relative error that the rounding of stored parameters adds to their bounds.
 inline double rounding_share(const Case& test_case) {
   return has_bfloat16(test_case) ? 2 * kSteps * 0x1p-8 : 0;
 }
 
-// Returns, for every element of a tensor, the same share of the tensor's largest value.
+// Returns, for every element of a tensor, the given share of the tensor's largest value.
 inline Snapshot share_of_largest(const Snapshot& tensors, double share) {
   Snapshot bounds;
   for (const Tensor& tensor : tensors) {
@@ -92,7 +92,7 @@ class AdamwBound {
         sum_(torch::zeros_like(parameter, torch::kDouble)),
         square_(torch::zeros_like(sum_)) {}
 
-  // difference: the largest difference of an element of the gradient.
+  // `difference` is the largest difference of an element of the gradient.
   void add_step(const Tensor& gradient, double difference) {
     ++step_;
     square_ = mix(square_, gradient.to(torch::kDouble).square(), kBeta2);
@@ -172,10 +172,8 @@ inline std::vector<double> loss_bounds(const Case& test_case, const Training& al
   return bounds;
 }
 
-// Returns the largest
-// a - b
-// divided by its bound, of any element of any tensor; infinite for NaN, and if only one of the two
-// is defined.
+// Returns the largest ratio of |a - b| to its bound over all elements of all tensors; infinite for
+// NaN, or if only one of the two tensors is defined.
 inline double used_share(const Snapshot& a, const Snapshot& b, const Snapshot& bounds) {
   double share = 0;
   if (a.size() != b.size()) return std::numeric_limits<double>::infinity();
@@ -195,10 +193,11 @@ inline double used_share(const Snapshot& a, const Snapshot& b, const Snapshot& b
 // most 1 count as equal.
 struct Comparison {
   double first_gradients = 0;
-  double gradients = 0;  // largest of all steps
+  double gradients = 0;  // the largest ratio of all steps
   double parameters = 0;
-  double losses = 0;  // 0 unless the training reports losses of all ranks
-  // The largest difference of a parameter divided by its tensor's largest value, not by a bound.
+  double losses = 0;  // 0 unless the training reports the losses of all ranks
+  // The largest difference of a parameter, relative to the largest value of its tensor instead of a
+  // bound.
   double relative = 0;
 };
 
@@ -223,7 +222,8 @@ inline Comparison compare(const Case& test_case, const Training& trained, const 
   return result;
 }
 
-// Does the same as compare(), and compares the losses, which are those of all ranks.
+// Does the same as compare(), and also compares the losses, if the training reports those of all
+// ranks.
 inline Comparison compare_with_losses(const Case& test_case, const Training& trained,
                                       const Training& alone) {
   Comparison result = compare(test_case, trained, alone);
