@@ -1,4 +1,4 @@
-// The wrapper's layouts and weights, its arguments and its results.
+// Tests the wrapper's layouts and weights, its arguments and its results.
 #include "cadre/parallel/ddp/distributed_data_parallel.h"
 
 #include <array>

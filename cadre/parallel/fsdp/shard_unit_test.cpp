@@ -1,4 +1,5 @@
-// ShardUnit<M> is used wherever an M is; what fully_shard() refuses; which unit holds what.
+// Tests that ShardUnit<M> can be used wherever an M can, what fully_shard() refuses, and which
+// parameters belong to which unit.
 #include "cadre/parallel/fsdp/shard_unit.h"
 
 #include <gmock/gmock.h>
@@ -103,7 +104,8 @@ TEST(FullyShard, RefusesWhatCannotBeAUnit) {
   EXPECT_NO_THROW(fully_shard(copy)) << "a copy is not declared";
 }
 
-// Two blocks, of which the second holds another one, and a head tied to the first block.
+// A model of two blocks, the second of which contains another block, and of a head that is tied to
+// the first block.
 struct NestImpl : nn::Module {
   NestImpl() {
     inner = register_module("inner", Block(3));

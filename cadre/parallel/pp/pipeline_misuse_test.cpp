@@ -1,6 +1,6 @@
-// Wrong use of a pipeline is refused on all ranks before anything is computed, and the group stays
-// usable. A failure during a step ends the step on all ranks, with the stage, the microbatch and
-// the action.
+// Tests that wrong use of a pipeline is refused on all ranks before anything is computed, and that
+// the group stays usable. A failure during a step ends the step on all ranks; the error names the
+// stage, the microbatch and the action.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -33,8 +33,8 @@ PipelineStage stage_of(int stage, int num_stages) {
           {.stage = stage, .num_stages = num_stages}};
 }
 
-// Returns the error that each of two ranks gets when it runs `body`, after which the group still
-// works.
+// Runs `body` on two ranks and returns the error that each rank gets. The group must still work
+// afterwards.
 std::vector<std::string> refusals(const std::function<void(const ProcessGroup&)>& body) {
   std::vector<std::string> texts(2);
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
@@ -176,7 +176,7 @@ TEST(PipelineMisuse, StepsAreCheckedBeforeTheyRun) {
                 }),
                 HasSubstr("\"table\" of stage 0 is Double (11, 6), but \"bias0\" of stage 1 is "
                           "Double (6)"));
-    // None of these refusals has broken the pipeline.
+    // The pipeline still works after all these errors.
     EXPECT_EQ(failure_of([&] { pipeline.step(tokens, targets_of(tokens), cross_entropy); }), "");
   });
   EXPECT_TRUE(result.ok()) << result.failures();
@@ -207,7 +207,7 @@ TEST(PipelineMisuse, TiedParametersThatDriftApartAreFound) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 1 has two of three tied tensors: its optimizer gets both.
+// Rank 1 has two of three tied tensors. Its parameters contain both.
 TEST(PipelineTies, EveryTiedTensorOfARankIsInItsParameters) {
   const auto result = run_groups(2, [&](const ProcessGroup& group) {
     std::vector<std::shared_ptr<StageNet>> nets;
@@ -227,7 +227,7 @@ TEST(PipelineTies, EveryTiedTensorOfARankIsInItsParameters) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The error of a rank that ran `body` on a pipeline of two stages.
+// The error of a rank that ran `body` with a pipeline of two stages.
 struct StepFailure {
   std::string text;
   ErrorCode code = ErrorCode::kInternal;
@@ -271,7 +271,7 @@ TEST(PipelineFailure, AnExceptionInAForwardEndsTheStepOnAllRanks) {
   }
 }
 
-// The thrown object need not be a std::exception.
+// The thrown object is not a std::exception.
 TEST(PipelineFailure, AnythingThrownInAForwardEndsTheStepOnAllRanks) {
   std::vector<StepFailure> failures(2);
   run_groups(2, [&](const ProcessGroup& group) {
@@ -294,7 +294,7 @@ TEST(PipelineFailure, AnythingThrownInAForwardEndsTheStepOnAllRanks) {
   }
 }
 
-// backward() of one process throws in this case, too.
+// In one process backward() throws in this case, too.
 TEST(PipelineFailure, ALossWithoutAGradientIsRefused) {
   std::vector<StepFailure> failures(2);
   run_groups(2, [&](const ProcessGroup& group) {
@@ -390,7 +390,7 @@ TEST(PipelineMisuse, AMovedFromStageIsRefused) {
       "has been moved from");
 }
 
-// A null function does not count as a loss.
+// A null function is not accepted as a loss.
 TEST(PipelineMisuse, ANullLossIsRefused) {
   expect_refused(
       [](const ProcessGroup& group) {
@@ -410,7 +410,7 @@ TEST(PipelineStage, RefusesWhatIsNoStage) {
               HasSubstr("there is no stage 2 of 2"));
 }
 
-// These modules have all forms of forward() that a stage may have.
+// These modules cover all signatures of forward() that a stage may have.
 struct TwoTensors : torch::nn::Module {
   std::tuple<Tensor, Tensor> forward(const Tensor& a, Tensor b) { return {a + b, b}; }
 };

@@ -1,5 +1,6 @@
-// The functions that read and change the gradients of a sharded model: norms, clipping, scaling,
-// and the search for values that are not finite. A formula gives the gradients of the shards.
+// Tests the functions that read and change the gradients of a sharded model: norms, clipping,
+// scaling, and the search for values that are not finite. The tests set the gradients of the shards
+// by a formula.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/modules/linear.h>
@@ -55,7 +56,7 @@ std::vector<ParameterShard> shards_of_ones(const DeviceMesh& mesh,
   return shards;
 }
 
-// Sets element `index` of the whole gradient, on the rank that holds it.
+// Sets element `index` of the whole gradient on the rank that owns it.
 void set_gradient(const ParameterShard& shard, int64_t index, double value) {
   if (index < shard.range.begin || index >= shard.range.end) return;
   shard.values.mutable_grad()[index - shard.range.begin] = value;
@@ -111,7 +112,7 @@ TEST_P(GradientToolsOnRanks, DecideAlikeWhatBecomesOfAStep) {
   });
 }
 
-// A rank whose part of a parameter has no gradient takes part, with zeros.
+// A rank whose part of a parameter has no gradient contributes zeros.
 TEST_P(GradientToolsOnRanks, GatherGradientsThatSomeRanksHave) {
   run([](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {{"shard", group.world_size()}});
@@ -126,7 +127,7 @@ TEST_P(GradientToolsOnRanks, GatherGradientsThatSomeRanksHave) {
   });
 }
 
-// A wrapper with gradients that are whole on every rank.
+// A wrapper whose gradients are whole on every rank.
 struct WholeModel {
   std::shared_ptr<torch::nn::LinearImpl> net = std::make_shared<torch::nn::LinearImpl>(2, 1);
   const auto& module() const { return net; }
@@ -151,7 +152,7 @@ TEST(GradientTools, TakeAModelWhoseGradientsAreWhole) {
   EXPECT_FALSE(scaler.unscale_(model));
 }
 
-// A wrapper with a group, like DistributedDataParallel: its rank 0 warns for all.
+// A wrapper with a group, like DistributedDataParallel. Its rank 0 logs warnings for all ranks.
 struct GroupedModel : WholeModel {
   const ProcessGroup& process_group() const { return group; }
   ProcessGroup group;
@@ -186,7 +187,8 @@ TEST(GradientTools, WarnInTheLogOfTheGroupUnlessToldAnother) {
   EXPECT_THAT(log_of_wrapped->get(), lines);
 }
 
-// In a list, shards are tensors like others, and the result would be that of one rank's shards.
+// In a list of tensors, shards look like any other tensors, and the result would be that of one
+// rank's shards. So they are refused.
 TEST_P(GradientToolsOnRanks, RefuseAListOfShards) {
   run([](const ProcessGroup& group) {
     const FlatParameters flat({{"w", torch::ones({3, 5}).requires_grad_()}}, group,
@@ -249,17 +251,17 @@ TEST_P(GradientToolsOnRanks, ScalerLeavesAStepOutOnAllRanksAndLowersTheScale) {
     EXPECT_TRUE(scaler.unscale_(std::span(shards)));
     EXPECT_TRUE(scaler.step(optimizer));
     scaler.update();
-    set_gradient(shards[0], 7, kInfinity);  // held by the last rank
+    set_gradient(shards[0], 7, kInfinity);  // the last rank owns this element
     EXPECT_FALSE(scaler.unscale_(std::span(shards)));
     EXPECT_FALSE(scaler.step(optimizer));
     scaler.update();
     EXPECT_EQ(optimizer.num_steps, 1);
-    // The good step before the bad one does not count towards the next growth.
+    // The growth interval starts again: the good step before the bad one no longer counts.
     EXPECT_EQ(scaler.state(), (GradScaler::State{.scale = 4, .num_good_steps = 0}));
   });
 }
 
-// float16's smallest number is 2^-24, so 2^-20 becomes 0 when it is multiplied by 2^-6.
+// float16's smallest number is 2^-24, so a gradient of 2^-20 becomes 0 if it is multiplied by 2^-6.
 TEST(GradScaler, KeepsGradientsThatFloat16WouldLose) {
   const auto gradient_of = [](const std::function<Tensor(const Tensor&)>& scale) {
     const Tensor x = torch::full({1}, std::ldexp(1.0, -20), torch::kHalf);
@@ -276,8 +278,8 @@ TEST(GradScaler, KeepsGradientsThatFloat16WouldLose) {
   EXPECT_EQ(scaled, std::ldexp(1.0, -16));
 }
 
-// 2^-14 is the smallest normal number of float16: below it digits are lost, and below 2^-25 the
-// whole number.
+// 2^-14 is the smallest normal number of float16. Smaller numbers lose digits, and numbers below
+// 2^-25 become 0.
 TEST(GradScaler, RefusesToUnscaleWhatFloat16CannotHold) {
   const auto unscale = [](GradScaler& scaler, double value) {
     const Tensor fine = torch::zeros({3}).requires_grad_();
@@ -302,12 +304,12 @@ TEST(GradScaler, RefusesToUnscaleWhatFloat16CannotHold) {
   EXPECT_EQ(unscale(scaler, std::ldexp(1.0, -1)), "") << "2^-17 is held exactly";
 }
 
-// A gradient that only one rank holds decides for all ranks, before any gradient is changed.
+// A gradient that only one rank owns decides for all ranks, before any rank changes a gradient.
 TEST_P(GradientToolsOnRanks, ScalerRefusesWhatFloat16CannotHoldOnAllRanks) {
   run([](const ProcessGroup& group) {
     const DeviceMesh mesh(group, {{"shard", group.world_size()}});
     const auto shards = shards_of_ones(mesh, {8, 8}, torch::kHalf);
-    set_gradient(shards[1], 7, std::ldexp(1.0, -16));  // held by the last rank
+    set_gradient(shards[1], 7, std::ldexp(1.0, -16));  // the last rank owns this element
     GradScaler scaler({.initial_scale = 1024});
     const std::string text = failure_of([&] { (void)scaler.unscale_(std::span(shards)); });
     EXPECT_THAT(text, HasSubstr("the gradient of \"p1\" is Half"));
@@ -339,7 +341,8 @@ TEST(GradScaler, LoadsOnlyAStateThatCanGrow) {
   GradScaler scaler({.initial_scale = 8, .growth_interval = 3});
   EXPECT_THAT(failure_of([&] { scaler.load_state({.scale = 8, .num_good_steps = -1}); }),
               HasSubstr("num_good_steps is -1"));
-  scaler.load_state({.scale = 8, .num_good_steps = 100});  // saved with a longer interval
+  // This state was saved with a longer interval.
+  scaler.load_state({.scale = 8, .num_good_steps = 100});
   EXPECT_TRUE(scaler.unscale_(std::span<const Tensor>()));
   scaler.update();
   EXPECT_EQ(scaler.state(), (GradScaler::State{.scale = 16, .num_good_steps = 0}));
@@ -362,7 +365,8 @@ TEST(GradScaler, GoesOnFromASnapshot) {
   EXPECT_EQ(scaler.state(), (GradScaler::State{.scale = 64, .num_good_steps = 0}));
 }
 
-// Without a bound 1 / scale would be infinite, and so would every gradient.
+// Without an upper bound of the scale 1 / scale would become infinite in float32, and so would
+// every gradient.
 TEST(GradScaler, NeverReachesAScaleThatFloat32CannotInvert) {
   const Tensor weight = torch::zeros({1}).requires_grad_();
   GradScaler scaler({.initial_scale = 1, .backoff_factor = std::ldexp(1.0, -60)});
