@@ -1,4 +1,4 @@
-// Tests every class of data with null, moved-from, negative and very large values.
+// Tests all classes of train/data with null, moved-from, negative and very large values.
 #include <ATen/ops/tensor.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -201,7 +201,7 @@ TEST_F(TextValues, ADatasetNamesWhatIsOutOfRange) {
   EXPECT_THAT(refused([&] { dataset.digest(); }), HasSubstr("moved from"));
 }
 
-// open() must not wait for a process that writes to the pipe.
+// open() must not wait for a process that opens the pipe for writing.
 TEST_F(TextValues, APipeIsNoText) {
   ASSERT_EQ(::mkfifo(folder_.file("pipe").c_str(), 0600), 0);
   EXPECT_THAT(refused([&] { TextCorpus::open(folder_.file("pipe")); }),

@@ -22,7 +22,7 @@ class ConfigTest : public ::testing::Test {
     return load_config(path_, overrides);
   }
 
-  // Returns the message of the error, with the file's name instead of its path.
+  // Returns the message of the error, in which the path of the file is replaced by its name.
   std::string refusal(const std::string& text, const std::vector<std::string>& overrides = {}) {
     try {
       load(text, overrides);
@@ -138,7 +138,7 @@ TEST_F(ConfigTest, RefusesModelsOfOtherData) {
   EXPECT_EQ(refusal("", {"model.kind=mlp", "data.kind=synthetic"}), "accepted");
 }
 
-// Keys that change the results are refused; keys that only save memory or time are ignored.
+// Keys that change the results are refused. Keys that only save memory or time are ignored.
 TEST_F(ConfigTest, RefusesDtypesUnderStrategiesThatDoNotHaveThem) {
   for (const std::string key : {"parallel.parameter_dtype", "parallel.reduce_dtype"}) {
     for (const std::string strategy : {"single", "ddp", "zero1", "zero2"}) {
@@ -187,7 +187,7 @@ TEST_F(ConfigTest, ALayoutThatNoNumberOfProcessesHasIsRefused) {
 }
 
 TEST_F(ConfigTest, EveryOptimizerHasItsOwnDefaults) {
-  // The defaults of torch.optim: learning rate and epsilon.
+  // These are the default learning rates and epsilons of torch.optim.
   const std::map<std::string, std::pair<double, double>> expected = {
       {"adam", {1e-3, 1e-8}},    {"adagrad", {1e-2, 1e-10}}, {"rmsprop", {1e-2, 1e-8}},
       {"adadelta", {1.0, 1e-6}}, {"sgd", {1e-3, 1e-8}},
@@ -274,7 +274,7 @@ TEST_F(ConfigTest, ALongUnknownKeyIsComparedQuickly) {
               ::testing::HasSubstr("did you mean 'model."));
 }
 
-// The values of a snapshot were allowed when it was written.
+// The version that wrote the snapshot allowed its values, so they are accepted.
 TEST_F(ConfigTest, TheBoundsOfASnapshotsConfigurationAreThoseOfItsVersion) {
   const std::string text =
       "[run]\nfolder = ''\n[sample]\ntemperature = 1e-39\n[model]\nheads = 0\n";

@@ -32,7 +32,7 @@ at::Tensor some_tokens() {
 
 class EveryModel : public ::testing::TestWithParam<std::string> {
  protected:
-  EveryModel() { at::set_num_threads(1); }  // the models are small
+  EveryModel() { at::set_num_threads(1); }  // one thread is enough for these small models
 };
 
 TEST_P(EveryModel, DoesNotSeeTheFuture) {
@@ -43,8 +43,8 @@ TEST_P(EveryModel, DoesNotSeeTheFuture) {
   for (int64_t place = 0; place < 6; ++place) {
     at::Tensor changed = some_tokens();
     changed.select(1, place).fill_(0);
-    changed.select(1, place).add_(some_tokens().select(1, place).eq(0));  // every token is another
-                                                                          // one than before
+    // Every token differs from the one before.
+    changed.select(1, place).add_(some_tokens().select(1, place).eq(0));
     const at::Tensor after = model->forward(changed);
     EXPECT_TRUE(after.narrow(1, 0, place).allclose(before.narrow(1, 0, place))) << place;
     EXPECT_FALSE(after.select(1, place).allclose(before.select(1, place), 1e-5, 1e-6)) << place;
@@ -84,7 +84,7 @@ TEST_P(EveryModel, DependsOnTheSeedAlone) {
 INSTANTIATE_TEST_SUITE_P(All, EveryModel, ::testing::Values("gpt", "experts", "mlp"),
                          [](const auto& param) { return param.param; });
 
-// Computes the MLP of a block token by token; adds its load-balancing loss to load_balance.
+// Computes the MLP of a block token by token, and adds its load-balancing loss to load_balance.
 at::Tensor experts_by_formula(const std::map<std::string, at::Tensor>& p, const std::string& name,
                               const ModelConfig& config, const at::Tensor& x,
                               at::Tensor& load_balance) {
@@ -104,13 +104,13 @@ at::Tensor experts_by_formula(const std::map<std::string, at::Tensor>& p, const 
        .normalize_weights = config.experts_per_token > 1,
        .capacity_factor =
            config.capacity_factor > 0 ? std::optional(config.capacity_factor) : std::nullopt});
-  // A capacity drops some choices, but not all.
+  // The capacity drops some choices, but not all.
   EXPECT_EQ(reference.num_dropped > 0, config.capacity_factor > 0);
   load_balance = load_balance + reference.load_balance;
   return reference.values.view(x.sizes());
 }
 
-// Computes the formula of the paper with explicit masks and one head at a time. Adds the
+// Computes the formula of the paper with explicit masks, one head at a time. Adds the
 // load-balancing losses to load_balance.
 at::Tensor gpt_by_formula(const std::map<std::string, at::Tensor>& p, const ModelConfig& config,
                           const at::Tensor& tokens, at::Tensor& load_balance) {
@@ -190,8 +190,8 @@ TEST(Gpt, WithExpertsIsTheFormula) {
   expect_formula(config);
 }
 
-// The capacity is used only in training, so that in an evaluation the output of a sample does not
-// depend on the samples beside it.
+// The capacity is used only in training. So in an evaluation the output of a sample does not depend
+// on the other samples of the batch.
 TEST(Gpt, ACapacityIsOneOfTraining) {
   ModelConfig config = small_language_model("experts");
   const auto unlimited = make_language_model(config, kVocabulary, 3);
@@ -206,7 +206,8 @@ TEST(Gpt, ACapacityIsOneOfTraining) {
   }
 }
 
-// The gradient of the loss reaches every parameter, that of the auxiliary loss the routers.
+// The gradient of the loss reaches every parameter, and the gradient of the auxiliary loss reaches
+// the routers.
 TEST(Gpt, RoutersLearnFromBothLosses) {
   ModelConfig config = small_language_model("experts");
   config.experts_per_token = 1;
@@ -251,7 +252,7 @@ TEST(Gpt, AnUntiedHeadHasAWeightOfItsOwn) {
   EXPECT_EQ(untied->forward(some_tokens()).abs().max().item<double>(), 0);
 }
 
-// A process of two has every second row of a batch.
+// Each of two processes has every second row of a batch.
 TEST(Gpt, DropoutDependsOnTheSampleAlone) {
   ModelConfig config = small_language_model("gpt");
   config.dropout_rate = 0.3;
