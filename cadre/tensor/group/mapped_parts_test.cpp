@@ -1,4 +1,4 @@
-// Tests parts of memory that each have one owner and that all ranks map side by side.
+// Tests memory of which each rank owns a part, and which all ranks map contiguously.
 #include "cadre/tensor/group/mapped_parts.h"
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ TEST(MappedPartsTest, WhatAnOwnerWritesAllRead) {
       }
       parts->check_group(4);
       require(parts->lost_ranks().empty(), "nobody is lost");
-      group.barrier();  // waits before a rank leaves
+      group.barrier();  // no rank leaves before the others have read
       parts.reset();
       require(own[5].item<double>() == 200 + group.rank(), "the tensors keep the memory");
     });

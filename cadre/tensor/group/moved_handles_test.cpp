@@ -1,4 +1,4 @@
-// Handles that were moved from, and null handles, refuse every call with a sentence.
+// Tests that handles that were moved from, and null handles, refuse every call with a clear error.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -71,7 +71,7 @@ TEST(MovedHandles, MappedPartsRefuseEveryCall) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The failure of a group ends every access to the parts of other ranks, except
+// After a failure of the group every access to the parts of other ranks throws, except
 // whole_after_failure().
 TEST(MappedPartsTest, OfAFailedGroupThrowTheFirstFailure) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {

@@ -1,5 +1,5 @@
-// Properties of a group besides its results: rank and backend, the lifetime of memory in use, and
-// remedies in messages that keep the result.
+// Tests properties of a group other than its results: rank and backend, the lifetime of memory in
+// use, and whether the remedies that its errors name keep the result.
 #include <ATen/native/Resize.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -52,7 +52,7 @@ TEST(ProcessGroup, SaysWhatMovesItsBytes) {
               }).ok());
 }
 
-// A rank works as a number: as a value, in comparisons, and as an argument of printf.
+// A Rank can be used as a number: as a value, in comparisons, and as an argument of printf.
 TEST(ProcessGroup, ItsRankIsANumber) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     require(torch::full({2}, group.rank())[0].item<int>() == group.rank(), "full");
@@ -66,7 +66,7 @@ TEST(ProcessGroup, ItsRankIsANumber) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Memory that records when it is freed.
+// An allocator that records when its memory is freed.
 class WatchedAllocator : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t num_bytes) override {
@@ -94,7 +94,7 @@ Tensor watched_ones() {
   return torch::empty({0}).set_(storage, 0, {100}, {1}).fill_(1);
 }
 
-// Rank 1 enters the operation after rank 0 has released the memory of its tensors.
+// Rank 1 starts the operation after rank 0 has released its tensors.
 TEST(ProcessGroup, MemoryOfAnOperationInFlightIsNotFreed) {
   const std::vector<std::pair<const char*, std::function<void(Tensor&)>>> ways = {
       {"emptied", [](Tensor& t) { t.storage().unsafeGetStorageImpl()->set_data_ptr({}); }},
@@ -125,7 +125,8 @@ TEST(ProcessGroup, MemoryOfAnOperationInFlightIsNotFreed) {
   }
 }
 
-// A temporary copy is a good remedy for an input; for an output its result would be lost.
+// For an input the error recommends a temporary copy. For an output a temporary copy would lose the
+// result.
 TEST(ProcessGroup, ItsRemediesKeepTheResult) {
   const auto result = run_groups(1, [](const ProcessGroup& group) {
     const auto expect = [](const std::function<void()>& call, const std::string& remedy) {
@@ -172,7 +173,8 @@ TEST(ProcessGroup, KnowsOnWhichHostsItsRanksRun) {
     require(place(world) == (rank == 3 ? std::vector{0, 1, 1, 2} : std::vector{rank, 3, 0, 2}),
             "in the world");
     require(world.host() == system.host().name, world.host());
-    // Ranks 3, 1 and 2 in this order: the second host comes first.
+    // The members are ranks 3, 1 and 2, in this order. So the group's first host is the second host
+    // of the world.
     if (const auto group = world.new_group({3, 1, 2})) {
       require(
           place(*group) == (rank == 3 ? std::vector{0, 1, 0, 2} : std::vector{rank - 1, 2, 1, 2}),
@@ -185,7 +187,7 @@ TEST(ProcessGroup, KnowsOnWhichHostsItsRanksRun) {
   for (const sim::RankEnd& rank : result.ranks) EXPECT_EQ(rank.failure, "");
 }
 
-// Two threads are the ranks of a job that no launcher started.
+// Two threads are the ranks of a job that was started without a launcher.
 TEST(ProcessGroup, IsMadeOfWhatTheProgramSaysWithoutALauncher) {
   const testing::TemporaryFolder folder;
   const auto result = testing::run_ranks_as_threads(2, [&](testing::RankContext& context) {
@@ -205,7 +207,7 @@ TEST(ProcessGroup, IsMadeOfWhatTheProgramSaysWithoutALauncher) {
               ::testing::HasSubstr("InitOptions::backend is \"nccl\"; pass \"host\" or \"net\""));
 }
 
-// Rank 1 does not make the call.
+// Rank 1 is no member of the new group, and does not make the call.
 TEST(ProcessGroup, IsMadeByItsMembersAlone) {
   const auto result = run_groups(3, [](const ProcessGroup& world) {
     const NewGroupOverStoreOptions options{

@@ -1,5 +1,5 @@
-// The list forms, the coalesced forms and the batches against plain formulas, and their refusals.
-// Ranks are threads.
+// Compares the list forms, the coalesced forms and the batches with plain formulas, and tests their
+// errors. Ranks are threads.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -40,8 +40,8 @@ INSTANTIATE_TEST_SUITE_P(ProcessGroup, ListsOnRanks,
                                            std::tuple(4, TransportChoice::kAuto),
                                            std::tuple(3, TransportChoice::kTcp)));
 
-// Returns the rows that rank `from` sends to rank `to`, in memory with gaps: (rows, 2); some parts
-// are empty.
+// Returns the rows that rank `from` sends to rank `to`: (rows, 2), in memory that is not
+// contiguous. Some parts are empty.
 Tensor brought(int from, int to, int64_t rows, at::ScalarType type = torch::kFloat) {
   return (torch::arange(rows * 2, torch::kLong).view({2, rows}) % 5 + from + 2 * to).to(type).t();
 }
@@ -50,7 +50,7 @@ int64_t uneven_rows(int rank) {
   return rank % 3 == 1 ? 0 : 2 + rank;
 }
 
-// Returns zeros whose layout differs from the input's, so that the result is copied into place.
+// Returns zeros whose layout differs from that of the input, so that the result must be copied.
 Tensor empty_like_rows(int64_t rows, at::ScalarType type = torch::kFloat) {
   return torch::zeros({rows, 4}, type).slice(1, 0, 4, 2);
 }
@@ -135,8 +135,8 @@ TEST_P(ListsOnRanks, ReduceScatterOfUnevenAndEvenListsOfEveryDType) {
           }
           const Tensor output = empty_like_rows(rows(group.rank()), type);
           group.reduce_scatter(output, inputs, {.op = op});
-          // Values are at most 13^4: exact in every dtype except those of 8 and 16 bits, which
-          // saturate or round.
+          // Values are at most 13^4, which is exact in every dtype except those of 8 and 16 bits.
+          // These saturate or round.
           const Tensor exact = reduced(op, torch::stack(stacked).to(torch::kDouble));
           const bool is_narrow = at::elementSize(type) < 4 && type != torch::kBool;
           if (!is_narrow || op == ReduceOp::kMax || op == ReduceOp::kMin) {
@@ -152,7 +152,7 @@ TEST_P(ListsOnRanks, ReduceScatterOfUnevenAndEvenListsOfEveryDType) {
   });
 }
 
-// Each part has the bits of an all_reduce, in either engine's order of additions.
+// Each part must have the bits of an all_reduce, in the order of additions of either engine.
 TEST_P(ListsOnRanks, AnUnevenReduceScatterOfHalvesIsRoundedOnce) {
   expect_on_all([](const ProcessGroup& group) {
     Tensors inputs;
@@ -254,7 +254,7 @@ TEST_P(ListsOnRanks, CoalescedCallsAreTheCallsOneByOne) {
   });
 }
 
-// Large messages wait for their receives, so one by one these blocking calls would deadlock.
+// Large messages wait for their receives. So these calls would deadlock if each of them blocked.
 TEST_P(ListsOnRanks, ABatchOfSendsBeforeReceives) {
   expect_on_all([](const ProcessGroup& group) {
     const int n = group.world_size();
@@ -348,7 +348,7 @@ TEST(ProcessGroup, ListsThatCannotTakePartAreRefusedBeforeAnythingIsSent) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Without the refusal, each output would hold the value that was written last.
+// Without this error, both outputs would hold the value that was written last.
 TEST(ProcessGroup, ListsOfOutputsThatShareMemoryAreRefused) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const auto expect = [&](const std::function<void()>& call) {
@@ -369,7 +369,7 @@ TEST(ProcessGroup, ListsOfOutputsThatShareMemoryAreRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The columns of a matrix have gaps and lie in each other's extent.
+// The columns of a matrix are not contiguous, and their extents in memory overlap.
 TEST(ProcessGroup, ListsOfInterleavedOutputsAreFilled) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     const Tensor matrix = torch::zeros({3, 2});
@@ -383,7 +383,7 @@ TEST(ProcessGroup, ListsOfInterleavedOutputsAreFilled) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Each rank waits for an operation that the other does not call.
+// Each rank waits for an operation that the other rank does not call.
 TEST(ProcessGroup, ACloseAtItsDeadlineAbortsWhatIsPending) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     if (group.rank() == 1) {
@@ -416,8 +416,8 @@ TEST(ProcessGroup, UnevenListsThatDisagreeAreExplainedOnAllRanks) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 1 comes late: a wait with a timeout of its own ends, and the operation goes on. A timeout of
-// the call fails the group.
+// Rank 1 is late. If a wait with its own timeout expires, the operation goes on; if the timeout of
+// a call expires, the group fails.
 TEST(ProcessGroup, TimeoutsOfWaitsAndOfCalls) {
   const auto result = run_groups(2, [](const ProcessGroup& group) {
     constexpr auto kShort = std::chrono::milliseconds(20);
@@ -436,7 +436,7 @@ TEST(ProcessGroup, TimeoutsOfWaitsAndOfCalls) {
     require(torch::equal(sum, torch::full({2}, 2.0)), "the sum of both");
     const std::string failure = failure_of([&] {
       if (group.rank() == 0) return group.barrier({.timeout = kShort});
-      group.recv(sum, 0);  // ends with the group
+      group.recv(sum, 0);  // ends when the group ends
     });
     require(failure.starts_with(group.rank() == 0 ? "kTimeout: barrier #2" : "k"), failure);
   });

@@ -1,4 +1,4 @@
-// Tests the weights on which ranks agree, from the numbers of samples of their forwards.
+// Tests the weights on which ranks agree, given the numbers of samples of their forwards.
 #include "cadre/tensor/hooks/sample_weight.h"
 
 #include <gtest/gtest.h>

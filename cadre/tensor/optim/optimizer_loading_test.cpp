@@ -48,8 +48,8 @@ struct Trained {
   AdamW optimizer;
 };
 
-// Returns the error of loading a state that `change` has damaged into an optimizer that has made a
-// step. That optimizer must then take the same steps as one that did not load.
+// Lets `change` damage a saved state, loads it into an optimizer that has made a step, and returns
+// the error. The optimizer must then take the same steps as one that has loaded nothing.
 std::string loading(const std::function<void(Trained&)>& change) {
   Trained saved;
   change(saved);
@@ -117,7 +117,8 @@ TEST(OptimizerLoading, AnArchiveOfAnotherOptimizerIsRefused) {
   }
 }
 
-// A parameter without a state in the file has none afterwards, as in the optimizer that was saved.
+// A parameter without a state in the file has no state after loading, as in the optimizer that was
+// saved.
 TEST(OptimizerLoading, AStateOfBeforeIsNotMixedWithTheLoadedOne) {
   Trained saved;
   saved.optimizer.state().erase(saved.second.unsafeGetTensorImpl());
@@ -130,8 +131,8 @@ TEST(OptimizerLoading, AStateOfBeforeIsNotMixedWithTheLoadedOne) {
   EXPECT_EQ(running.state_of(running.first).step(), 1);
 }
 
-// The parameter is marked as a shard of a wrapper, or of a layer that parallelize_module() has
-// divided.
+// The parameter is marked as a shard, either of a wrapper or of a layer that parallelize_module()
+// has divided.
 TEST(OptimizerLoading, AStateOfAnotherRanksShardsIsRefused) {
   const auto optimizer_of = [](int rank, auto make) {
     at::Tensor shard = torch::ones({4}).requires_grad_(true);
@@ -200,7 +201,7 @@ TEST(OptimizerLoading, OffloadedOptimizersRefuseTheSame) {
   running.step();
 }
 
-// State that the first step makes in inference mode is used by the next step outside of it.
+// A step in inference mode makes state, which the next step uses outside of that mode.
 TEST(OptimizerModes, AStepInInferenceModeIsAStep) {
   Trained inside;
   Trained outside;
