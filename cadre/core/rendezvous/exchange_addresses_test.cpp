@@ -1,5 +1,5 @@
-// The addresses at which ranks are reached, worked out by hand, and what ranks learn of each other
-// from their entries in the store.
+// Tests the addresses at which ranks can be reached, which were computed by hand, and what ranks
+// learn of each other from their entries in the store.
 #include "cadre/core/rendezvous/exchange_addresses.h"
 
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ TEST(ListenHosts, AreWhereARankReachesTheStoreFrom) {
 }
 
 TEST(ListenHosts, OfTheStoresHostAreWhereTheOthersReachTheStore) {
-  // Ranks 0 and 1 on the store's host; 2 and 3 reach it over two of its interfaces.
+  // Ranks 0 and 1 are on the store's host. Ranks 2 and 3 reach it through two of its interfaces.
   const std::vector<StoreView> views = {{"127.0.0.1", "127.0.1.1"},
                                         {"::1", "::1"},
                                         {"10.0.0.2", "10.0.0.1"},
@@ -48,7 +48,8 @@ TEST(ListenHosts, AreLoopbackWhileAllAreOnOneHost) {
       choose_listen_hosts({{"127.0.0.1", "127.0.0.1"}, {"127.0.0.1", "127.0.0.1"}}, 1).value(),
       Hosts{"127.0.0.1"});
   EXPECT_EQ(choose_listen_hosts({{"::1", "::1"}, {"::1", "::1"}}, 1).value(), Hosts{"::1"});
-  EXPECT_EQ(choose_listen_hosts({{}, {}}, 0).value(), Hosts{"127.0.0.1"});  // over a unix socket
+  // The ranks see the store over a unix socket.
+  EXPECT_EQ(choose_listen_hosts({{}, {}}, 0).value(), Hosts{"127.0.0.1"});
 }
 
 TEST(ListenHosts, AreNeverLinkLocal) {
@@ -73,8 +74,8 @@ class PresenceTest : public ::testing::Test {
 };
 
 TEST_F(PresenceTest, AWillIsCarriedOutWhenTheConnectionEndsAndNotWhenItIsRetracted) {
-  // A process that dies ends its connections. A child process, forked before there are threads,
-  // shows it.
+  // When a process dies its connections end. A child process, forked before this process has
+  // threads, shows that.
   const os::Address address{os::Address::Kind::kUnix,
                             format("cadre-will-test-{}", system_->host().pid), 0};
   const auto connect = [&address](os::System& system) {
@@ -89,7 +90,7 @@ TEST_F(PresenceTest, AWillIsCarriedOutWhenTheConnectionEndsAndNotWhenItIsRetract
     const Deadline patience = system->deadline_in(seconds(20));
     own->wait(std::vector<std::string>{"retracted"}, patience).value_or_throw();
     const auto will = own->leave_will("lost", "died", patience).value_or_throw();
-    _exit(0);  // runs no destructor
+    _exit(0);  // without running destructors
   }
   auto server = TcpStoreServer::start(*system_, {.address = address, .token = "t"});
   ASSERT_TRUE(server.ok()) << server.error().message();

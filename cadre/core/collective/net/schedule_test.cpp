@@ -1,6 +1,6 @@
-// Runs schedules in memory, without buffers between ranks: a step's send and receive happen only
-// when both ranks have reached them. So a schedule that could deadlock on any network stops here.
-// Each value contains which ranks contributed to it, and in which order.
+// Runs schedules in memory, without buffers between ranks: a send and a receive happen only when
+// both ranks have reached their steps. So a schedule that could deadlock on any network deadlocks
+// here. Each value records which ranks have contributed to it, and in which order.
 #include "cadre/core/collective/net/schedule.h"
 
 #include <gtest/gtest.h>
@@ -22,10 +22,10 @@ constexpr int kMaxScheduleRanks = 17;
 constexpr std::array<uint64_t, 7> kScheduleCounts = {0, 1, 2, 7, 16, 17, 101};
 constexpr int kBitsPerRank = 3;
 
-// The history of an element, used instead of a number.
+// The history of an element. It takes the place of a number.
 struct Value {
-  uint64_t contributions = 0;  // kBitsPerRank bits for each rank: how often the rank was added
-  uint64_t history = 0;        // a hash that differs for (a+b)+c, a+(b+c) and (b+a)+c
+  uint64_t contributions = 0;  // for each rank, how often it was added, in kBitsPerRank bits
+  uint64_t history = 0;        // a hash that is different for (a+b)+c, a+(b+c) and (b+a)+c
   int completions = 0;
 
   friend bool operator==(const Value&, const Value&) = default;
@@ -56,7 +56,7 @@ struct RankState {
   size_t at = 0;
   bool sent = false;
   bool received = false;
-  std::vector<Value> outgoing;  // the sent values when the step began
+  std::vector<Value> outgoing;  // the values to send, as they were when the step began
 
   bool is_done() const { return at == schedule.steps.size(); }
   const Step& step() const { return schedule.steps[at]; }
@@ -134,8 +134,8 @@ bool has_root(OpKind kind) {
          kind == OpKind::kScatter;
 }
 
-// Returns the length of a rank's input in units of key.count, as Backend defines it; 0 if the
-// buffer is not used, so that no step may access it.
+// Returns the length of a rank's input in units of key.count, as Backend defines it. Returns 0 if
+// the rank has no input; then no step may access it.
 uint64_t input_parts(const ScheduleKey& key, int rank) {
   const auto size = static_cast<uint64_t>(key.world_size);
   if (key.kind == OpKind::kScatter) return rank == key.root ? size : 0;
@@ -148,7 +148,7 @@ uint64_t output_parts(const ScheduleKey& key, int rank) {
   return key.kind == OpKind::kAllGather || key.kind == OpKind::kAllToAll ? size : 1;
 }
 
-// Copies the part of its own input that a rank keeps, as the engine does first.
+// Copies the part of its own input that a rank keeps. The engine does this first.
 void copy_own_part(const ScheduleKey& key, int rank, RankState& state) {
   const auto own = static_cast<ptrdiff_t>(key.count * static_cast<uint64_t>(rank));
   const auto count = static_cast<ptrdiff_t>(key.count);
@@ -287,7 +287,7 @@ TEST(SchedulesTest, AllReduceWorksInPlaceWithTheSameOrder) {
   }
 }
 
-// Tests every root, in place or not.
+// Tests every root, with separate buffers and in place.
 TEST(SchedulesTest, ReduceAddsInTheOrderOfTheAllReduceThatBelongsToIt) {
   const std::array<std::pair<Algorithm, Algorithm>, 2> pairs = {
       {{Algorithm::kRing, Algorithm::kRing},

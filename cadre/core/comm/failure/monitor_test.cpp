@@ -1,4 +1,4 @@
-// The monitor of a group: which failure it raises, and what it knows of peers.
+// Tests which failure the monitor of a group raises, and what it knows about peers.
 #include "cadre/core/comm/failure/monitor.h"
 
 #include <gmock/gmock.h>
@@ -18,7 +18,7 @@
 namespace cadre {
 namespace {
 
-// The setup of rank 0 in a group of all ranks.
+// Returns the setup of rank 0 in a group of all ranks.
 MonitorSetup setup_of(int world_size, ControlPlane* plane) {
   const auto num_ranks = static_cast<size_t>(world_size);
   return {.roster = {"world", 0,
@@ -37,7 +37,7 @@ class MonitorTest : public ::testing::Test {
   Monitor monitor_{*system_, setup_of(1, nullptr), StatusPage(), std::make_shared<GroupCell>()};
 };
 
-// The engine cannot say for which rank it waited.
+// The engine does not say for which rank it waited.
 TEST_F(MonitorTest, AStreamOfAnUnknownPeerEndsForTheReasonThatTheEngineGave) {
   const auto end = monitor_.why_stream_ended(-1, Error(ErrorCode::kPeerLost, "reset"));
   ASSERT_TRUE(end.has_value());
@@ -45,7 +45,7 @@ TEST_F(MonitorTest, AStreamOfAnUnknownPeerEndsForTheReasonThatTheEngineGave) {
   EXPECT_EQ(end->cause, "reset");
 }
 
-// The waits of the group end although the investigation failed.
+// The waits in the group end although the investigation has thrown.
 TEST_F(MonitorTest, AnInvestigationThatThrowsFailsTheGroup) {
   monitor_.fail_after([]() -> Finding { throw std::bad_alloc(); });
   ASSERT_TRUE(monitor_.has_failed());
@@ -64,7 +64,7 @@ TEST_F(MonitorTest, TheFirstInvestigationCountsUnlessItDoubtsAndAnotherRankKnows
   EXPECT_THAT(monitor_.error().message(), ::testing::HasSubstr("somebody knows"));
 }
 
-// The groups {1, 3} and {3, 1, 2} of a job of four ranks, seen by rank 3.
+// Makes monitors of the groups {1, 3} and {3, 1, 2} of a job of four ranks, on rank 3.
 class LinkedMonitors : public MonitorTest {
  protected:
   std::shared_ptr<Monitor> make(std::string name, std::vector<int> members, int self) {
@@ -93,7 +93,8 @@ TEST_F(LinkedMonitors, TheLossOfAMemberOfBothHasItsRankInEach) {
   EXPECT_EQ(error.code(), ErrorCode::kPeerLost);
   EXPECT_EQ(error.details().culprit, Rank(1));
   EXPECT_THAT(error.message(), ::testing::HasSubstr("group \"small\""));
-  EXPECT_TRUE(large_->peers()[1].is_gone);  // lost_ranks() has it before the loss itself arrives
+  // lost_ranks() contains the rank before the loss itself arrives.
+  EXPECT_TRUE(large_->peers()[1].is_gone);
 }
 
 TEST_F(LinkedMonitors, TheReporterOfALossIsTheMemberThatFoundItOrElseThisRank) {
@@ -104,7 +105,7 @@ TEST_F(LinkedMonitors, TheReporterOfALossIsTheMemberThatFoundItOrElseThisRank) {
   }
 }
 
-// Rank 2 found the first failure; it is no member of the small group.
+// Rank 2 found the first failure, but is no member of the small group.
 TEST_F(LinkedMonitors, ARankThatOnlyHeardOfAFailureIsNotItsReporter) {
   Monitor::link(small_, large_);
   large_->on_group_failed({1, 2, {ErrorCode::kTimeout, -1, 2, "too slow", "all_reduce #1 failed"}});
@@ -124,8 +125,8 @@ TEST_F(LinkedMonitors, TheLossOfARankOutsideIsAnAbortWithoutACulprit) {
   EXPECT_THAT(error.message(), ::testing::HasSubstr("first failure: group \"large\""));
 }
 
-// The loss of rank 2 reaches the group {2, 3} through a group without rank 2, and through its
-// notices.
+// The group {2, 3} learns of the loss of rank 2 through a group that does not contain rank 2, and
+// through the notices of that group.
 TEST_F(LinkedMonitors, TheLossOfARankPassesThroughAGroupWithoutIt) {
   const std::shared_ptr<Monitor> behind = make("behind", {2, 3}, 1);
   Monitor::link(large_, small_);
@@ -146,8 +147,8 @@ TEST_F(LinkedMonitors, ANoticeOfAGroupWithoutTheLostRankNamesIt) {
   EXPECT_EQ(error.details().culprit, Rank(2));
 }
 
-// A rank that left one group in good order may still be in the other, so it is not reported as lost
-// there.
+// A rank that left one group in an orderly way may still be in the other group, so it is not
+// reported as lost there.
 TEST_F(LinkedMonitors, ARankThatLeftOneGroupIsNotLostInTheOther) {
   Monitor::link(small_, large_);
   small_->on_rank_left_group({.rank = 1, .num_collectives = 4});
@@ -186,7 +187,7 @@ TEST_F(LinkedMonitors, AGroupThatIsBeingLeftDoesNotFail) {
   EXPECT_FALSE(large_->has_failed());
 }
 
-// A silent rank would be named at once as the certain culprit of a timeout.
+// If the rank counted as silent, it would be reported at once as the certain culprit of a timeout.
 TEST(MonitorOfAJob, ARankThatLeftTheJobWithoutLeavingTheGroupIsNotSilent) {
   PlaneJob job = PlaneJob::on_threads({1, 1});
   const auto result = testing::run_ranks_as_threads(2, [&](testing::RankContext& context) {
@@ -209,7 +210,7 @@ TEST(MonitorOfAJob, ARankThatLeftTheJobWithoutLeavingTheGroupIsNotSilent) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// Rank 1 would otherwise take rank 0 for one that left in good order, and never fail.
+// Otherwise rank 1 would believe that rank 0 has left in an orderly way, and would never fail.
 TEST(MonitorOfAJob, ARankThatLeavesWhileItsFailureIsInvestigatedPublishesTheFailure) {
   PlaneJob job = PlaneJob::on_threads({1, 1});
   const auto result = testing::run_ranks_as_threads(2, [&](testing::RankContext& context) {

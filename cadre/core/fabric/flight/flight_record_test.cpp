@@ -64,7 +64,7 @@ TEST(FlightRecord, AFileTellsWhatRanWhatEndedAndWhatFailed) {
   const uint64_t second = recorder->begin(2, fingerprint_of(OpKind::kBarrier), -1, {200});
   recorder->end(second, {.well = false, .waiting_for = 3, .phase = "reduce", .now = {260}});
   recorder->begin(1, fingerprint_of(OpKind::kRecv), 2, {300});
-  // Read from the file while the recorder lives, as after kill -9.
+  // The test reads the file while the recorder exists, as it is after kill -9.
   const FlightRecord record = parse_flight_record(file.bytes()).value_or_throw();
   EXPECT_EQ(record.identity, kIdentity);
   const std::vector<FlightEntry> expected = {
@@ -75,7 +75,7 @@ TEST(FlightRecord, AFileTellsWhatRanWhatEndedAndWhatFailed) {
   EXPECT_EQ(recorder->read().entries, expected);
 }
 
-// Readers take records of connection 0 for those of a job that never connected.
+// A reader assumes that records with connection 0 belong to a job that never connected.
 TEST(FlightRecord, BeforeItsRankIsConnectedItHasConnectionZero) {
   const auto recorder = FlightRecorder::create("", {"world", "node0", 0, 2, 1, 0}).value_or_throw();
   EXPECT_EQ(recorder->read().identity.connection, 0U);
@@ -88,7 +88,7 @@ TEST(FlightRecord, TheRingKeepsTheLastTwoThousand) {
   constexpr uint64_t kNumOperations = 2 * kFlightRecordCapacity + 17;
   const uint64_t stale = recorder->begin(0, {}, -1, {1});
   for (uint64_t i = 1; i < kNumOperations; ++i) recorder->begin(i, {}, -1, {1});
-  recorder->end(stale, {.now = {2}});  // its slot belongs to another operation by now
+  recorder->end(stale, {.now = {2}});  // its slot has been reused for another operation
   const FlightRecord record = recorder->read();
   ASSERT_EQ(record.entries.size(), kFlightRecordCapacity);
   for (size_t i = 0; i < record.entries.size(); ++i) {
@@ -108,7 +108,7 @@ TEST(FlightRecord, JsonHasTheCallsInWords) {
   EXPECT_EQ(json["operations"][0]["end_ns"], 20);
 }
 
-// The layout of docs/formats/flight-record.md, byte by byte.
+// These bytes follow the layout in docs/formats/flight-record.md.
 TEST(FlightRecord, GoldenHeader) {
   const TempFile file;
   const auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();
@@ -137,14 +137,14 @@ TEST(FlightRecord, GoldenEntry) {
                 {.well = false, .waiting_for = 3, .phase = "reduce", .now = {0x200}});
   const std::vector<std::byte> bytes = file.bytes();
   const std::string entry(reinterpret_cast<const char*>(bytes.data()) + 256, 72);
-  EXPECT_EQ(entry, std::string("\x01\0\0\0\0\0\0\0"    // the first operation
+  EXPECT_EQ(entry, std::string("\x01\0\0\0\0\0\0\0"    // the number of the first operation
                                "\x05\0\0\0\0\0\0\0"    // its number
                                "\x02\x01\0\0\0\0\0\0"  // the call
                                "\x04\x03\0\0\0\0\0\0"  // the shape
                                "\0\x01\0\0\0\0\0\0"    // begin
                                "\0\x02\0\0\0\0\0\0"    // end
                                "\x03\0\0\0"            // failed
-                               "\x03\0\0\0"            // waited for rank 3
+                               "\x03\0\0\0"            // the operation waited for rank 3
                                "reduce\0\0\0\0\0\0\0\0\0\0",
                                72));
 }
@@ -176,7 +176,7 @@ TEST(FlightRecord, AFolderThatIsMissingIsNamed) {
   EXPECT_THAT(recorder.error().message(), ::testing::HasSubstr("/nonexistent/folder/record"));
 }
 
-// A reader makes a list of the ranks, which must not be as long as a damaged header says.
+// A reader allocates a list of the ranks, which must not be as long as a damaged header says.
 TEST(FlightRecord, ARankOutsideOfItsWorldIsRefused) {
   const TempFile file;
   const auto recorder = FlightRecorder::create(file.path(), kIdentity).value_or_throw();

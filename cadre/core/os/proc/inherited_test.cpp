@@ -1,4 +1,5 @@
-// What a process inherits: dispositions of signals, limits, standard streams, the umask, variables.
+// Tests what a process inherits: dispositions of signals, limits, standard streams, the umask and
+// variables.
 #include "cadre/core/os/proc/inherited.h"
 
 #include <fcntl.h>
@@ -39,7 +40,7 @@ using ::testing::HasSubstr;
 
 constexpr Duration kProgramPatience = std::chrono::seconds(20);
 
-// Ignores SIGCHLD while it lives, as a parent may do before it executes this program.
+// Ignores SIGCHLD as long as it exists. A parent may do that before it executes this program.
 class ChildrenIgnored {
  public:
   ChildrenIgnored() : previous_(::signal(SIGCHLD, SIG_IGN)) {}
@@ -92,7 +93,7 @@ TEST(Inherited, ADescriptorIsNeverAStandardStream) {
   ::dup2(kept.get(), STDIN_FILENO);
 }
 
-// The default stack of threads is RLIMIT_STACK at the start of the program.
+// The default stack size of threads is the RLIMIT_STACK with which the program was started.
 TEST(Inherited, AThreadHasRoomOnASmallStack) {
   pthread_attr_t before;
   pthread_attr_t small;
@@ -153,7 +154,7 @@ TEST(Inherited, SignalsThatAreIgnoredAreListed) {
   EXPECT_THAT(ignored_signals(), ::testing::Not(::testing::Contains(SIGUSR2)));
 }
 
-// Code that lets a file grow checks the limit first: SIGXFSZ would end the process.
+// Code that lets a file grow checks the limit first, because SIGXFSZ would end the process.
 class UnderAFileLimit : public ::testing::Test {
  protected:
   static constexpr size_t kLimit = 1 << 16;

@@ -1,5 +1,5 @@
-// Tests what only a store over sockets can get wrong: strangers, builds, tokens, lost servers,
-// garbage.
+// Tests failures that only a store over sockets can have: foreign connections, other builds, wrong
+// tokens, lost servers, invalid bytes.
 #include "cadre/testing/core/tcp_store_fixture.h"
 
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using wire::StoreVerb;
 
-// Returns the build in the hello by which the server answers.
+// Returns the build that the server's answer to a hello contains.
 std::string build_in(const std::string& heard) {
   wire::Progress progress;
   const auto answer =
@@ -45,15 +45,15 @@ TEST_F(TcpStoreTest, StrangersAreDroppedWithALogLine) {
   auto server = start({.greeting_timeout = milliseconds(250)});
   const std::vector<std::string> strangers = {
       "GET / HTTP/1.1\r\n\r\n",
-      "",                                        // says nothing until its time is over
-      std::string("\xc0", 1),                    // the first byte of a hello
-      hello_of_build("99.9").substr(0, 20),      // half a hello
-      std::string("\0\xce\xf7", 3),              // half of c10d's validate
-      std::string("\0abcd", 5),                  // c10d's verb with another magic
-      std::string("\x01\0\0\0", 4),              // c10d's set without validate
-      std::string("\xc1\x20\0\0\0\0\0\0\0", 9),  // a proof without a hello
-      std::string("\xc0\4\0\0\0\0\0\0\0\0\0\0\1\0\0\0\0", 17),  // a build of 16 MiB
-      validation() + std::string("\xc4", 1),  // a verb of ranks from a c10d client
+      "",                                    // sends nothing until its time is over
+      std::string("\xc0", 1),                // the first byte of a hello
+      hello_of_build("99.9").substr(0, 20),  // the first half of a hello
+      std::string("\0\xce\xf7", 3),          // half of the verb validate of c10d
+      std::string("\0abcd", 5),              // the verb validate of c10d with a wrong magic number
+      std::string("\x01\0\0\0", 4),          // the verb set of c10d without validate
+      std::string("\xc1\x20\0\0\0\0\0\0\0", 9),                 // a proof without a hello
+      std::string("\xc0\4\0\0\0\0\0\0\0\0\0\0\1\0\0\0\0", 17),  // a hello whose build has 16 MiB
+      validation() + std::string("\xc4", 1),  // a verb for ranks from a client of c10d
       validation() + validation(),            // validated twice
   };
   for (const std::string& stranger : strangers) EXPECT_EQ(say(*server, stranger), "");
@@ -62,7 +62,7 @@ TEST_F(TcpStoreTest, StrangersAreDroppedWithALogLine) {
   EXPECT_TRUE(connect(*server).ok());
 }
 
-// This test has the default limit, in virtual time.
+// This test uses the default limit, in virtual time.
 TEST(TcpStoreInTheSimulator, AStrangerIsGoneASecondAfterItCame) {
   sim::Simulator simulator(1, {.ranks_per_host = {1, 1}});
   const os::Address address{os::Address::Kind::kTcp, "node0", 29500};
@@ -111,7 +111,7 @@ TEST_F(TcpStoreTest, AThousandIdleClientsDisturbNobodyAndAllStillWork) {
   for (int i = 0; i < kIdle; ++i) idle.push_back(connect(*server).value_or_throw());
   auto busy = connect(*server).value_or_throw();
   for (int i = 1; i <= 200; ++i) ASSERT_EQ(busy->add("n", 1, soon()).value(), i);
-  // One connection in seven closes; the others stay where they were.
+  // Every seventh connection is closed, and the others stay open.
   for (size_t i = 0; i < idle.size(); i += 7) idle[i].reset();
   for (size_t i = 0; i < idle.size(); ++i) {
     if (idle[i] == nullptr) continue;
@@ -130,7 +130,7 @@ TEST_F(TcpStoreTest, GarbageAfterAGoodGreetingEndsOnlyThatConnection) {
   auto good = connect(*server).value_or_throw();
   std::string stream = validation();
   stream += wire::as_text(wire::encode({.verb = StoreVerb::kPing, .amount = 7}));
-  stream.push_back('\xff');  // no such verb
+  stream.push_back('\xff');  // there is no such verb
   EXPECT_EQ(say(*server, stream), std::string("\x07\0\0\0", 4));
   EXPECT_NE(log_.text().find("unknown verb 255"), std::string::npos) << log_.text();
   EXPECT_TRUE(good->set("still", "here", soon()).ok());
@@ -144,7 +144,7 @@ TEST_F(TcpStoreTest, AC10dCounterThatIsNoNumberEndsTheConnectionAsTorchsServerDo
           .value_or_throw();
   ASSERT_TRUE(store->set("text", "abc", soon()).ok());
   EXPECT_FALSE(store->add("text", 1, soon()).ok());
-  EXPECT_EQ(store->get("text", soon()).value(), "abc");  // over a new connection
+  EXPECT_EQ(store->get("text", soon()).value(), "abc");  // this call uses a new connection
 }
 
 TEST_F(TcpStoreTest, ANativeCounterThatIsNoNumberIsTheProgramsFault) {
@@ -169,7 +169,7 @@ TEST_F(TcpStoreTest, AnotherTokenIsRefusedOnBothSides) {
 
 TEST_F(TcpStoreTest, AnotherBuildIsRefusedAndBothAreNamed) {
   auto server = start();
-  // The client can name the server's build; the server's log names both.
+  // The client's error can name the server's build, and the server's log names both builds.
   const std::string build = build_in(say(*server, hello_of_build("99.9")));
   EXPECT_NE(build, "");
   EXPECT_NE(build, "99.9");
@@ -177,8 +177,8 @@ TEST_F(TcpStoreTest, AnotherBuildIsRefusedAndBothAreNamed) {
   EXPECT_NE(log_.text().find("cadre " + build), std::string::npos) << log_.text();
 }
 
-// The server does not wait for the rest of the request: a stranger could make it keep a value of 16
-// MiB.
+// The server does not wait for the rest of the request. Otherwise a foreign process could make it
+// hold a value of 16 MiB.
 TEST_F(TcpStoreTest, ARequestInPlaceOfTheProofEndsTheConnection) {
   auto server = start({.greeting_timeout = seconds(600)});
   const std::string build = build_in(say(*server, hello_of_build("99.9")));
@@ -220,7 +220,7 @@ TEST_F(TcpStoreTest, TheServersEndIsNoticedByWaitingAndLaterCalls) {
                           {.address = server->address(), .token = "secret", .protocol = protocol},
                           soon())
             .value_or_throw();
-    // The store answers while another of its calls waits for a key that never comes.
+    // The store answers while another of its calls waits for a key that is never set.
     std::optional<Result<std::string>> waited;
     auto thread = system_->spawn("waiting", [&] { waited = store->get("never", soon()); });
     ASSERT_TRUE(store->set("here", "1", soon()).ok());
@@ -293,7 +293,7 @@ TEST_F(TcpStoreTest, ConnectDoubtsAListenerThatSaysNothing) {
   }
 }
 
-// The silent server may have been a store on a host that had no time.
+// The silent server may have been a store on a host that was overloaded.
 TEST_F(TcpStoreTest, ConnectTriesAgainWhereNothingWasSaid) {
   auto listener = system_->listen({os::Address::Kind::kTcp, "127.0.0.1", 0}).value_or_throw();
   const os::Address address = listener->address();
@@ -315,7 +315,7 @@ TEST_F(TcpStoreTest, ConnectTriesAgainWhereNothingWasSaid) {
 
 TEST_F(TcpStoreTest, ALongWaitForAServerIsLoggedOnceWithItsReason) {
   const std::vector<std::pair<os::Address, std::string>> cases = {
-      // A name with a blank does not resolve, without a request to a name server.
+      // A name with a space does not resolve, and no request goes to a name server.
       {{os::Address::Kind::kTcp, "no name", 29500}, "does not resolve"},
       {{os::Address::Kind::kUnix, format("cadre-no-store-{}", system_->host().pid), 0}, "refused"}};
   for (const auto& [address, reason] : cases) {
@@ -388,7 +388,7 @@ TEST_F(TcpStoreTest, ConnectionsOverTheLimitAreRefusedAndLogged) {
   EXPECT_TRUE(first->set("k", "v", soon()).ok());
 }
 
-// The server's thread waits for an event that can no longer be sent.
+// The server's thread waits for an event that can no longer be signalled.
 TEST_F(TcpStoreTest, AServerEndsAlthoughTheProgramHasClosedItsDescriptors) {
   const testing::TemporaryFolder folder;
   for (const bool are_taken : {false, true}) {
