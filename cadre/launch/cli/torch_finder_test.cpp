@@ -1,5 +1,5 @@
-// CADRE_TORCH means the same for the command and the build; the error of `cadre train` if no torch
-// is found.
+// Tests that CADRE_TORCH has the same meaning for the command and for the build, and the error of
+// `cadre train` if no torch is found.
 #include "cadre/launch/cli/torch_finder.h"
 
 #include <gmock/gmock.h>
@@ -30,7 +30,7 @@ class TorchFinder : public ::testing::Test {
     std::ofstream(torch_ + "/version.py")
         << "from typing import Optional\n__all__ = ['__version__', 'debug']\n"
            "__version__ = '2.12.1+cpu'\n";
-    // Prints the path of torch, as Python does.
+    // This program prints the path of torch, as Python does.
     make_program("/bin/python", "echo " + torch_);
     make_program("/bin/python3", "echo " + torch_);
   }
@@ -48,7 +48,7 @@ class TorchFinder : public ::testing::Test {
     return torch ? torch->folder + " " + torch->version : "none";
   }
 
-  // Returns the output of CMake for a project that only asks for torch.
+  // Returns the output of CMake for a project that only searches for torch.
   std::string found_by_cmake(const std::string& named) const {
     const std::string project = folder_ + "/project";
     std::filesystem::create_directories(project);
@@ -90,8 +90,8 @@ TEST_F(TorchFinder, TheBuildTakesTheSame) {
               AllOf(HasSubstr("CADRE_TORCH"), HasSubstr("virtual environment")));
 }
 
-// An installed tree whose trainer needs a libtorch that the loader does not find. The trainer is a
-// copy of this command in which the name of a library is replaced.
+// The trainer of this installed tree needs a libtorch that the loader does not find. The trainer is
+// a copy of this command in which the name of a library is replaced.
 TEST_F(TorchFinder, TrainNamesTheVariableWhenTheTrainerHasNoLibtorch) {
   std::ifstream original(testing::build_path("bin/cadre"), std::ios::binary);
   std::string program((std::istreambuf_iterator<char>(original)), {});
