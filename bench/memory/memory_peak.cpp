@@ -97,7 +97,7 @@ cadre::PlanOptions options_of(const Way& way, const Settings& settings, int num_
 
 struct Peak {
   int64_t pss = 0;
-  int64_t shared = 0;  // the part of it that ranks share
+  int64_t shared = 0;  // the part of `pss` that ranks share
   int64_t counted = 0;
 };
 
