@@ -44,7 +44,7 @@ class CADRE_EXPORT GradientStorage {
   const BucketLayout& layout() const { return layout_; }
   size_t num_buckets() const { return layout_.buckets.size(); }
   size_t bucket_of(size_t parameter) const { return bucket_of_[parameter]; }
-  // Whether the layout will not change any more.
+  // Returns whether the layout is final.
   bool is_learned() const { return is_learned_; }
   // Brings the buckets into the order in which gradients become ready. `order`: a permutation of
   // the parameters, the same on all ranks. Called between passes.

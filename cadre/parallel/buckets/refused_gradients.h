@@ -43,7 +43,7 @@ class RefusedGradients {
   void remove();
   // Removes the refused gradients without calling on_cleared.
   void discard();
-  // Whether the parameter's gradient is a refused one, which throws when it is touched.
+  // Returns whether the parameter's gradient is a refused one, which throws on any access.
   bool is_refused(size_t parameter) const;
 
  private:

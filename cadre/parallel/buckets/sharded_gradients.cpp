@@ -231,7 +231,7 @@ void ShardedGradients::end_pass() {
 void ShardedGradients::launch_next() {
   const at::NoGradGuard no_grad;
   Bucket& bucket = buckets_[num_launched_];
-  bucket.flat->check_written();  // checked while all ranks can still learn of it
+  bucket.flat->check_written();  // checked here, because all ranks can still learn of the error
   const at::Tensor buffer = free_buffer(bucket).narrow(0, 0, bucket.flat->layout().numel());
   take(bucket, buffer);
   const at::Tensor output = output_for(bucket);

@@ -40,7 +40,7 @@ class UnreducedGradients {
     // Returns the tensor that becomes the shard's gradient if that is undefined; values do not
     // matter.
     std::function<at::Tensor(size_t)> memory;
-    // Whether the parameter's gradient is one that throws when it is touched.
+    // Returns whether the parameter's gradient is a refused one, which throws on any access.
     std::function<bool(size_t)> is_refused;
     bool refuses_changed_values;
     // Called when the program has cleared a gradient that was kept.
@@ -55,7 +55,7 @@ class UnreducedGradients {
   void end(size_t parameter);
   // Removes the gradient.
   void drop(size_t parameter);
-  // Whether a backward has added to the gradient since it was kept or taken.
+  // Returns whether a backward has added to the gradient since it was kept or taken.
   bool is_arriving(size_t parameter) const { return locals_[parameter].is_arriving; }
 
   // Called before a backward adds to the gradient: keeps what the program has assigned, drops what

@@ -54,7 +54,7 @@ DeferredByTape deferred_among(std::string_view caller, std::span<const NamedTens
   return by_tape;
 }
 
-// Gives the tensor the memory and form of `values`; what autograd knows about it stays.
+// Gives the tensor the memory and the form of `values`. Its state in autograd stays.
 void give_values(const at::Tensor& tensor, const at::Tensor& values) {
   if (!tensor.is_meta()) return;  // given already, as the base of a view or under another name
   tensor.unsafeGetTensorImpl()->shallow_copy_from(values.getIntrusivePtr());

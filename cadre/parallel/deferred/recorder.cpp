@@ -89,7 +89,7 @@ class Recorder {
     bool is_deferred;
   };
 
-  // Lifts the guards of deferred memory, because implementations for meta tensors ask for pointers
+  // Lifts the guards of deferred memory, because implementations for meta tensors access pointers
   // that they do not use.
   class Unguarded {
    public:

@@ -67,8 +67,8 @@ void check_layer(const NamedLayer& named, const DeviceMesh& mesh, const std::str
   }
 }
 
-// Returns the fields that must be equal on all ranks, beside names and shapes, which make_equal()
-// compares.
+// Returns those fields that must be equal on all ranks. make_equal() compares names and shapes in
+// addition.
 std::vector<AgreedField> fields_of(const std::vector<NamedLayer>& layers, const std::string& axis) {
   std::vector<AgreedField> fields{{"expert_axis", format("\"{}\"", axis)}};
   for (const auto& [name, layer] : layers) {

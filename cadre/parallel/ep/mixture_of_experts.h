@@ -85,7 +85,7 @@ struct RouterStatistics {
   int64_t num_dropped;  // number of dropped choices
 };
 
-// A struct, so that a program that uses `values` sees the losses beside them.
+// This is a struct, so that a program that uses `values` also sees the losses.
 struct [[nodiscard]] MixtureOfExpertsOutput {
   at::Tensor values;
   RouterLosses losses;

@@ -215,7 +215,8 @@ void FullyShardedCore::Construction::shard_unit(FullyShardedCore& core,
 
 namespace {
 
-// Makes the gradients report their passes to the units. units: empty after the wrapper is gone.
+// Makes the gradients report their passes to the units. units: expires when the wrapper is
+// destroyed.
 ShardedGradients::Options gradient_options(
     std::optional<at::ScalarType> reduce_dtype, size_t num_late_units,
     const std::shared_ptr<std::weak_ptr<ShardedUnits>>& units) {

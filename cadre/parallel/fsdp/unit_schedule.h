@@ -1,5 +1,5 @@
-// When the parameters of each unit are gathered and released: the state machine behind every use of
-// a sharded model.
+// Decides when the parameters of each unit are gathered and released. It is the state machine
+// behind every use of a sharded model.
 //
 // Threads: forward, backward and every method from one thread. Blocking: the methods that gather,
 // until the group's deadline. Lifetime: owns the units' memory.
@@ -42,7 +42,7 @@ namespace cadre::parallel {
 class UnitMemory {
  public:
   virtual ~UnitMemory() = default;
-  // Whether the parameters are gathered, or their gather runs.
+  // Returns whether the parameters are gathered, or are being gathered.
   virtual bool is_full() const = 0;
   // Starts to gather from the owners; collective.
   virtual void gather() = 0;
@@ -55,8 +55,8 @@ class UnitMemory {
   virtual void release_onto_group() = 0;
   // Called when the owners change their shards: what was gathered before no longer counts.
   virtual void mark_stale() = 0;
-  // Whether the parameters are gathered, or their gather runs, with values that this rank's shard
-  // no longer has.
+  // Returns whether the parameters are gathered, or are being gathered, with values that this
+  // rank's shard no longer has.
   virtual bool is_outdated() const = 0;
 };
 
@@ -94,8 +94,8 @@ class UnitSchedule {
     int num_prefetched = 1;
     // Compares the use with those of the other ranks, and throws on all ranks if they differ.
     std::function<void(const Use& use)> compare = [](const Use&) {};
-    // Whether shards have reduced gradients, which a step of the optimizer may still use. The same
-    // on all ranks.
+    // Returns whether shards have reduced gradients, which a step of the optimizer may still use.
+    // The result is the same on all ranks.
     std::function<bool()> has_gradients = [] { return false; };
     // Returns the number of updates of the shards so far, the same on all ranks. A rank that skips
     // an update, or makes one alone, differs from the others in the order of its passes.
@@ -159,7 +159,7 @@ class UnitSchedule {
   void dismiss();
 
   bool is_in_backward() const { return phase_ == Phase::kBackward; }
-  // Whether a gradient has arrived in the running backward.
+  // Returns whether a gradient has arrived in the running backward.
   bool has_accumulated() const { return has_accumulated_; }
   size_t num_units() const { return units_.size(); }
   const std::string& name(size_t unit) const { return units_[unit].name; }
@@ -202,7 +202,7 @@ class UnitSchedule {
   UnitOrder order_;
   Phase phase_ = Phase::kIdle;
   bool is_with_grad_ = false;
-  // Whether the program may change the shards before the next forward, by a step or by loading
+  // true: the program may change the shards before the next forward, by a step or by loading
   // values. Between backwards without reduction it is expected to leave them unchanged; then the
   // units are gathered again only after a change that is_outdated() notices, or if accumulated
   // gradients are cleared.

@@ -213,7 +213,8 @@ at::Tensor CounterBasedDropoutImpl::drop_tokens(const at::Tensor& input,
                list_of(input.sizes()), sequence.num_own_tokens(), sequence.options().num_tokens));
   }
   const size_t dim = region.sizes.size() - 2;
-  // Where the input's tokens are among this rank's; under sequence parallelism they are only some.
+  // The input's tokens are at [begin, end) of this rank's tokens. Under sequence parallelism these
+  // are only some of them.
   const int64_t begin = region.offsets[dim];
   const int64_t end = begin + input.size(-2);
   region.sizes[dim] = sequence.options().num_tokens;

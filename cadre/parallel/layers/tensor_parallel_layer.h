@@ -49,9 +49,10 @@ struct LayerParallelism {
   // Whether activations between the divided layers are shards along T: then column-parallel layers
   // gather their input, and row-parallel layers reduce-scatter their output.
   bool sequence_parallel = false;
-  // Whether the output of a kColwise linear layer is gathered, so that every rank has it whole.
+  // Whether the output of a kColwise linear layer is gathered, so that every rank has the whole
+  // output.
   bool gather_output = false;
-  // Whether the input of a kRowwise linear layer is divided; false if every rank has it whole.
+  // Whether the input of a kRowwise linear layer is divided; false: every rank has the whole input.
   bool input_is_parallel = true;
 };
 
@@ -75,7 +76,8 @@ class CADRE_EXPORT TensorParallelLayer {
   void parallelize(const LayerParallelism& how, std::string_view name,
                    const DividedParameters& divided);
   bool is_parallelized() const { return parallelism_.has_value(); }
-  // The options of the layer that must be equal on all ranks, beside the sizes of its parameters.
+  // Returns the options of the layer that must be equal on all ranks. The sizes of its parameters
+  // are compared in addition.
   virtual std::string options_text() const { return {}; }
   // Returns the parallelism and the layer's name as a field of tensor/group/agreement.h.
   AgreedField agreed_field(const LayerParallelism& how, std::string_view name) const;
@@ -97,7 +99,7 @@ class CADRE_EXPORT TensorParallelLayer {
   // Throws unless the input has `expected` features. Otherwise a part of a column-parallel output
   // would meet weights for the whole output, and libtorch's error would not say so.
   void check_features(const at::Tensor& input, int64_t expected) const;
-  // Called by clone(): a copy would not know what is divided.
+  // Called by clone(), which is refused because a copy would have no record of the division.
   void refuse_copy_if_parallelized() const;
 
  private:

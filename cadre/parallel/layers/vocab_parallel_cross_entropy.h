@@ -21,7 +21,7 @@
 
 namespace cadre {
 
-// How the losses of the tokens that count are reduced.
+// The reduction of the losses of those tokens that are not ignored.
 enum class LossReduction : uint8_t {
   kMean,  // NaN if no token counts
   kSum,

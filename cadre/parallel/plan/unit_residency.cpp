@@ -67,7 +67,7 @@ class Steps {
   }
 
   Residency run() {
-    constexpr int kNumSteps = 3;  // the third knows the orders
+    constexpr int kNumSteps = 3;  // in the third step the orders of use are known
     for (int step = 0; step < kNumSteps; ++step) {
       counts_.residency.num_gathers.assign(units_.size(), 0);
       counts_.residency.num_comparisons = 0;

@@ -149,7 +149,7 @@ class Pipeline::Core {
     }
   }
 
-  // The facts about a step that all ranks know.
+  // The facts about a step on which all ranks have agreed.
   struct Agreed {
     int64_t rows = 0;
     int64_t total_rows = 0;  // rows of all replicas

@@ -53,8 +53,8 @@ struct PipelineOptions {
   // The number of parts into which a batch is cut along its first dimension. Default: that of the
   // PipelineSchedule, or 1.
   std::optional<int> num_microbatches = {};
-  // Whether to accept a batch that the microbatches do not divide: their sizes then differ by one
-  // row.
+  // Whether to accept a batch whose rows cannot be divided evenly by the microbatches. The sizes of
+  // microbatches then differ by one row.
   bool allow_uneven_microbatches = false;
   // Whether to announce the shapes of every message. Otherwise they are announced in the first
   // step, and again after a change of the batch's shapes or of the parameters that require grad;

@@ -40,8 +40,8 @@ std::optional<ProcessGroup> replicas_of(const PipelineOptions& options) {
   return options.replicas ? std::optional(options.replicas->group()) : std::nullopt;
 }
 
-// Returns the field that must be equal on the ranks of a pipeline and of its replicas, beside the
-// schedule: the two decide when stages are gathered, which all replicas do at the same time.
+// Returns a field that must be equal on the ranks of a pipeline and of its replicas. Together with
+// the schedule it decides when stages are gathered, which all replicas do at the same time.
 AgreedField field_of_memory(const PipelineOptions& options) {
   return {"max_unsharded_stages", format("{}", options.max_unsharded_stages)};
 }

@@ -1,10 +1,10 @@
-// What the ranks of a pipeline must agree on before they compute: the arguments of its constructor
+// Compares between the ranks of a pipeline, before they compute, the arguments of its constructor
 // and of each step. Every rank takes part in the exchange, also one whose own arguments are
 // refused, so that an error is thrown on all ranks, also on those of the replicas, and the groups
 // stay usable. Refusals go through tensor/group/agreement.h.
 //
-// Threads: one. Blocking: collective, until the group's deadline. Errors: what a rank refuses, the
-// same on all ranks; kInvalidArgument for what differs.
+// Threads: one. Blocking: collective, until the group's deadline. Errors: the error of a rank that
+// refuses its arguments, on all ranks; kInvalidArgument for arguments that differ.
 #pragma once
 
 #include <cstdint>

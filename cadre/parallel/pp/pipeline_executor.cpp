@@ -26,7 +26,7 @@ Id backward_id(int stage, int microbatch) {
   return {StageMessages::Kind::kBackward, stage, microbatch};
 }
 
-// Whether an evaluation runs this action of the schedule.
+// Returns whether an evaluation runs this action of the schedule.
 bool is_of_forward(Kind kind) {
   return kind == Kind::kForward || kind == Kind::kSendForward || kind == Kind::kRecvForward;
 }

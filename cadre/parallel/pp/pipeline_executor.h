@@ -32,7 +32,7 @@
 
 namespace cadre::parallel {
 
-// What a rank is given of a step; batches, targets and weights are by microbatch.
+// The arguments of a step on one rank. Batches, targets and weights are listed by microbatch.
 struct PipelineStep {
   bool is_training = true;
   bool has_headers = true;
@@ -102,8 +102,8 @@ class PipelineExecutor {
   // Returns the roots of the backward of the last stage: its loss, if there is a loss function.
   std::vector<at::Tensor> roots_of(int microbatch, const std::vector<at::Tensor>& outputs,
                                    Running& running) const;
-  // Hands tensors to the stage that needs them: at once if this rank has it, else by the send that
-  // follows.
+  // Passes tensors to the stage that needs them: directly if this rank has that stage, else in the
+  // send that follows.
   void hand_over(const StageMessages::Id& id, std::vector<at::Tensor> tensors);
   bool is_last(int stage) const { return stage == schedule_.num_stages() - 1; }
   [[noreturn]] void fail(const PipelineAction& action, const Error& error);

@@ -62,8 +62,8 @@ class StageMessages {
 
   // Hands tensors to another stage of this rank, without a message.
   void put(const Id& id, std::vector<at::Tensor> tensors);
-  // kForward: leaves; the receiver learns which of them require grad. kBackward: a tensor is
-  // undefined if its input has no gradient.
+  // kForward: the tensors are leaves, and the receiver learns which of them require grad.
+  // kBackward: a tensor is undefined if its input has no gradient.
   void send(const Id& id, const std::vector<at::Tensor>& tensors);
   void post_receive(const Id& id);
   // Waits for the message. kForward: returns leaves. kBackward: returns a gradient for each output
@@ -92,7 +92,7 @@ class StageMessages {
   int sender_of(const Id& id) const;
   int tag_of(const Id& id) const;
   HeaderId header_id_of(const Id& id) const;
-  // Sends the header, or checks that the receiver knows it.
+  // Sends the header, or checks that the receiver expects it.
   void announce(const Id& id, const std::vector<at::Tensor>& tensors);
   const TensorHeader& header_for_receive(const Id& id);
   void send_gradients(const Id& id, const std::vector<at::Tensor>& gradients);

@@ -26,7 +26,7 @@ struct AxisDivision {
 };
 constexpr int64_t kFlat = -1;
 
-// What a rank sends to the others about a parameter that it holds.
+// The description of a parameter that a rank sends to the others.
 struct Description {
   std::vector<StageParameter> names = {};  // in the order of the rank's stages
   std::vector<int64_t> sizes = {};

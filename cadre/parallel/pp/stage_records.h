@@ -21,7 +21,7 @@ namespace cadre::parallel {
 
 class StageRecords {
  public:
-  // How ranks hold the stages.
+  // The way in which ranks hold the stages.
   struct Form {
     // The mesh whose ranks own shards; nullopt if every rank has whole stages.
     std::optional<DeviceMesh> shards = {};

@@ -54,7 +54,7 @@ class StageRunner {
   std::vector<at::Tensor> forward(int microbatch, const std::vector<at::Tensor>& inputs,
                                   const Roots& roots_of);
 
-  // These turn gradients of the outputs into gradients of the inputs: see StageGraph.
+  // These functions turn gradients of the outputs into gradients of the inputs: see StageGraph.
   std::vector<at::Tensor> backward(int microbatch, const std::vector<at::Tensor>& gradients);
   std::vector<at::Tensor> input_grad(int microbatch, const std::vector<at::Tensor>& gradients);
   void weight_grad(int microbatch);

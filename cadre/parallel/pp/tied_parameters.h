@@ -73,7 +73,7 @@ class TiedParameters {
   at::Tensor from_root(const Tie& tie, const at::Tensor& tensor) const;
   void broadcast(const Tie& tie) const;
   void sum_gradients(const Tie& tie) const;
-  // Whether the values of this rank are the root's.
+  // Returns whether the values of this rank equal those of the root.
   bool are_equal(const Tie& tie) const;
 
   PipelineRanks ranks_;

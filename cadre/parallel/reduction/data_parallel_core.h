@@ -59,8 +59,8 @@ struct DataParallelOptions {
   std::vector<std::string> ignored = {};
   // In a world of one, leaves gradients as they are, without any hook.
   bool is_idle_alone = true;
-  // How the program may change the parameters of a wrapped module. The error that refuses such a
-  // change quotes it.
+  // A sentence that says how the program may change the parameters of a wrapped module. The error
+  // that refuses such a change quotes it.
   std::string change_remedy =
       "Wrap the module again after the change, on all ranks, once this wrapper is destroyed, and "
       "give its parameters to a new optimizer";
@@ -141,7 +141,7 @@ class CADRE_EXPORT DataParallelCore {
   // Nothing else owns this: hooks of outputs, which may outlive the core, have weak references.
   std::shared_ptr<std::vector<std::function<void()>>> calls_before_backward_ =
       std::make_shared<std::vector<std::function<void()>>>();
-  // These four are null in a world of one with is_idle_alone.
+  // These four members are null in a world of one with is_idle_alone.
   std::unique_ptr<BufferBroadcast> buffers_;
   std::unique_ptr<wrap::ParameterWatch> watch_;
   std::unique_ptr<ReplicaWatch> replicas_;

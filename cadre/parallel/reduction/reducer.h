@@ -108,7 +108,7 @@ class Reducer {
   void launch_complete_buckets();
   void finish_pass();
   void launch_all_but_last();
-  // Whether a parameter that the backward has not reached has a gradient to reduce all the same.
+  // Returns whether a parameter that the backward has not reached still has a gradient to reduce.
   bool contributes(size_t parameter) const;
   bool is_frozen(size_t parameter) const;
   Attention attention(bool gave_up) const;

@@ -119,12 +119,12 @@ class CADRE_EXPORT FlatMemory {
   const FlatLayout& layout() const { return layout_; }
   at::ScalarType dtype() const { return options_.dtype; }
   at::ScalarType compute_dtype() const { return options_.compute_dtype.value_or(options_.dtype); }
-  // Called when the ranks have mapped the shards side by side, as ShardForm::kMapped asks.
+  // Called when the ranks have mapped the shards contiguously, as ShardForm::kMapped requires.
   void set_mapped() { is_mapped_ = true; }
   bool is_mapped() const { return is_mapped_; }
-  // Whether the shard is a part of the whole buffer.
+  // Returns whether the shard is a part of the whole buffer.
   bool shares_memory() const;
-  // Whether the whole buffer is never freed.
+  // Returns whether the whole buffer is never freed.
   bool keeps_whole() const { return options_.keep_full || shares_memory() || is_mapped_; }
 
   // A buffer that does not exist is nullopt.

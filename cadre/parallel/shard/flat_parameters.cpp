@@ -292,9 +292,9 @@ void FlatParameters::unshard_async() {
     mark_stale();  // the arriving values are old
   }
   check_shards_in_place();
-  // Whether the program has written to the shards between two steps. Only versions count: a change
-  // of samples may be a write to the parameters, of which the shard is a part, and only some ranks
-  // may notice it.
+  // true: the program has written to the shards between two steps. Only versions count here. A
+  // change of samples may be a write to the parameters, of which the shard is a part, and only some
+  // ranks may notice it.
   const bool is_written = is_unsharded() && filled_->version != version_of_shard();
   if (is_written && options_.keep_full) mark_stale();
   if (is_unsharded()) {

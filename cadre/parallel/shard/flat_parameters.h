@@ -98,7 +98,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   const std::vector<NamedTensor>& parameters() const { return parameters_; }
   const std::string& name() const { return options_.name; }
   const wrap::LocatedGroup& group() const { return group_; }
-  // Whether the ranks read the shards in place; equal on all ranks.
+  // Returns whether the ranks read the shards in place. It is equal on all ranks.
   bool is_mapped() const { return parts_.has_value(); }
   const std::shared_ptr<ShardFence>& fence() const { return options_.fence; }
   // The values that this rank owns, (shard_numel), in the original dtype of the parameters. If they
@@ -113,9 +113,9 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   std::vector<ParameterShard> parameter_shards(const DeviceMesh& mesh,
                                                const std::string& flat_axis) const;
 
-  // Whether the parameters may be read and are those of the shards.
+  // Returns whether the parameters may be read and have the values of the shards.
   bool is_unsharded() const { return state_ == State::kFull && !is_stale_; }
-  // Whether a gather runs, so that unshard_async() would start nothing.
+  // Returns whether a gather runs, so that unshard_async() would start nothing.
   bool is_gathering() const { return state_ == State::kGathering; }
   // Starts to fill the buffer from the shards of all ranks, unless it is full and current, or its
   // gather runs. If the shards were written since that gather began, waits for it and starts
@@ -131,8 +131,9 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // Called when the shards have changed, or will change before the next unshard_async(), which then
   // fills the buffer again.
   void mark_stale();
-  // Whether this rank's shard has changed since the last gather, which is running or has filled the
-  // buffer. A write through at::Tensor::data() is noticed only by a rank that has elements of it.
+  // Returns whether this rank's shard has changed since the last gather, which is running or has
+  // filled the buffer. A write through at::Tensor::data() is noticed only by a rank that has
+  // elements of it.
   bool is_outdated() const;
   // With keep_full, called before a backward: lets autograd refuse the backward if parameters that
   // it saved have other values by now, because the program has written to the shards since they

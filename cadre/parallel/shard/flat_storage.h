@@ -64,7 +64,7 @@ class CADRE_EXPORT GuardedStorage {
 };
 
 // Makes writes to a mapped shard throw a sentence that names the updates which may write. Reading
-// is allowed, except before libtorch 2.13, which cannot tell it from writing.
+// is allowed, except before libtorch 2.13, which cannot distinguish reads from writes.
 CADRE_EXPORT void guard_against_writes(const at::Tensor& shard);
 CADRE_EXPORT void clear_write_guard(const at::Tensor& shard);
 

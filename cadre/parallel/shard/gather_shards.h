@@ -23,8 +23,9 @@ namespace cadre::shard {
 // all ranks.
 CADRE_EXPORT at::Tensor gather_whole(const ParameterShard& shard, const at::Tensor& part);
 
-// These return the values of all shards, and their gradients. A gradient is undefined if no rank of
-// `world` has one; else a rank without one counts as zeros. The shards lie on a mesh of `world`.
+// These functions return the values of all shards, and their gradients. A gradient is undefined if
+// no rank of `world` has one; else a rank without one counts as zeros. The shards lie on a mesh of
+// `world`.
 CADRE_EXPORT std::vector<NamedTensor> gather_values(std::span<const ParameterShard> shards);
 CADRE_EXPORT std::vector<NamedTensor> gather_gradients(std::span<const ParameterShard> shards,
                                                        const ProcessGroup& world);

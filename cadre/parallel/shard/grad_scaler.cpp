@@ -106,7 +106,8 @@ bool multiply(const std::vector<at::Tensor>& gradients, double by) {
   return num_found.item<float>() == 0;
 }
 
-// What the ranks find together: all gradients are finite, none is refused, and all have one scale.
+// The findings of all ranks together: whether all gradients are finite, whether one is refused, and
+// the smallest and the largest scale.
 struct CommonFindings {
   bool are_finite = true;
   bool is_refused = false;

@@ -1,5 +1,5 @@
-// What a rank owns of one parameter of a wrapped model. Norms, optimizers and snapshots read these
-// records and nothing else of a wrapper.
+// Describes the part of one parameter of a wrapped model that a rank owns. Norms, optimizers and
+// snapshots read only these records of a wrapper.
 //
 // Threads: plain values. Blocking: never. Lifetime: shares the tensors and the mesh.
 // Errors: kInvalidArgument for a range that is not in its box.
@@ -47,12 +47,12 @@ struct ParameterShard {
   // The axis of a pipeline's stages. A rank of it holds what the fields above say or, if it has
   // other stages than the parameter's, an empty range. nullopt: all ranks hold the parameter.
   std::optional<std::string> stage_axis = {};
-  // Whether another rank of stage_axis holds the same elements, as of a tied weight; norms count
-  // only those of that rank.
+  // Whether another rank of stage_axis holds the same elements, as for a tied weight. A norm counts
+  // only the elements of that other rank.
   bool is_copy = false;
 };
 
-// How a parameter was divided before a wrapper is made of its module.
+// The division that a parameter had before a wrapper is made of its module.
 struct ParameterDivision {
   std::vector<int64_t> sizes;  // sizes of the whole parameter
   DeviceMesh mesh;

@@ -18,7 +18,7 @@ struct ZeroOptions {
   std::optional<bool> wait_in_step = {};
 };
 
-// Where the gradients are when step() is called.
+// The place of the gradients when step() is called.
 enum class ZeroStage : uint8_t {
   kReplicatedGradients = 1,  // whole and the same on all ranks, in parameter.grad()
   kShardedGradients = 2,     // reduced to their owners, in the grad() of the shards

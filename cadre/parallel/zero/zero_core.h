@@ -87,7 +87,7 @@ class CADRE_EXPORT ZeroCore {
   void lend_gradients(size_t bucket);
   void gather(size_t bucket);
   void end_step();
-  // Waits for the gathers of the last step; returns at once for parameters that are there.
+  // Waits for the gathers of the last step. Returns at once if they have ended.
   void finish_gathers();
   // Calls FlatParameters::show_writes() of all buckets.
   void show_writes() const;

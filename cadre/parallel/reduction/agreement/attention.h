@@ -35,7 +35,7 @@ class Attention {
   // The counts: (2 * num_parameters + kNumOfRank * world_size) int32.
   const at::Tensor& counts() const { return counts_; }
 
-  // These set this rank's counts. Called before the reduction.
+  // These functions set this rank's counts. They are called before the reduction.
   void set_used(size_t parameter) { values()[parameter] = 1; }
   void set_frozen(size_t parameter) { values()[num_parameters_ + parameter] = 1; }
   void set_gave_up() { of_rank(kGaveUp, here_->rank) = 1; }
@@ -68,7 +68,8 @@ class Attention {
   bool num_writes_differ() const { return differs(kNumWrites); }
   bool samples_differ() const { return differs(kSamples); }
   bool replicas_may_differ() const;
-  // Whether a rank has run a differentiable collective whose ranks may have unequal weights.
+  // Returns whether a rank has run a differentiable collective whose ranks may have unequal
+  // weights.
   bool some_have_exchanged() const;
   StepPosition position(Rank rank) const {
     return {.num_older = of_rank(kOlder, rank),
@@ -77,7 +78,7 @@ class Attention {
   }
   // Number of the wrapper to which the rank's pass belongs.
   uint32_t wrapper(Rank rank) const { return static_cast<uint32_t>(of_rank(kWrapper, rank)); }
-  // Whether all ranks are in the same step of the same wrapper.
+  // Returns whether all ranks are in the same step of the same wrapper.
   bool ranks_are_in_one_step() const;
 
   // Throws if the ranks are in different steps. `step`: the number of the step of a rank that left

@@ -19,7 +19,7 @@
 
 namespace cadre::reduction {
 
-// What the hooks of a forward's outputs share. It is destroyed with their graph.
+// The state that the hooks of a forward's outputs share. It is destroyed with their graph.
 struct Forward {
   int64_t number = 0;       // from 1
   bool is_reduced = false;  // a backward through it was reduced; a second one is a mistake
@@ -76,9 +76,9 @@ class ForwardLedger {
     bool is_usual;  // the program leaves as many behind in each step: they are not lost
   };
   void forgive_before(int64_t number, const Forgiving& forgiving);
-  // The forgiven forwards that are lost: their graph is gone, so that no backward can carry them
-  // any more. One with a graph is not lost, because a later backward may carry it. Valid until the
-  // next enter(), which drops their entries.
+  // The forgiven forwards that are lost: their graph is destroyed, so that no backward can carry
+  // them any more. One with a graph is not lost, because a later backward may carry it. Valid until
+  // the next enter(), which drops their entries.
   struct Lost {
     int32_t count = 0;
     int64_t step = 0;  // the step in which the first of them was forgiven

@@ -28,10 +28,11 @@ class LocalGradients {
 
   // Called when a backward of this rank has added to the gradient.
   void set_touched(size_t parameter) { is_touched_[parameter] = true; }
-  // Whether a backward of this rank has added to the gradient, and the gradient still exists.
+  // Returns whether a backward of this rank has added to the gradient, and the gradient still
+  // exists.
   bool contribute(size_t parameter) const;
-  // Whether the program has assigned the gradient, or has changed it in place, since the last
-  // accumulation or reduction.
+  // Returns whether the program has assigned the gradient, or has changed it in place, since the
+  // last accumulation or reduction.
   bool is_changed(size_t parameter) const;
 
   // Called in a backward under no_sync(), at each output and gradient. When the backward ends, the
@@ -66,7 +67,8 @@ class LocalGradients {
   ForwardLedger& ledger_;
   std::vector<bool> is_touched_;
   std::function<void()> on_accumulated_;
-  // How each gradient was after the last accumulation or reduction; nullopt if it was undefined.
+  // The state of each gradient after the last accumulation or reduction; nullopt if it was
+  // undefined.
   std::vector<std::optional<Seen>> seen_;
   int64_t num_samples_ = 0;
   std::vector<std::vector<int>> collectives_;
