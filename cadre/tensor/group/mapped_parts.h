@@ -1,4 +1,4 @@
-// Memory of which every rank of a group owns an equal part, with all parts mapped side by side: a
+// Memory of which every rank of a group owns an equal part, with all parts mapped contiguously: a
 // rank reads what another has written without a copy.
 //
 // Threads: one at a time. Blocking: allocate(), a collective, and wait_for_peers(), until the

@@ -20,7 +20,7 @@
 namespace cadre {
 namespace {
 
-// A collective on packed tensors; `finish` moves the result to where the caller wants it.
+// A collective on packed tensors; `finish` copies the result to the tensors of the caller.
 struct PackedCall {
   Collective collective;
   at::Tensor in = {};

@@ -1,6 +1,6 @@
 // Marks a tensor that is this rank's shard of a parameter, or a parameter of this rank's stages of
-// a pipeline, to tell it from a parameter that all ranks have. The gradients of marked tensors are
-// not the same on all ranks, so their norm is not that of the model.
+// a pipeline, to distinguish it from a parameter that all ranks have. The gradients of marked
+// tensors are not the same on all ranks, so their norm is not that of the model.
 //
 // Threads: as the tensor. Blocking: never. Lifetime: the mark goes with the tensor and with what
 // detach() makes of it; set_data() removes it. Errors: kInvalidArgument from refuse_shards() and
@@ -35,7 +35,7 @@ struct ShardMark {
   // The division, for wrappers of a module whose parameters are divided already; null if no mesh is
   // known.
   std::shared_ptr<const ParameterDivision> division = {};
-  // The fence of the updates that write the shard, to tell it from others; null without a fence.
+  // The fence of the updates that write the shard, which identifies them; null without a fence.
   const void* fence = nullptr;
 };
 

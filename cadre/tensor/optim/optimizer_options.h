@@ -45,7 +45,7 @@ CADRE_EXPORT bool has_whole_text(const torch::optim::OptimizerOptions& options);
 CADRE_EXPORT std::vector<std::string> needed_state_of(
     const torch::optim::OptimizerOptions& options);
 
-// Parameter groups to compare, and the names by which all ranks know their parameters.
+// Parameter groups to compare, and the names that their parameters have on all ranks.
 struct GroupTerms {
   const std::vector<torch::optim::OptimizerParamGroup>& groups;
   const torch::optim::OptimizerOptions* defaults;  // options of groups that have none of their own;
