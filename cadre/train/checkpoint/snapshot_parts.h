@@ -33,7 +33,8 @@ struct SnapshotTensor {
   std::vector<int64_t> sizes;  // sizes of the whole tensor
   std::vector<Box> boxes;      // disjoint; empty if this rank holds nothing
   at::Tensor values;           // the elements of the boxes, row-major, one box after the other
-  // What a load holds while it writes `values`; see ParameterShard. Null: nothing to hold.
+  // The fence on which a load holds a ShardUpdate while it writes `values`; see ParameterShard.
+  // Null: no update is needed.
   std::shared_ptr<ShardFence> fence = {};
   // After loading, changed parameters are gathered through it; see ParameterShard.
   std::shared_ptr<FlatParameters> flat = {};

@@ -40,7 +40,7 @@
 
 namespace cadre {
 
-// How a batch is divided among the ranks.
+// The way in which a batch is divided among the ranks.
 enum class BatchSplit : uint8_t {
   kInTurn,  // every world_size-th sample of the epoch, beginning with the one at the rank's number
   // The ranks' parts, in rank order, are the batch. Use it if the order of samples matters, for
@@ -135,7 +135,7 @@ class CADRE_EXPORT DataLoader {
   void seek(const LoaderPosition& position);
 
  private:
-  // Which part of each batch this rank has.
+  // The part of each batch that this rank gets.
   struct Share {
     BatchSplit split = BatchSplit::kInTurn;
     int64_t batch_size = 1;

@@ -89,8 +89,8 @@ class DisturbedTraining {
     }
   }
 
-  // How much the step differs from the reference: the loss relative to the reference's, the
-  // gradients relative to their scales.
+  // The differences of a step from the reference: that of the loss, relative to the reference's
+  // loss, and those of the gradients, relative to their scales.
   struct Differences {
     double loss = 0;
     std::vector<double> gradients = {};

@@ -70,8 +70,8 @@ struct RankDeviations {
   std::array<Of, 4> of;  // loss, gradients, parameters, buffers
 };
 
-// What the ranks exchange at the end of a case. An error with an empty message means that there was
-// none.
+// The outcome of a case, which the ranks exchange at its end. An error with an empty message means
+// that there was none.
 struct RankOutcome {
   RankDeviations deviations{};
   Error error{ErrorCode::kInternal, ""};

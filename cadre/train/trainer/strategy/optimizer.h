@@ -43,7 +43,7 @@ struct OptimizerChoice {
   std::set<std::string> decayed;
 };
 
-// What an optimizer updates. Weight decay applies to the first list only.
+// The parameters that an optimizer updates. Weight decay applies only to the first list.
 struct SteppedParameters {
   std::vector<at::Tensor> decayed;
   std::vector<at::Tensor> others;

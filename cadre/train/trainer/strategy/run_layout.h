@@ -1,5 +1,5 @@
-// How the processes of a run divide the model and the batches: makes the axes of a mesh from the
-// configuration.
+// Decides how the processes of a run divide the model and the batches: makes the axes of a mesh
+// from the configuration.
 //
 // The slowest axis comes first: pp (stages of the pipeline), the axes of the strategy along which
 // rows differ (dp, or dp_shard, or dp_replicate and dp_shard), ep (experts, and different rows), cp
