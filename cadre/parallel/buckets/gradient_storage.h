@@ -83,7 +83,8 @@ class CADRE_EXPORT GradientStorage {
   // is an error on all ranks, so the values do not matter, except for a trailer that is not
   // launched yet.
   virtual void abandon() = 0;
-  // Waits for what is left of a pass that ended by an exception. Called before the next pass.
+  // Waits for the operations that are left of a pass which ended by an exception. Called before the
+  // next pass.
   virtual void settle_abandoned() = 0;
 
   // Called when a backward without reduction has added to parameter.grad().

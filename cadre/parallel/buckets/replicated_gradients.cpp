@@ -70,7 +70,8 @@ void ReplicatedGradients::on_begin_pass() {
   }
 }
 
-// Autograd adds to such a gradient in place, so whoever else holds it sees the changes anyway.
+// Autograd adds to such a gradient in place, so every other holder of it sees the change in any
+// case.
 bool ReplicatedGradients::is_in_use(size_t parameter) const {
   return parameters_[parameter].tensor.grad().is_same(buffers_.views[parameter]);
 }

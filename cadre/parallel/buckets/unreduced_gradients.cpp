@@ -133,7 +133,7 @@ void UnreducedGradients::set_changed(size_t parameter, const std::string& what,
   changed_ = parameter;
 }
 
-// The next review drops what a backward that failed has left.
+// The next review() drops the gradients that a failed backward has left.
 void UnreducedGradients::check_complete(size_t parameter) const {
   const Local& local = locals_[parameter];
   if (!parameters_[parameter].tensor.grad().defined() || shards_.is_refused(parameter)) return;

@@ -58,8 +58,9 @@ class UnreducedGradients {
   // Returns whether a backward has added to the gradient since it was kept or taken.
   bool is_arriving(size_t parameter) const { return locals_[parameter].is_arriving; }
 
-  // Called before a backward adds to the gradient: keeps what the program has assigned, drops what
-  // the program has cleared, and drops what a backward has left that ended by an exception.
+  // Called before a backward adds to the gradient: keeps a gradient that the program has assigned,
+  // and drops one that the program has cleared or that a backward has left which ended by an
+  // exception.
   void review(size_t parameter);
   // Calls review() for every parameter except this one.
   void review_all(std::optional<size_t> except);

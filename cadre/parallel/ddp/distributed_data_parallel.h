@@ -97,7 +97,7 @@ class DistributedDataParallel : public DataParallelModule<M> {
     this->core().call_before_forward(std::move(call));
   }
   // Makes each backward through an output of a later forward call `call` at its start, also in a
-  // world of one. There an optimizer shows autograd what was written to its shards.
+  // world of one. In `call` an optimizer tells autograd about writes to its shards.
   void call_before_backward(std::function<void()> call) {
     this->core().call_before_backward(std::move(call));
   }

@@ -21,7 +21,7 @@ namespace cadre {
 
 namespace {
 
-// Deferred tensors and where they are, by tape.
+// Deferred tensors and their places in the module, by tape.
 struct Deferred {
   std::vector<at::Tensor> tensors;
   std::vector<Place> places;

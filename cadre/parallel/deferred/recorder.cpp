@@ -405,8 +405,8 @@ class Recorder {
            tensor.nbytes() <= kMaxWritableBytes && tensor.nbytes() > 0;
   }
 
-  // Completes what the operation needs to run again: copies of the tensors that it reads, and the
-  // dtype if it came from a default, which may change.
+  // Keeps everything that the operation needs to run again: copies of the tensors that it reads,
+  // and the dtype if it came from a default, which may change.
   void finish_operation(RecordedOperation& operation, const std::vector<at::Tensor>& created) {
     for (const Input& input : inputs_) {
       if (input.is_deferred) take_bytes_of(input.tensor);

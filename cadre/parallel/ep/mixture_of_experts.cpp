@@ -83,7 +83,8 @@ at::Tensor linear(const at::Tensor& rows, const at::Tensor& weight, const at::Te
 }  // namespace
 
 RouterLosses& RouterLosses::operator+=(const RouterLosses& other) {
-  // Not in place: the tensors belong to the graph, and the first ones may be undefined.
+  // This is not in place, because the tensors belong to the graph, and the first sum may be
+  // undefined.
   load_balance = load_balance.defined() ? load_balance + other.load_balance : other.load_balance;
   z = z.defined() ? z + other.z : other.z;
   return *this;

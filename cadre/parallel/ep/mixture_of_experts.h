@@ -91,7 +91,7 @@ struct [[nodiscard]] MixtureOfExpertsOutput {
   RouterLosses losses;
   RouterStatistics statistics;
 };
-// Called by wrappers of a module that returns one of these; see tensor/hooks/output_tensors.h.
+// Called by the wrapper of a module that returns RouterLosses; see tensor/hooks/output_tensors.h.
 CADRE_EXPORT std::vector<at::Tensor> held_tensors(const RouterLosses& losses);
 CADRE_EXPORT std::vector<at::Tensor> held_tensors(const MixtureOfExpertsOutput& output);
 

@@ -53,8 +53,8 @@ class [[nodiscard]] FullParameters {
   FullParameters(FullParameters&&) noexcept = default;
   FullParameters& operator=(FullParameters&&) = delete;
 
-  // Copies to the shards what the program has written to the parameters, in the same way on all
-  // ranks; without this call it is lost. Called on all ranks.
+  // Copies to the shards the values that the program has written to the parameters, in the same way
+  // on all ranks; without this call they are lost. Called on all ranks.
   void write_back() { parallel::checked(core_, "FullParameters").write_back(); }
 
  private:
@@ -133,8 +133,9 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
     }
   }
 
-  // Returns what this rank owns, for optimizers: one tensor for each parameter of the module, in
-  // the order of named_parameters(), without those of options.ignored; some have no element here.
+  // Returns this rank's shards for optimizers: one tensor for each parameter of the module, in the
+  // order of named_parameters(), without those of options.ignored. Some have no element on this
+  // rank.
   std::vector<at::Tensor> parameters() const {
     std::vector<at::Tensor> values;
     for (const ParameterShard& shard : parameter_shards()) values.push_back(shard.values);

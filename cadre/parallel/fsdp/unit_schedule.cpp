@@ -91,7 +91,8 @@ void UnitSchedule::fail_forward(size_t unit) noexcept {
 
 void UnitSchedule::abandon() noexcept {
   const bool was_in_backward = std::exchange(phase_, Phase::kIdle) == Phase::kBackward;
-  // The next forward then drops what is kept below, and gathers the same units on all ranks.
+  // Then the next forward drops the gathered parameters that are kept below, and all ranks gather
+  // the same units.
   if (was_in_backward) may_change_ = true;
   keeps_all_ = false;
   close_calls();
@@ -272,7 +273,7 @@ void UnitSchedule::begin_pass(UnitOrder::Pass pass) {
   order_.begin(pass);
 }
 
-// Counts only operations: a unit that is full, or whose gather runs, needs none.
+// Starts an operation only if it is needed: not for a unit that is full or is being gathered.
 void UnitSchedule::gather(size_t unit) {
   if (phase_ == Phase::kBackward && !units_[unit].memory->is_full()) {
     gathers_.push_back({.unit = unit, .num_launched = num_launched_});

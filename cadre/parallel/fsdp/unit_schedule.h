@@ -53,7 +53,8 @@ class UnitMemory {
   // Frees the memory except for a part, with which the next gather costs less, until mark_stale()
   // or release().
   virtual void release_onto_group() = 0;
-  // Called when the owners change their shards: what was gathered before no longer counts.
+  // Called when the owners change their shards: values that were gathered before are no longer
+  // valid.
   virtual void mark_stale() = 0;
   // Returns whether the parameters are gathered, or are being gathered, with values that this
   // rank's shard no longer has.
@@ -144,8 +145,8 @@ class UnitSchedule {
   void begin_reduction();
   void count_launch() { ++num_launched_; }
   // Called on a rank that has left the reducing backward by an exception: starts the gathers that
-  // the others make before they reduce bucket `launch`. Does nothing if these are not known: in the
-  // first backward, and if units came in another order.
+  // the others make before they reduce bucket `launch`. Does nothing if these gathers are not
+  // known: in the first backward, and if the units were used in another order.
   void follow_others(size_t launch);
   // Called when gradients were reduced outside of a backward: a step of the optimizer follows.
   void end_reduction();

@@ -37,7 +37,8 @@ void check_dense(const at::Tensor& parameter) {
              list_of(parameter.sizes())));
 }
 
-// Returns what must be equal on all ranks, which reduce these gradients together in this order.
+// Returns the fields that must be equal on all ranks, because these reduce the gradients together
+// in this order.
 std::vector<AgreedField> fields_of(const std::vector<at::Tensor>& trained) {
   std::vector<AgreedField> fields{
       {"the number of trained parameters", format("{}", trained.size())}};

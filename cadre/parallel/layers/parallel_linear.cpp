@@ -83,7 +83,8 @@ class ParallelLinearNode : public torch::autograd::Node {
     return in_backward_of(function(), [&]() -> variable_list {
       const variable_list saved = unpacked();
       if (!at::GradMode::is_enabled()) {
-        const at::AutoDispatchBelowADInplaceOrView below_autograd;  // nothing is recorded
+        // Autograd records nothing below this line.
+        const at::AutoDispatchBelowADInplaceOrView below_autograd;
         return gradients_of(saved, gradient);
       }
       return recorded_backward(saved, gradient,

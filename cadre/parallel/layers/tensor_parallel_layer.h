@@ -56,7 +56,7 @@ struct LayerParallelism {
   bool input_is_parallel = true;
 };
 
-// A parameter of a parallelized layer, for records of what a rank holds.
+// A parameter of a parallelized layer, for the records of this rank's parts.
 struct DividedParameter {
   std::vector<int64_t> sizes;  // sizes of the whole parameter
   std::optional<int64_t> dim;  // dimension divided as by Shard(dim) of tensor/mesh/placement.h
@@ -88,7 +88,8 @@ class CADRE_EXPORT TensorParallelLayer {
   // Returns the dimension along which the style divides a parameter; nullopt: it stays whole.
   virtual std::optional<int64_t> divided_dim(std::string_view parameter,
                                              ParallelStyle style) const = 0;
-  // Returns what the layer cannot do, as the end of a sentence; nullopt if it can.
+  // Returns why the layer cannot be divided in this way, as the end of a sentence; nullopt if it
+  // can.
   virtual std::optional<std::string> problem_of(const LayerParallelism& how) const = 0;
 
   // Null for a layer that computes alone.
@@ -115,8 +116,8 @@ CADRE_EXPORT void make_equal(const torch::nn::Module& module, const ProcessGroup
 
 namespace layers {
 
-// Makes a layer parallel in its constructor: check(), make_equal() and parallelize(). All ranks
-// throw what one rank refuses, and throw if options differ between ranks. type: static text.
+// Makes a layer parallel in its constructor: check(), make_equal() and parallelize(). If one rank
+// refuses its arguments, or options differ between ranks, all ranks throw. type: static text.
 // REQUIRES: the layer is a torch::nn::Module.
 CADRE_EXPORT void parallelize_new(TensorParallelLayer& layer, const LayerParallelism& how,
                                   const char* type);

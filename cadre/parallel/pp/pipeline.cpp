@@ -338,8 +338,9 @@ class Pipeline::Core {
             .trained = trained.value()};
   }
 
-  // Throws on all ranks of all replicas if one has refused, or if replicas differ in what the ranks
-  // of each pipeline have agreed on. Returns the rows of all replicas.
+  // Throws on all ranks of all replicas if a rank has refused its arguments, or if the values on
+  // which the ranks of each pipeline have agreed differ between replicas. Returns the rows of all
+  // replicas.
   int64_t rows_of_replicas(bool is_training, const Agreed& agreed,
                            const std::optional<Error>& refusal) const {
     const auto all = exchange_words(*ranks_.replicas, 3, [&]() -> std::vector<int64_t> {

@@ -108,8 +108,8 @@ struct PipelineResult {
   // ranks and without a loss function.
   at::Tensor losses;
   at::Tensor loss;
-  // If wanted, what the last stage returned for the whole batch, on the rank of that stage; without
-  // history. A tensor of 0 dims becomes one of (num_microbatches).
+  // If requested, the outputs of the last stage for the whole batch, on the rank of that stage,
+  // without history. A tensor of 0 dims becomes one of (num_microbatches).
   std::vector<at::Tensor> outputs;
   // The most microbatches with kept activations on this rank at one time, counted on each stage.
   int peak_live_microbatches = 0;

@@ -26,7 +26,8 @@ namespace cadre::parallel {
 // The subject of every agreement of a pipeline.
 inline constexpr const char* kPipelineCall = "cadre::Pipeline";
 
-// Returns the kInvalidArgument error for wrong arguments of a pipeline. what: what is wrong.
+// Returns the kInvalidArgument error for wrong arguments of a pipeline. `what` describes the
+// mistake.
 Error pipeline_refusal(const std::string& what);
 
 // Returns the words of all ranks, by rank, after one all_gather. What `make_words` throws on any
@@ -44,8 +45,8 @@ struct PipelineRanks {
   std::optional<ProcessGroup> replicas = {};  // ranks with the same stages in other pipelines
 };
 
-// Returns the error with which `check`, which may be collective, refuses; nullopt if it refuses
-// nothing. An error of a failed group is thrown.
+// Runs `check`, which may be collective, and returns its kInvalidArgument error; nullopt if it
+// throws none. An error of a failed group is thrown.
 std::optional<Error> refusal_of(const std::function<void()>& check);
 
 // Throws `refusal`, which all ranks of a pipeline have or none of them, on the ranks of all its

@@ -52,8 +52,8 @@ class PipelineExecutor {
     std::optional<ProcessGroup> replicas = {};
     // Has the parameters of the stages if ranks own shards of them; then there are no replicas.
     ShardedStages* sharded = nullptr;
-    // The number of stages that an evaluation with `sharded` gathers at a time. A training step
-    // gathers what the schedule says.
+    // The number of stages that an evaluation with `sharded` gathers at a time. In a training step
+    // the schedule says which stages are gathered.
     int max_unsharded_stages = 1;
     // Called before each forward and each backward of a microbatch. May be empty.
     std::function<void(const PipelineMicrobatch&)> before_microbatch = {};

@@ -31,7 +31,7 @@ struct OwnedWeights {
   edge_list weights;  // weights that have no other owner
 };
 
-// Finds out what the nodes of a graph are for, as the header explains.
+// Classifies the nodes of a graph as the header explains.
 class GraphParts {
  public:
   GraphParts(const edge_list& roots, const std::vector<at::Tensor>& inputs) {

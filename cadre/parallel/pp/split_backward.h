@@ -37,8 +37,8 @@ class StageGraph {
 
   // Runs the whole backward, which adds to the gradients of the parameters. gradients: by output;
   // undefined for an output that has none, and ignored for one that does not require grad. Returns
-  // the gradients of the inputs, by input; undefined where no gradient has reached an input. Called
-  // at most once, and not together with input_pass() and weight_pass().
+  // the gradients of the inputs, by input; undefined for an input that no gradient has reached.
+  // Called at most once, and not together with input_pass() and weight_pass().
   std::vector<at::Tensor> backward(const std::vector<at::Tensor>& gradients);
   // Runs the input pass. Returns what backward() returns.
   std::vector<at::Tensor> input_pass(const std::vector<at::Tensor>& gradients);

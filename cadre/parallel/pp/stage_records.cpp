@@ -102,7 +102,8 @@ Description read(wire::ByteReader& in) {
   return text;
 }
 
-// Returns what all ranks have made, by rank. Throws on all ranks if one of them refuses.
+// Returns the descriptions that all ranks have made, by rank. Throws on all ranks if one rank
+// refuses its stages.
 std::vector<std::vector<Description>> exchange(
     const ProcessGroup& group, const std::function<std::vector<Description>()>& make_own) {
   const std::vector<std::string> contents = gather_texts(group, kPipelineCall, [&] {

@@ -53,7 +53,7 @@ struct DataParallelOptions {
   // Copies rank 0's buffers to all ranks before each synchronized forward in training mode.
   bool broadcast_buffers = true;
   // Copies rank 0's parameters to all ranks at construction, and materializes deferred ones. If
-  // false, the caller, or what makes the storage, does both.
+  // false, the caller or the function that makes the storage must do both.
   bool broadcast_parameters = true;
   // Names of parameters that stay as they are: neither broadcast nor reduced.
   std::vector<std::string> ignored = {};
@@ -70,8 +70,9 @@ struct DataParallelOptions {
   // Makes the error that all ranks throw after set_written(); the wrapper's place is put in front
   // of it. ranks: the ranks that have written.
   std::function<Error(const std::string& parameter, const std::string& ranks)> written_error = {};
-  // Returns what must be equal on all ranks besides `weighting` and `broadcast_buffers`, as this
-  // rank has it. Called once, in the constructor; what it throws is thrown on all ranks.
+  // Returns the fields of this rank that must be equal on all ranks besides `weighting` and
+  // `broadcast_buffers`. Called once, in the constructor. If it throws on one rank, all ranks
+  // throw.
   std::function<std::vector<AgreedField>()> agreed = {};
 };
 

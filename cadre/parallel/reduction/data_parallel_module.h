@@ -44,8 +44,8 @@ class [[nodiscard]] NoSync {
   std::shared_ptr<reduction::DataParallelCore> core_;  // shared: the guard may outlive the wrapper
 };
 
-// A class with a module M inside. TORCH_MODULE(Net) makes such a holder; torch::nn::Sequential is
-// one.
+// A class that holds a module M, such as the classes that TORCH_MODULE(Net) makes, or
+// torch::nn::Sequential.
 template <typename Holder>
 concept ModuleHolder = requires { typename Holder::ContainedType; };
 

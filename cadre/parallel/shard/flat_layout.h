@@ -55,8 +55,8 @@ struct FlatRange {
 struct FlatAlignment {
   int64_t of_shards = 1;  // divides the length of every shard
   // Every tensor begins at a multiple of it. If a matrix does not begin at a multiple of 64 bytes,
-  // as separate tensors do, matrix products of libtorch round differently. So a smaller alignment
-  // gives parameters in flat buffers other last bits than plain ones.
+  // as separate tensors do, matrix products of libtorch round differently. So with a smaller
+  // alignment, results differ from those of plain parameters in the last bits.
   int64_t of_tensors = 1;
 };
 

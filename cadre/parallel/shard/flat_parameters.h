@@ -180,7 +180,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   void finish_gather();
   void drop_gather();
   void free_buffer();
-  // Makes autograd refuse a backward through what was computed before the shards changed.
+  // Makes autograd refuse a backward through graphs from before the shards changed.
   void bump_versions();
   void end_private();
   void guard(const std::string& reason);
@@ -196,7 +196,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   ShardState state_of_shard() const;
   std::vector<NamedTensor> named_values() const;
   void check_shards_in_place() const;
-  // Refuses, or reports, what the program has written to the parameters since they were unsharded.
+  // Throws, or reports, if the program has written to the parameters since they were unsharded.
   void check_unwritten();
   [[noreturn]] void refuse_use(const std::string& problem) const;
   // Called by the fence, for mapped shards, when an update begins and when it ends.

@@ -32,8 +32,8 @@ CADRE_EXPORT std::vector<NamedTensor> gather_gradients(std::span<const Parameter
 
 // Throws kInvalidArgument on all ranks if a gradient of any rank waits for its reduction to the
 // shards, after a backward() under no_sync() for example: the caller would read zeros from the
-// gradients of the shards. call: what the program called; static text. Collective along the axes
-// that divide the parameters, and over the ranks of each wrapper.
+// gradients of the shards. call: the name of the program's call in the error; static text.
+// Collective along the axes that divide the parameters, and over the ranks of each wrapper.
 CADRE_EXPORT void check_gradients_reduced(const char* call, std::span<const ParameterShard> shards);
 
 // Returns a view of the values, of one dimension if the parameter is contiguous. Never returns a

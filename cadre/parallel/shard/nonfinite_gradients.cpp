@@ -14,7 +14,8 @@ namespace cadre {
 
 namespace {
 
-// More ranks than a job has, so that one number can hold a parameter and a rank.
+// This number is larger than any number of ranks, so that one integer can hold a parameter and a
+// rank.
 constexpr int64_t kMaxRanks = int64_t{1} << 31;
 
 bool is_finite(const at::Tensor& gradient) {

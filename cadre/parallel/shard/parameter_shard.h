@@ -44,8 +44,9 @@ struct ParameterShard {
   std::shared_ptr<ShardFence> fence = {};
   // The FlatParameters whose shard contains `values`, if any; see gather_changed().
   std::shared_ptr<FlatParameters> flat = {};
-  // The axis of a pipeline's stages. A rank of it holds what the fields above say or, if it has
-  // other stages than the parameter's, an empty range. nullopt: all ranks hold the parameter.
+  // The axis of a pipeline's stages. A rank of this axis holds the range that the fields above
+  // describe or, if it does not have the parameter's stage, an empty range. nullopt: all ranks hold
+  // the parameter.
   std::optional<std::string> stage_axis = {};
   // Whether another rank of stage_axis holds the same elements, as for a tied weight. A norm counts
   // only the elements of that other rank.

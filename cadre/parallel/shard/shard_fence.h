@@ -65,8 +65,9 @@ class CADRE_EXPORT ShardFence {
   // has, on any rank, a gradient that waits for its reduction. Tensors in the groups that are no
   // shards are not compared. Collective.
   void agree_on_step(const Step& step);
-  // Throws on all ranks what `check` throws on one; on this rank alone while the fence has no units
-  // and was made without ranks. Collective. `call`: what the program called; static text.
+  // Runs `check`. If it throws on one rank, all ranks throw that error. But while the fence has no
+  // units and was made without ranks, only this rank throws. Collective. `call`: the name of the
+  // program's call in the error; static text.
   void check_on_all(const char* call, const std::function<void()>& check) const;
 
   // Covers all FlatParameters made with this fence; every rank makes the same calls. Between the

@@ -44,8 +44,7 @@ CADRE_EXPORT void warn_of_other_holders(LogSink& log, std::string_view component
                                         std::span<const NamedTensor> moved,
                                         std::span<const NamedTensor> kept);
 
-// Returns why the memory of a parameter is not there, as the end of a sentence; nullopt if it is
-// there.
+// Returns why the parameter has no values, as the end of a sentence; nullopt if it has values.
 std::optional<std::string_view> reason_without_values(const at::Tensor& parameter);
 
 }  // namespace cadre::shard

@@ -50,7 +50,7 @@ class Module;
 namespace cadre {
 
 struct PlanEntry {
-  // The dotted name of a module; `*` in it stands for any characters but dots.
+  // The dotted name of a module, in which `*` matches any characters except dots.
   std::string pattern;
   ParallelStyle style;
   // See LayerParallelism. Refused for layers to which they do not apply.

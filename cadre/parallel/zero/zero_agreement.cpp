@@ -99,8 +99,8 @@ void ZeroCore::check_named() const {
   check_fresh(trained);
 }
 
-// Throws for tensors that cannot be laid into buffers, for example because they share memory with
-// a tensor that stays where it is.
+// Throws for tensors that cannot be moved into buffers, for example because they share memory with
+// a tensor that is not moved.
 void ZeroCore::check_fresh(std::span<const at::Tensor> parameters) const {
   if (stage_ == ZeroStage::kShardedGradients) return;
   std::vector<bool> is_moved(named_.size(), false);

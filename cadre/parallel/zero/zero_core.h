@@ -79,10 +79,10 @@ class CADRE_EXPORT ZeroCore {
   std::vector<ParameterShard> parameter_shards() const;
 
   // One step is begin_step(), then for each bucket lend_gradients(), the local step, and gather();
-  // then end_step(), also after an exception. begin_step() refuses, on all ranks, what a rank
-  // cannot step, and groups, options or states that differ between the ranks; it takes in what was
-  // added to the groups. state_mark_of: optim_state::mark_of_state() of a leaf; null if the ranks'
-  // states cannot differ.
+  // then end_step(), also after an exception. begin_step() throws on all ranks if a rank cannot
+  // step, or if groups, options or states differ between the ranks. It also takes over parameters
+  // that were added to the groups. state_mark_of: optim_state::mark_of_state() of a leaf; null if
+  // the ranks' states cannot differ.
   void begin_step(const Groups& groups, const StateMarkOf& state_mark_of = {});
   void lend_gradients(size_t bucket);
   void gather(size_t bucket);
@@ -107,8 +107,8 @@ class CADRE_EXPORT ZeroCore {
     std::vector<std::string> fields;                // fields of the optimizer's class
     const torch::optim::OptimizerOptions* options;  // null if they are not known
   };
-  // Throws for a state of another optimizer or of other sizes, or one that lacks what the options
-  // need.
+  // Throws for a state that is of another optimizer or has other sizes, or that lacks tensors which
+  // the options need.
   void check_state(const ParameterState& given, const ExpectedState& expected) const;
   [[noreturn]] void refuse(const std::string& problem) const;
   // Throws on all ranks what `check` throws on one. Collective.

@@ -168,8 +168,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     copy_options();
     return *local_;
   }
-  // Returns what this rank steps, in the order of the buffers; in stage 2, in the order of the
-  // model's records.
+  // Returns the shards that this rank steps, in the order of the buffers; in stage 2, in the order
+  // of the model's records.
   std::vector<ParameterShard> parameter_shards() const { return core().parameter_shards(); }
 
   // Returns the whole state of every parameter that has one, on all ranks or only on `only_on`;
@@ -357,8 +357,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
                               });
   }
 
-  // Copies to the local optimizer what the program has changed in param_groups(): options, added
-  // and removed groups, and the parameters of a group.
+  // Copies changes of the program in param_groups() to the local optimizer: options, added and
+  // removed groups, and the parameters of a group.
   void follow_groups() {
     Groups& locals = local_->param_groups();
     for (size_t i = 0; i < param_groups().size(); ++i) {
