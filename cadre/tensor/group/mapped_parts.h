@@ -43,7 +43,8 @@ class CADRE_EXPORT MappedParts {
   // Returns all parts in rank order, (world_size * numel). Throws the failure of the group, if it
   // has failed.
   const at::Tensor& whole() const;
-  // Returns the same tensor also in a failed group, to look at what a lost rank has written last.
+  // Returns the same tensor as whole(), also in a failed group, for a look at the last writes of a
+  // lost rank.
   const at::Tensor& whole_after_failure() const;
   // Returns the part of this rank, (numel), which has a storage of its own.
   const at::Tensor& own() const;

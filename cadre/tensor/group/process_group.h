@@ -337,7 +337,7 @@ class CADRE_EXPORT ProcessGroup {
   std::shared_ptr<Communicator> communicator_;
 };
 
-// Both timeouts are positive. The environment supplies what is left out.
+// Both timeouts must be positive. A field that is not set is taken from the environment.
 struct InitOptions {
   // The rank of this process and the number of processes: give both, or neither.
   std::optional<int> rank = {};

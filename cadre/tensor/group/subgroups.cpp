@@ -12,7 +12,7 @@
 
 namespace cadre {
 
-// The child keeps the parent's handle, which owns what the child borrows.
+// The child keeps the parent's handle alive, which owns the objects that the child borrows.
 std::optional<ProcessGroup> ProcessGroup::child(std::unique_ptr<Communicator> communicator) const {
   if (!communicator) return std::nullopt;
   struct Family {

@@ -57,8 +57,8 @@ struct StageMark {
 };
 CADRE_EXPORT void mark_as_of_stage(const at::Tensor& tensor, StageMark mark);
 
-// Throws for the first parameter that is a shard or a parameter of a stage. `call`: what the
-// program called; `remedy`: what it is to call instead.
+// Throws for the first parameter that is a shard or a parameter of a stage. `call`: the name of the
+// program's call in the error; `remedy`: the call to use instead.
 CADRE_EXPORT void refuse_shards(std::span<const at::Tensor> parameters, std::string_view call,
                                 std::string_view remedy);
 

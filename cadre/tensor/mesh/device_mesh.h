@@ -90,8 +90,8 @@ class CADRE_EXPORT DeviceMesh {
   // Returns a mesh of one axis, the axis of whole() along which the ranks of `group` lie; nullopt
   // if no axis has exactly these ranks. No communication.
   std::optional<DeviceMesh> axis_of(const ProcessGroup& group) const;
-  // Returns the mesh that the constructor made over all ranks of the world. This mesh is that one,
-  // or was made from it (slice(), flatten(), ...).
+  // Returns the mesh that the constructor made over all ranks of the world: this mesh itself, or
+  // the mesh from which it was made (slice(), flatten(), ...).
   DeviceMesh whole() const;
 
   // Closes all groups created by this mesh and by meshes that share its groups, like

@@ -76,7 +76,8 @@ class Rounds {
   std::vector<Ends> ends_;
 };
 
-// One step of the optimizer: first all checks, then the kernels, so that an error changes nothing.
+// Runs one step of the optimizer: first all checks, then the kernels, so that an error changes
+// nothing.
 template <typename Rule>
 class RuleStep {
  public:
@@ -186,8 +187,8 @@ class RuleStep {
     }
   }
 
-  // A rule without state keeps none, as in torch::optim. If a parameter lies in a file, so does its
-  // state.
+  // A rule without state makes none, as in torch::optim. If a parameter lies in a file, its state
+  // lies in the file, too.
   void make_state(const at::Tensor& parameter, const Options& options) {
     auto state = std::make_unique<State>();
     const auto named_states = Rule::states(*state, options);

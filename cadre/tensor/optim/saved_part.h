@@ -25,9 +25,9 @@ namespace cadre::optim_state {
 
 using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;
 
-// Records in the archive of which shards it has the optimizer state: the rank, the number of ranks,
-// a digest of the groups by parameter name, and a digest of this rank's elements. Writes nothing if
-// no parameter is a shard.
+// Records in the archive to which shards the optimizer state in it belongs: the rank, the number of
+// ranks, a digest of the groups by parameter name, and a digest of this rank's elements. Writes
+// nothing if no parameter is a shard.
 CADRE_EXPORT void write_part(torch::serialize::OutputArchive& archive, const ParamGroups& groups);
 
 enum class PartRule : uint8_t {
