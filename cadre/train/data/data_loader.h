@@ -42,7 +42,8 @@ namespace cadre {
 
 // The way in which a batch is divided among the ranks.
 enum class BatchSplit : uint8_t {
-  kInTurn,  // every world_size-th sample of the epoch, beginning with the one at the rank's number
+  // Every world_size-th sample of the epoch, beginning with the sample at the index of the rank.
+  kInTurn,
   // The ranks' parts, in rank order, are the batch. Use it if the order of samples matters, for
   // example for a capacity of experts.
   kConsecutive,

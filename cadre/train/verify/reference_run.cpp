@@ -332,7 +332,7 @@ class ReferenceRecorder {
     std::vector<double> buffers = {};
   };
 
-  // Records whether any gradient is not 0 and any parameter changes: without that, a comparison
+  // Records whether any gradient is not 0 and any parameter changes. If neither does, a comparison
   // proves nothing.
   void note_changes(const std::vector<NamedTensor>& gradients,
                     const std::vector<NamedTensor>& parameters) {

@@ -44,7 +44,7 @@ std::string text_of(const std::optional<double>& bound) {
   return bound ? format("{:a}", *bound) : "the default";
 }
 
-// Returns what must be equal on all ranks.
+// Returns the fields that must be equal on all ranks.
 std::vector<AgreedField> fields_of(const std::vector<StrategyCase>& cases,
                                    const VerificationOptions& options, int world_size) {
   std::string names;

@@ -60,7 +60,7 @@ PipelineSchedule pipeline_schedule(const Config& config, const Degrees& degrees)
 struct RunLayout {
   ProcessGroup world;
   Degrees degrees;
-  // nullopt: all processes have the whole layers, and no layer exchanges what it computes.
+  // nullopt: all processes have the whole layers, and no layer communicates.
   std::optional<DeviceMesh> mesh;
   DataRanks data;  // if the group is not set, all processes have the same rows
 };
