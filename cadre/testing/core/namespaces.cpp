@@ -64,8 +64,8 @@ Namespaces::Namespaces(int num_hosts) : num_hosts_(num_hosts) {
 
 Namespaces::~Namespaces() {
   for (int host = 0; host < num_hosts_; ++host) {
-    // Another namespace may have failed before this one was made, so a namespace may be missing
-    // here.
+    // The constructor may have failed before it made this namespace. Then the deletion fails, which
+    // is ignored.
     const int status =
         std::system(format("ip netns delete {} >/dev/null 2>&1", name_of(host)).c_str());
     static_cast<void>(status);

@@ -85,7 +85,7 @@ inline DistributedDataParallelOptions options_of(GradientPlacement placement) {
   return {.bucket_caps = {.first_bytes = 300, .bytes = 300}, .gradients = placement};
 }
 
-// One of the two copies. The interface is the one that a program uses.
+// One of the two copies, with the interface that a program uses.
 struct Copy {
   Wrapped& model;
   Zoo& net;

@@ -60,7 +60,7 @@ class PeersFormula : public FormulaPeers {
     if (!reduces(c.kind)) return FormulaPeers::run(self, op, c);
     const at::NoGradGuard no_grad;
     const at::Tensor output = tensor_of(c.out, c.dtype);
-    // This rank's part of a reduce_scatter is the first, because it is rank 0.
+    // This rank is rank 0, so its part of a reduce_scatter is the first one.
     const at::Tensor own = tensor_of(c.in, c.dtype).narrow(0, 0, output.numel());
     if (output.const_data_ptr() != own.const_data_ptr()) output.copy_(own);
     reduce(output, c.reduction.op());

@@ -79,7 +79,7 @@ inline std::vector<Strategy> all_strategies(int world_size) {
   return strategies;
 }
 
-// How the rows of a step are divided among ranks and backwards.
+// The way in which the rows of a step are divided among ranks and backwards.
 enum class Division : uint8_t {
   kWhole,   // each rank runs one forward and backward over its share
   kEmpty,   // the same, but in each step a different rank has no rows

@@ -42,8 +42,8 @@ inline Share share_of(int64_t batch, int rank, int world_size) {
   return {batch * rank / world_size, batch * (rank + 1) / world_size};
 }
 
-// What is divided among the ranks: nothing (kNone), the state of the optimizer, also gradients, or
-// also parameters.
+// The parts of a training that are divided among the ranks: none (kNone), the state of the
+// optimizer, also gradients, or also parameters.
 enum class Sharding : uint8_t { kNone, kZero1, kZero2, kFsdp };
 
 // Tensors by parameter; undefined if a parameter has no gradient.
