@@ -127,7 +127,7 @@ TEST_P(MessageSpaceTest, AMessageGoesToTheReceiveOfItsSpace) {
 TEST_P(MessageSpaceTest, NumbersAgreeAlsoAfterOneRankHasReservedFewer) {
   expect_well(run(3, [&](RankContext& context, Communicator& group) {
     reserve_message_space(group, "lost");
-    // This simulates a rank 1 whose call was refused before it could reserve a message space.
+    // This simulates that the call of rank 1 was refused before it could reserve a message space.
     if (context.rank == 1) CommunicatorParts::impl_of(group).num_message_spaces.store(0);
     const MessageSpace next = reserve_message_space(group, "next");
     require(next.number() == 2, "the same new number on all ranks");

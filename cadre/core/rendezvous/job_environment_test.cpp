@@ -255,7 +255,7 @@ TEST(JobEnvironment, NamesWhatIsWrongInWhatTheProgramSays) {
             "rendezvous \"file://job\" is not of the form file:///ABSOLUTE/PATH");
 }
 
-// A process that this one starts must not inherit the token of the launcher.
+// A process that this process starts must not inherit the token of the launcher.
 TEST(JobEnvironment, ProcessesThatThisOneStartsDoNotInheritTheToken) {
   Variables variables = launched();
   variables["CADRE_JOB_TOKEN"] = "secret";

@@ -162,7 +162,7 @@ TEST_P(StoreConformance, EveryWaiterIsWokenByWhateverMakesTheKeyAppear) {
     std::vector<std::function<void()>> bodies(num_waiters, wait);
     bodies.push_back([&, &change = change] {
       const auto other = harness_->open();
-      system_->make_waiter()->park(at_once());  // the others wait by then
+      system_->make_waiter()->park(at_once());  // the other callers wait by then
       EXPECT_OK(change(*other, keys[0]));
     });
     run_together(std::move(bodies));

@@ -125,7 +125,7 @@ TEST(Strangers, AServerWithoutADescriptorIsAnErrorOfItsStart) {
     }
   });
   EXPECT_TRUE(result.ok()) << result.failures();
-  // It needs a listener, a stop event, a spare and an epoll.
+  // The server needs a listener, a stop event, a spare descriptor and an epoll.
   EXPECT_EQ(result.ranks[0].output, "----++");
 }
 

@@ -329,7 +329,7 @@ TEST(Diagnosis, TheCulpritIsFoundAlongWhoWaitsForWhom) {
   // The engine does not name the awaited rank. Then a silent rank takes precedence over a late one.
   EXPECT_EQ(culprit({PeerView(), behind, inside(-1), silent}, -1).rank, 3);
   EXPECT_EQ(culprit({PeerView(), behind, inside(-1), inside(-1)}, -1).rank, 1);
-  // If all ranks wait in a cycle, the culprit is the rank for which this one waits. The finding is
+  // If all ranks wait in a cycle, the culprit is the rank for which this rank waits. The finding is
   // uncertain, because another rank may have better evidence.
   EXPECT_EQ(culprit({PeerView(), inside(2), inside(0)}, 1).rank, 1);
   EXPECT_FALSE(culprit({PeerView(), inside(2), inside(0)}, 1).is_certain);
@@ -350,7 +350,7 @@ TEST(Diagnosis, TheCulpritIsFoundThroughOtherOperations) {
   EXPECT_EQ(find_culprit(views, 0, 9, 1).rank, 3);
   // The same culprit is found if rank 0 waits for a message.
   EXPECT_EQ(find_culprit(views, 0, std::nullopt, 1).rank, 3);
-  // A rank that is in a later collective has sent the data for which this one waits. The data was
+  // A rank that is in a later collective has sent the data for which this rank waits. The data was
   // lost, or has not arrived yet.
   const std::vector passed = {PeerView(), in(OpKind::kBarrier, 10, 2), in(OpKind::kBarrier, 10, 0)};
   EXPECT_EQ(find_culprit(passed, 0, 9, 1).rank, 1);

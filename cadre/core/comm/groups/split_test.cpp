@@ -243,7 +243,7 @@ TEST_P(Split, LeavesNothingBehind) {
   EXPECT_EQ(testing::leftovers_since(before), "");
 }
 
-// In a world of one this needs no store, either.
+// A group of one rank needs no store, also in a world of one.
 TEST_P(Split, AGroupOfOneOverAStoreNeedsNone) {
   for (const int world_size : {1, 3}) {
     run_world(world_size, GetParam(), [&](RankContext& context, Communicator& world) {

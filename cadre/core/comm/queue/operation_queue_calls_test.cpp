@@ -169,7 +169,7 @@ TEST_F(OperationQueueCallsTest, ATimedWaitForAFailedOperationThrowsItsError) {
 }
 
 // The callback of the second operation runs within that of the first, which waits for the second
-// operation. If a wait included callbacks, this one would wait for itself.
+// operation. If a wait included callbacks, the outer callback would wait for itself.
 TEST_F(OperationQueueCallsTest, ACallbackWaitsForOperationsNotForTheirCallbacks) {
   std::atomic<bool> may_end{false};
   OperationQueue& queue = start([&](const Operation&) {
@@ -193,7 +193,8 @@ TEST_F(OperationQueueCallsTest, ACallbackWaitsForOperationsNotForTheirCallbacks)
   EXPECT_EQ(log_text(), "");
 }
 
-// A wait with a timeout runs no operation, so another thread must run the one for which it waits.
+// A wait with a timeout runs no operation, so another thread must run the operation for which it
+// waits.
 TEST_F(OperationQueueCallsTest, ATimedWaitInACallbackEndsWithItsOperation) {
   std::atomic<bool> may_end{false};
   OperationQueue& queue = start([&](const Operation&) {

@@ -88,7 +88,7 @@ Found search_own_memory() {
   return found;
 }
 
-// The next test runs this one in a process that was started with the job's environment variables.
+// The next test runs this test in a process that was started with the job's environment variables.
 TEST(TokenMemory, DISABLED_OfTwoConnectedRanks) {
   const auto system = os::make_native_system();
   const Deadline deadline = system->deadline_in(seconds(20));

@@ -29,7 +29,7 @@ TEST(DetachedThread, TheEndOfTheProcessWaitsForIt) {
   EXPECT_EXIT(exit_while_a_thread_runs(), ::testing::ExitedWithCode(0), "the thread has ended");
 }
 
-// An object that is destroyed after the one that waits for the detached threads.
+// An object that is destroyed after the object that waits for the detached threads.
 struct StartsThreadAtExit {
   ~StartsThreadAtExit() {
     run_detached("last", [] {});

@@ -180,7 +180,7 @@ TEST_F(FileStoreTest, KilledWritersLoseNothingThatReturnedAndBlockNobody) {
       children.push_back(child);
     }
     close(pipes[1]);
-    // They are killed at a different point in each round.
+    // In each round the processes are killed at a different point.
     int num_acknowledged = 0;
     char byte = 0;
     while (num_acknowledged < 40 + 7 * round && ::read(pipes[0], &byte, 1) == 1) ++num_acknowledged;

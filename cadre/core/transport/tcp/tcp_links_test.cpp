@@ -255,7 +255,7 @@ TEST_F(TcpLinksTest, TheLowerRankOpensAConnectionToAPeerThatDoesNotWait) {
   EXPECT_EQ(processes[1]->num_dialed(), 0) << "a second connection";
 }
 
-// Tests how a wait for bytes of rank 1 ends if that rank is gone.
+// Tests how a wait for bytes of rank 1 ends if that rank has ended.
 class LeftPeerTest : public TcpLinksTest {
  protected:
   Status wait_and_receive(Transport& transport, Duration patience) {
