@@ -221,7 +221,7 @@ TEST(RunOptions, NamesTheVariableThatIsRefusedOrIgnored) {
   EXPECT_TRUE(parse({}, variable("PET_TEE", "0"))->warnings.empty());
 }
 
-// The test checks the environment of a worker with such a command line.
+// The test checks the environment of a worker that is started with a usual torchrun command line.
 TEST(RunOptionsEndToEnd, AnOrdinaryTorchrunLineRuns) {
   const auto result = run_cadre({"run", "--nnodes=1", "--nproc_per_node=2", "--rdzv_backend=c10d",
                                  "--rdzv_endpoint=localhost:0", "--rdzv_id=", "sh", "-c",
