@@ -86,8 +86,8 @@ TEST(DdpDrift, AnEvaluationThatWritesOnOneRankIsNamedAtTheNextReduction) {
                 "has other values on rank 2 than on rank 0");
 }
 
-// One rank evaluates with averaged weights and restores the trained ones, again and again. That is
-// no drift, but a later change is.
+// One rank repeatedly evaluates with averaged weights and restores the trained ones. That is no
+// drift, but a later change is drift.
 TEST(DdpDrift, WeightsThatWerePutBackDoNotHideALaterChange) {
   expect_on_all(
       run_groups(kRanks,

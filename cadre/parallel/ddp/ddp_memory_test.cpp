@@ -145,8 +145,8 @@ TEST(DdpAssignedGradients, AreReducedByReduceGradients) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// By assigning zeros a rank drops what it has accumulated. Its samples must be dropped with the
-// gradients.
+// By assigning zeros a rank drops its accumulated gradients. The samples of these gradients must be
+// dropped with them.
 TEST(DdpAssignedGradients, FreshZerosClearTheSamplesOfAnAccumulation) {
   const auto result = run_groups(2, [&](const ProcessGroup& group, std::string&) {
     const auto net = std::make_shared<Pair>();

@@ -1,7 +1,7 @@
-// Runs programs that do all that may be done with a model between two optimizer steps: on ranks as
-// threads, and in one process on the whole batch without a wrapper. All ranks must have the
-// gradients of the one process, undefined where it has none. Shares of the batch are equal, or
-// unequal and weighted.
+// Runs programs with everything that a program may do with a model between two optimizer steps: on
+// ranks as threads, and in one process on the whole batch without a wrapper. All ranks must have
+// the gradients of the one process, and none for a parameter without a gradient in that process.
+// Shares of the batch are equal, or unequal and weighted.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -213,7 +213,7 @@ Tensor whole_batch(int64_t rows) {
   return torch::sin(torch::arange(rows * 3, testing::kDouble)).view({rows, 3});
 }
 
-// Returns the gradients of both models, undefined where there is none.
+// Returns the gradients of both models; undefined for a parameter without a gradient.
 std::vector<Tensor> gradients_of(const Replica& replica) {
   std::vector<Tensor> gradients;
   for (const auto& net : {replica.net, replica.critic}) {

@@ -132,8 +132,8 @@ TEST(DdpSamples, TheMeanOverRanksIsRefusedWhereNoRankHasASample) {
   for (const auto& rank : result.ranks) EXPECT_THAT(rank.output, HasSubstr("no rank has a sample"));
 }
 
-// An argument without dimensions, such as a temperature, has no rows, even if it comes before the
-// batch.
+// An argument without dimensions, such as a temperature, has no rows. It is not taken for the
+// batch, even if it is the first argument.
 TEST(DdpSamples, AnArgumentWithoutDimensionsIsNoBatch) {
   struct Tempered : nn::Module {
     Tempered() { weight = register_parameter("weight", torch::ones({}, torch::kDouble)); }

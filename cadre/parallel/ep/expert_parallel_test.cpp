@@ -1,4 +1,5 @@
-// Tests what ExpertParallel makes of a module (values, records, norms), and what it refuses.
+// Tests the values, records and norms of a module that ExpertParallel has divided, and which
+// modules it refuses.
 #include "cadre/parallel/ep/expert_parallel.h"
 
 #include <gmock/gmock.h>
@@ -38,7 +39,7 @@ void run_with_models(const testing::Degrees& degrees,
   }
   const auto result =
       run_groups(degrees.dp * degrees.ep, [&](const ProcessGroup& group, std::string&) {
-        // The rank's model must be released before the simulated system of the group.
+        // The rank's model must be destroyed before the os::System of its group.
         const auto model = std::move(models[static_cast<size_t>(group.rank())]);
         body(DeviceMesh(group, {{"dp", degrees.dp}, {"ep", degrees.ep}}), *model);
       });

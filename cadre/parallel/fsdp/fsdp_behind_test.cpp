@@ -242,7 +242,7 @@ TEST(FsdpBehind, ARefusedConstructorChangesNothing) {
   }
 }
 
-// The first wrapper is gone, and with it the module's values, on all ranks.
+// The first wrapper was destroyed, and with it the module's values, on all ranks.
 TEST(FsdpBehind, AModuleWhoseWrapperIsGoneIsRefusedOnAllRanks) {
   for (const bool has_units : {true, false}) {
     on_two_ranks([has_units](const ProcessGroup& group) {

@@ -42,7 +42,7 @@ void expect_same_bits(const std::vector<Tensor>& actual, const std::vector<Tenso
 }
 
 struct Setting {
-  std::function<void()> pause = [] {};  // called where a rank may be slow
+  std::function<void()> pause = [] {};  // called at every point at which a rank may be slow
   int num_steps = 4;
 };
 

@@ -216,7 +216,7 @@ TEST_P(ParallelLayers, EmbeddingEqualsOneProcess) {
       layers.back()->weight.set_data(plain->weight.detach().clone());
     }
     expect_on_all([&](const ProcessGroup& group) {
-      // This rank's layer must be released before the simulated system of the group.
+      // This rank's layer must be destroyed before the os::System of its group.
       const auto owned = std::move(layers[static_cast<size_t>(group.rank())]);
       EmbeddingImpl& layer = *owned;
       layers::parallelize_new(

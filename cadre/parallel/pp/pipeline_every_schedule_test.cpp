@@ -30,7 +30,7 @@ using torch::Tensor;
 constexpr int kRowsPerMicrobatch = 2;
 constexpr int kFeatures = 3;
 
-// Returns values in (-1/2, 1/2), other ones for each offset.
+// Returns values in (-1/2, 1/2), which differ between offsets.
 Tensor values_of(const std::vector<int64_t>& sizes, double offset) {
   const Tensor values = torch::empty(sizes, torch::kDouble);
   return values.copy_((torch::arange(values.numel(), torch::kDouble) + offset).sin().view(sizes) /

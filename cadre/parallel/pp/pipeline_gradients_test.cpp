@@ -89,7 +89,7 @@ TEST(PipelineGradients, ATensorInTwoStagesOfARankIsReducedOnce) {
   }
 }
 
-// How the ranks of a pipeline hold its stages.
+// The way in which the ranks of a pipeline hold its stages.
 enum class StageForm { kAlone, kReplicas, kShards };
 
 PipelineOptions options_for(StageForm form, const DeviceMesh& mesh) {

@@ -87,7 +87,7 @@ Training train_on(const ContextCase& context_case, const Degrees& degrees, uint6
   std::vector<DividedDims> dims(models.size());
   const auto result = run_groups(num_ranks, [&](const ProcessGroup& group, std::string&) {
     const auto rank = static_cast<size_t>(group.rank());
-    // The rank's model must be released before the simulated system of the group.
+    // The rank's model must be destroyed before the os::System of its group.
     const auto model = std::move(models[rank]);
     const DeviceMesh mesh(group, {{"cp", degrees.context}, {"tp", degrees.tensor}});
     for (const ParameterShard& record : parallelize_module(*model, mesh["tp"], model->plan())) {

@@ -1,4 +1,5 @@
-// Tests what parallelize_module() makes of a module (values, records, norms), and what it refuses.
+// Tests the values, records and norms of a module that parallelize_module() has divided, and which
+// modules it refuses.
 #include "cadre/parallel/tp/parallelize_module.h"
 
 #include <gmock/gmock.h>
@@ -45,7 +46,7 @@ TEST(ParallelizeModule, KeepsThisRanksPartsOfRankZerosWeights) {
   std::vector<std::shared_ptr<testing::DividedModel>> models;
   for (uint64_t rank = 0; rank < 3; ++rank) models.push_back(make_divided_model(kGpt, 1 + rank));
   const auto result = run_groups(3, [&](const ProcessGroup& group, std::string&) {
-    // The rank's model must be released before the simulated system of the group.
+    // The rank's model must be destroyed before the os::System of its group.
     const auto owned = std::move(models[static_cast<size_t>(group.rank())]);
     testing::DividedModel& model = *owned;
     const DeviceMesh mesh(group, {{"tp", 3}});
@@ -67,7 +68,7 @@ TEST(ParallelizeModule, TheNormIsThatOfOneProcess) {
   std::vector<std::shared_ptr<testing::DividedModel>> models;
   for (int rank = 0; rank < 4; ++rank) models.push_back(make_divided_model(kGpt, 1));
   const auto result = run_groups(4, [&](const ProcessGroup& group, std::string&) {
-    // The rank's model must be released before the simulated system of the group.
+    // The rank's model must be destroyed before the os::System of its group.
     const auto owned = std::move(models[static_cast<size_t>(group.rank())]);
     testing::DividedModel& model = *owned;
     const DeviceMesh mesh(group, {{"tp", 4}});

@@ -95,7 +95,7 @@ TEST(ParallelizedTensors, RefusesAWeightWithinABufferThatHasASmallerOneBeforeIt)
               HasSubstr("parallelize_module: \"head.weight\" and \"all\" share memory"));
 }
 
-// The parameters of a deferred module are such tensors, too.
+// The parameters of a deferred module are on the meta device, too.
 TEST(ParallelizedTensors, RefusesTensorsOnTheMetaDevice) {
   struct Model : torch::nn::Module {
     explicit Model(bool is_parameter) {

@@ -68,7 +68,7 @@ Training train_divided(const Case& test_case, uint64_t seed, int num_ranks,
   std::vector<DividedDims> dims(models.size());
   const auto result = run_groups(num_ranks, [&](const ProcessGroup& group, std::string&) {
     const auto rank = static_cast<size_t>(group.rank());
-    // The rank's model must be released before the simulated system of the group.
+    // The rank's model must be destroyed before the os::System of its group.
     const auto model = std::move(models[rank]);
     const DeviceMesh mesh(group, {{"tp", num_ranks}});
     for (const ParameterShard& record : parallelize_module(*model, mesh, model->plan())) {
