@@ -99,8 +99,8 @@ TEST(ClipGradNorm, IsTheFormulaForEveryP) {
   }
 }
 
-// In float32 a sum of so many squares has an error of 9e-5. The elements fill several blocks, of
-// which the last one is short.
+// In float32 the sum of this many squares has an error of 9e-5. The elements fill several blocks,
+// of which the last one is short.
 TEST(ClipGradNorm, IsExactForLargeGradients) {
   torch::manual_seed(2);
   const Tensors parameters = {with_gradient(torch::randn({2048, 2047}))};
@@ -216,7 +216,7 @@ TEST(ClipGradNorm, WhatIsNotFiniteIsRefusedIfAskedForAndNothingIsScaled) {
   EXPECT_EQ(refusal(make_parameters(), 1, {.error_if_nonfinite = true}), "no error");
 }
 
-// Autograd may return such gradients: conjugated or negated when they are read, or zeros without
+// Autograd may return gradients that are conjugated or negated when they are read, or zeros without
 // memory.
 TEST(ClipGradNorm, LazyGradientsAreReadAndScaled) {
   torch::manual_seed(1);
@@ -247,8 +247,8 @@ TEST(ClipGradNorm, LazyGradientsAreReadAndScaled) {
   EXPECT_GT(clip_grad_norm_(Tensors{leaf}, 0.1, {.error_if_nonfinite = true}), 0.1);
 }
 
-// Such a gradient cannot be scaled in place. So it is refused before the gradients that come before
-// it are scaled.
+// A gradient whose elements share memory cannot be scaled in place. It is refused before the
+// gradients that come before it are scaled.
 TEST(ClipGradNorm, GradientsThatCannotBeScaledAreRefusedFirst) {
   const Tensor good = with_gradient(torch::full({3}, 5.0));
   const Tensor expanded = with_gradient(torch::zeros({4}));

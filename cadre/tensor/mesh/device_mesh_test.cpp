@@ -272,7 +272,7 @@ TEST(DeviceMesh, FindsTheAxisOfAGroup) {
     require(mesh["x"].axis_of(mesh.group("y")).value().to_string() == "{y: 2}", "a slice");
     require(!mesh.axis_of(mesh.joint_group({"x", "y"})), "two axes");
     require(!mesh.axis_of(world), "the world");
-    // This group has the same ranks as a group of the mesh, but is not one.
+    // This group has the same ranks as a group of the mesh, but does not belong to the mesh.
     const ProcessGroup pairs = *world.split({.color = world.rank() / 2});
     require(mesh.axis_of(pairs).value().to_string() == "{z: 2}", "another group");
     pairs.close();

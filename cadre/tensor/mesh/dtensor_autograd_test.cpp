@@ -124,7 +124,7 @@ TEST(DTensorAutograd, AGradientMayBeALazyZero) {
       0);
 }
 
-// If only one rank has such a tensor, no rank waits for another, either.
+// A lazy tensor on only one rank must not make ranks wait for each other.
 TEST(DTensorAutograd, ALocalTensorMayBeLazy) {
   expect_ok(run_groups(2, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"x", 2}});

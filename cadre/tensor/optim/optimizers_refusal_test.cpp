@@ -104,7 +104,7 @@ TEST(FusedRefusal, AParameterWithoutMemory) {
               HasSubstr("parameter 2 is a zero without memory"));
 }
 
-// The kernel of torch 2.13 would leave such a parameter unchanged without an error.
+// The kernel of torch 2.13 would leave a parameter of 16 bits unchanged without an error.
 TEST(FusedRefusal, HalfPrecisionUnderSgd) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     const auto weight = torch::ones({64}, dtype).requires_grad_(true);
@@ -181,7 +181,8 @@ TEST(FusedRefusal, NotALazyZero) {
   EXPECT_TRUE(weight.equal(truth));
 }
 
-// Such a gradient is accepted: the step uses a copy with the strides of the parameter.
+// A gradient with other strides than the parameter is accepted: the step uses a copy with the
+// strides of the parameter.
 TEST(FusedRefusal, NotAGradientWithOtherStrides) {
   for (const at::Tensor& gradient :
        {torch::tensor({1.0, 2.0, 3.0, 4.0, 5.0, 6.0}).reshape({2, 3}),

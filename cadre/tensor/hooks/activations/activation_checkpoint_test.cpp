@@ -207,8 +207,8 @@ TEST(ActivationCheckpoint, RefusesSecondDerivatives) {
               HasSubstr("create_graph=true does not go through"));
 }
 
-// Such a backward would also add to the gradients of the parameters, which the program did not ask
-// for.
+// A backward with respect to some inputs would also add to the gradients of the parameters, which
+// the program did not request.
 TEST(ActivationCheckpoint, RefusesABackwardOfSomeInputs) {
   ActivationCheckpoint<DropImpl> module;
   const Tensor x = input().clone().requires_grad_(true);
