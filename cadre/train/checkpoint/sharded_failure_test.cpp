@@ -289,7 +289,8 @@ TEST_F(ShardedFailureTest, AFolderThatIsNoShardedSnapshotIsNamed) {
                 other.path().string() + "/model.safetensors, which has no state of an optimizer");
 }
 
-// Without this error the other rank would wait for this one, before it gathers the parameters.
+// Without this error the other rank would wait for the failing rank before it gathers the
+// parameters.
 TEST(ShardedLoad, AnErrorOfLibtorchOnOneRankIsThatOfAll) {
   const testing::TemporaryFolder run;
   const auto result = testing::run_groups(2, [&](const ProcessGroup& group, std::string& output) {

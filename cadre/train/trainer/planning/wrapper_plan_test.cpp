@@ -143,7 +143,7 @@ struct PlanCase {
   const char* name;
   int num_ranks;
   PlanOptions options;
-  // A parameter is frozen if its name begins with one of these.
+  // A parameter is frozen if its name begins with one of these prefixes.
   std::vector<std::string> frozen = {};
 };
 
