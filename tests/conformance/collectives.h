@@ -1,4 +1,4 @@
-// The table of collectives that the conformance program runs, with one entry for each.
+// Lists the collectives that the conformance program runs, in a table with one entry for each.
 // cadre/testing/core/collective_call.h says what each rank passes and receives; barriers and
 // messages have separate functions.
 //

@@ -89,7 +89,7 @@ TEST(AxesMisuse, ReplicasAndShardsTogetherAreRefused) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
-// The replicas of such a pipeline would reduce different parts as if these were equal.
+// The replicas of this pipeline would reduce different parts as if these were equal.
 TEST(AxesMisuse, ReplicasThatHoldOtherPartsAreRefused) {
   const auto result = testing::run_groups(4, [](const ProcessGroup& world) {
     const DeviceMesh mesh(world, {{"pp", 2}, {"tp", 2}});

@@ -84,8 +84,8 @@ std::vector<Wrapping> wrappings() {
   };
 }
 
-// Returns the error of both ranks. Only rank 1 makes the object in inference mode, or has such a
-// module.
+// Returns the error of both ranks. Only rank 1 makes the object in inference mode, or passes a
+// module that was made in it.
 std::string refusal_of(const Make& make, bool is_of_module) {
   return testing::refusal_of_both_ranks(
       [&](const ProcessGroup& group) {

@@ -138,7 +138,7 @@ void write_shards(const Wrapped& model, double factor) {
   }
 }
 
-// If only one rank has such a gradient, the step is refused, too: the optimizer would use zeros in
+// The step is also refused if a gradient waits on only one rank: the optimizer would use zeros in
 // its place.
 TEST(ZeroUnderDdp, AStepWhileGradientsWaitIsRefusedOnAllRanks) {
   for (const int num_waiting : {1, 2}) {
