@@ -1,4 +1,5 @@
-// What this machine can do at best, as one line of JSON: the limits that reports compare with.
+// Measures the limits of this machine, with which reports compare, and prints them as one line of
+// JSON.
 //
 //   machine_limits [core]      with `core` only the latency between the cores, in a few
 //   milliseconds

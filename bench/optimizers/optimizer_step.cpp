@@ -1,8 +1,8 @@
-// The time of one optimizer step on the parameters of an MLP (float32): cadre's and torch::optim's
-// on two copies, in turns, so that a disturbance of the machine meets both. Prints the medians, the
-// 99th percentiles and the median of the ratios of neighbouring steps as one line of JSON; beside
-// them the time of reading and writing the parameters once (an addition in place), the limit of the
-// machine.
+// Measures one optimizer step on the parameters of an MLP (float32): Cadre's and torch::optim's
+// optimizer alternate on two copies, so that a disturbance of the machine affects both. Prints the
+// medians, the 99th percentiles and the median of the ratios of neighbouring steps as one line of
+// JSON; beside them the time of reading and writing the parameters once (an addition in place), the
+// limit of the machine.
 //
 //   optimizer_step adamw|adam|sgd [steps [layers [width [threads]]]]
 //

@@ -1,6 +1,6 @@
-// A pipeline whose stages only sleep: how long it takes to hand a tensor over to the next stage, or
-// how close a step comes to the ideal of its schedule. Rank 0 prints one line of JSON. Blocks until
-// done.
+// Measures a pipeline whose stages only sleep: how long it takes to pass a tensor to the next
+// stage, or how close a step comes to the ideal of its schedule. Rank 0 prints one line of JSON.
+// Blocks until done.
 //
 //   cadre run --nproc-per-node 2 --no-python pipeline_step handover [iterations [elements]]
 //   cadre run --nproc-per-node 4 --no-python pipeline_step emulated SCHEDULE

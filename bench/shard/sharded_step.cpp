@@ -1,4 +1,4 @@
-// The time of one training step with its optimizer (zero_grad, forward, backward, fused AdamW) of a
+// Measures one training step with its optimizer (zero_grad, forward, backward, fused AdamW) of a
 // model that the ranks hold in one of several ways. Rank 0 prints the median and the 99th
 // percentile, the medians of a step's parts, its CPU time, and the loss of the last step, which all
 // ways have in common, as one line of JSON. Blocks until done.

@@ -1,7 +1,7 @@
-// What a sharded snapshot costs the training of an MLP under FullyShardedDataParallel with fused
-// AdamW: the stall of the step that begins a save in the background, the time until that save is
-// committed, and the time of a save and of a load that training waits for. Rank 0 prints the
-// medians as one line of JSON. Blocks until done; FOLDER is filled and emptied again.
+// Measures the cost of a sharded snapshot for the training of an MLP under FullyShardedDataParallel
+// with fused AdamW: the stall of the step that begins a save in the background, the time until that
+// save is committed, and the time of a save and of a load that training waits for. Rank 0 prints
+// the medians as one line of JSON. Blocks until done; FOLDER is filled and emptied again.
 //
 //   cadre run --nproc-per-node 2 --no-python snapshot_stall FOLDER [--form gathered|mapped]
 //     [steps [layers [width [batch [saves]]]]]

@@ -1,6 +1,6 @@
-// Tensor parallelism measured: the step of a transformer block that the ranks divide, or what its
-// layers take beside their arithmetic. Rank 0 prints medians as one line of JSON. Blocks until
-// done.
+// Measures tensor parallelism: a step of a transformer block that is divided among the ranks, or
+// the overhead of its layers in addition to their arithmetic. Rank 0 prints medians as one line of
+// JSON. Blocks until done.
 //
 //   cadre run --nproc-per-node 2 --no-python tensor_parallel_step block [--sequence]
 //     [steps [width [tokens]]]
