@@ -22,7 +22,7 @@ class RefusedGradients {
  public:
   struct Owner {
     std::string place;   // the wrapper and the rank, with which the sentence begins
-    std::string remedy;  // what to make the optimizer from
+    std::string remedy;  // the tensors to make the optimizer from
   };
   struct Events {
     // remove() calls this for each parameter whose refused gradient the program has cleared.
@@ -37,7 +37,7 @@ class RefusedGradients {
   RefusedGradients(const RefusedGradients&) = delete;
   RefusedGradients& operator=(const RefusedGradients&) = delete;
 
-  // Gives each parameter that has no gradient one that throws when it is touched.
+  // Gives each parameter without a gradient one that throws on any access.
   void install();
   // Removes the refused gradients. A backward calls this itself before it adds to a gradient.
   void remove();

@@ -142,7 +142,8 @@ void ReplicatedGradients::place(size_t parameter) {
   if (!is_in_place) gradient = view;
 }
 
-// Averaging equal values may round, so a copy keeps the bits of a gradient that no rank touches.
+// Averaging equal values may round, so the bits of a gradient that no rank changes are kept in a
+// copy.
 void ReplicatedGradients::place_unused(size_t parameter) {
   const at::Tensor& gradient = parameters_[parameter].tensor.grad();
   if (gradient.defined()) {

@@ -67,8 +67,8 @@ class UnreducedGradients {
   // Throws if a review has found that the program has changed the gradient of a shard without
   // clearing it, or has written to a shard while its gradient was kept.
   void throw_if_changed();
-  // Throws if the shard's gradient lacks a gradient of this rank that waits for its reduction.
-  // Called before a step, or before anything else that reads the shard's gradient.
+  // Throws if the shard's gradient does not yet include a gradient of this rank that waits for its
+  // reduction. Called before a step, or before another function that reads the shard's gradient.
   void check_complete(size_t parameter) const;
 
  private:

@@ -91,8 +91,8 @@ class DistributedDataParallel : public DataParallelModule<M> {
   }
   // Returns the ranks that have replicas of the module.
   const ProcessGroup& process_group() const { return replicas_.group; }
-  // Makes each forward call `call` at its start, also without grad. An optimizer waits there for
-  // the parameters of its last step.
+  // Makes each forward call `call` at its start, also without grad. In `call` an optimizer waits
+  // for the parameters of its last step.
   void call_before_forward(std::function<void()> call) {
     this->core().call_before_forward(std::move(call));
   }

@@ -83,7 +83,8 @@ void materialize_with(std::string_view caller, std::span<const NamedTensor> tens
                       const MakeValues& make_values) {
   const at::NoGradGuard no_grad;
   const c10::impl::ExcludeDispatchKeyGuard unrecorded(c10::DispatchKey::DeferredInit);
-  // All values first: an operation that cannot be repeated leaves every tensor deferred.
+  // All values are computed first, so that an operation that cannot be repeated leaves every tensor
+  // deferred.
   const DeferredByTape by_tape = deferred_among(caller, tensors);
   std::vector<std::pair<const Deferred*, std::vector<at::Tensor>>> made;
   for (const auto& [tape, deferred] : by_tape) {
@@ -116,7 +117,7 @@ void materialize_tensors(std::string_view caller, std::span<const NamedTensor> t
 
 void materialize_from(std::string_view caller, std::span<const NamedTensor> tensors, Rank root,
                       const wrap::LocatedGroup& group) {
-  // An operation may fail on the root alone, when it is repeated.
+  // An operation may fail only on the root, which alone repeats it.
   check_on_all_ranks(group.process_group(), "cadre::materialize", [&] {
     if (group.rank() == root) return materialize_tensors(caller, tensors);
     materialize_with(caller, tensors,

@@ -425,7 +425,7 @@ class Recorder {
     if (operation.generator) take_generator_argument(operation);
   }
 
-  // randn() and the like have a form that takes a generator.
+  // randn() and similar functions have an overload that takes a generator.
   void take_generator_argument(RecordedOperation& operation) const {
     if (std::ranges::any_of(schema_.arguments(), is_generator)) return;
     const std::string& overload = schema_.overload_name();

@@ -80,7 +80,7 @@ class Tape {
  public:
   // Returns the tape with which this one has been joined, or else this one.
   static std::shared_ptr<Tape> joined(std::shared_ptr<Tape> tape);
-  // Makes one tape of both.
+  // Joins the two tapes into one.
   static std::shared_ptr<Tape> join(const std::shared_ptr<Tape>& a, const std::shared_ptr<Tape>& b);
 
   // Makes the tensor a deferred one. created_by: the operation that made it, if the program may

@@ -71,8 +71,8 @@ at::Tensor activated(const at::Tensor& hidden, ExpertActivation activation) {
 
 // Returns the parameter of each expert; undefined tensors for a bias that the layer does not have.
 std::vector<at::Tensor> by_expert(const at::Tensor& parameter, size_t num_experts) {
-  // The backward of unbind() stacks all gradients once; select() would fill a whole tensor for
-  // each.
+  // The backward of unbind() stacks all gradients once. That of select() would fill a whole tensor
+  // for each expert.
   return parameter.defined() ? parameter.unbind(0) : std::vector<at::Tensor>(num_experts);
 }
 

@@ -80,7 +80,7 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
                            const Options& options = {})
       : FullyShardedDataParallel(module, std::make_shared<parallel::FullyShardedCore>(
                                              module, parallel::ShardGroups::of(ranks), options)) {}
-  // Serves tests, whose groups may have engines of their own: ShardGroups of fully_sharded_core.h.
+  // Used by tests, whose groups may have engines of their own: ShardGroups of fully_sharded_core.h.
   template <typename Groups>
     requires requires(const Groups& groups) { groups.shard_axis; }
   FullyShardedDataParallel(const std::shared_ptr<M>& module, const Groups& groups,
@@ -155,8 +155,8 @@ class FullyShardedDataParallel : public DataParallelModule<M> {
   // See DataParallelModule.
   void reduce_gradients() { sharded().reduce_gradients(); }
 
-  // Bytes of gathered parameters that this rank holds, now and at most so far, without mapped
-  // parameters, which are not its own.
+  // Returns the bytes of gathered parameters that this rank holds now, and their peak. Mapped
+  // parameters do not count, because the ranks share their memory.
   int64_t full_bytes() const { return sharded().full_bytes(); }
   int64_t peak_full_bytes() const { return sharded().peak_full_bytes(); }
   // Bytes in this rank's files (FileOffload).

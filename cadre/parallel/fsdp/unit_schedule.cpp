@@ -99,7 +99,7 @@ void UnitSchedule::abandon() noexcept {
   order_.abandon();
   for (size_t unit = 0; unit < units_.size(); ++unit) {
     const Unit& left = units_[unit];
-    // follow_others() gathers from this part.
+    // The gathers in follow_others() need this part.
     const bool has_part = left.reshard == Reshard::kOntoGroup && !left.memory->is_full();
     if (!was_in_backward || !has_part) release_after_failure(unit);
   }
@@ -161,8 +161,9 @@ void UnitSchedule::follow_others(size_t launch) {
 
 void UnitSchedule::reached_output(const std::shared_ptr<Call>& call, const wrap::GraphNode& node) {
   begin_backward();
-  // If a unit was called with this output, its own hook of the same node runs only after this hook.
-  // But its parameters must be released before the next unit is gathered, so it is passed here.
+  // If a unit was called with this output, the hook of that unit on the same node runs only after
+  // this hook. But its parameters must be released before the next unit is gathered, so its input
+  // counts as passed here.
   const auto is_node = [&node](const wrap::GraphNode& input) {
     return input.address == node.address && input.sequence == node.sequence;
   };

@@ -126,7 +126,7 @@ class UnitSchedule {
   // A call of a unit that a backward passes.
   struct Call {
     size_t unit;
-    // The nodes that made those of the call's inputs that have gradients.
+    // For each input of the call that has a gradient, the node that made it.
     std::vector<wrap::GraphNode> inputs = {};
     bool is_open = false;  // backward is between outputs and inputs
   };
@@ -209,7 +209,7 @@ class UnitSchedule {
   // gradients are cleared.
   bool may_change_ = true;
   uint64_t num_updates_ = 0;  // number at the start of the last pass
-  bool awaits_step_ = false;  // reduced gradients are still there
+  bool awaits_step_ = false;  // reduced gradients still wait for a step
   bool has_accumulated_ = false;
   bool keeps_all_ = false;  // for the graph of a derivative, nothing is released
   std::vector<std::weak_ptr<Call>> open_calls_;

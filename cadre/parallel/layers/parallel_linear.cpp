@@ -60,9 +60,8 @@ std::vector<int64_t> with_features(const at::Tensor& tensor, int64_t features) {
 
 enum Operand : size_t { kInput, kWeight, kBias, kNumOperands };
 
-// The node of both functions. A torch::autograd::Function does the same at a higher price: it keeps
-// values by name, describes all outputs again in each backward and looks for outputs that are
-// inputs.
+// The node of both functions. A torch::autograd::Function would take more time: it keeps values by
+// name, describes all outputs again in each backward and looks for outputs that are inputs.
 class ParallelLinearNode : public torch::autograd::Node {
  public:
   ParallelLinearNode(const at::Tensor& input, const at::Tensor& weight, const at::Tensor& bias,

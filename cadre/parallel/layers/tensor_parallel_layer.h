@@ -69,7 +69,7 @@ class CADRE_EXPORT TensorParallelLayer {
   virtual ~TensorParallelLayer() = default;
 
   // Throws if the layer cannot be divided in this way, and changes nothing in it. Adds its
-  // parameters to `divided`, which has those of the layers before.
+  // parameters to `divided`, which contains those of earlier layers.
   void check(const LayerParallelism& how, std::string_view name, DividedParameters& divided) const;
   // Keeps this rank's part of each parameter, after check(). The whole parameters are equal on all
   // ranks: see make_equal().
@@ -97,8 +97,9 @@ class CADRE_EXPORT TensorParallelLayer {
   bool has_style(ParallelStyle style) const {
     return !computes_alone_ && parallelism_->style == style;
   }
-  // Throws unless the input has `expected` features. Otherwise a part of a column-parallel output
-  // would meet weights for the whole output, and libtorch's error would not say so.
+  // Throws unless the input has `expected` features. Without this check, a part of a
+  // column-parallel output could be used with weights for the whole output, and libtorch's error
+  // would not explain that.
   void check_features(const at::Tensor& input, int64_t expected) const;
   // Called by clone(), which is refused because a copy would have no record of the division.
   void refuse_copy_if_parallelized() const;
@@ -109,8 +110,8 @@ class CADRE_EXPORT TensorParallelLayer {
   bool computes_alone_ = true;
 };
 
-// Throws the same sentence on all ranks if the ranks' modules differ in names, shapes or dtypes;
-// else gives all ranks the parameters and buffers of rank 0. caller: static text.
+// Throws the same error on all ranks if the ranks' modules differ in names, shapes or dtypes; else
+// gives all ranks the parameters and buffers of rank 0. caller: static text.
 CADRE_EXPORT void make_equal(const torch::nn::Module& module, const ProcessGroup& group,
                              const char* caller);
 

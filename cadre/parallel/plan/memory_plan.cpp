@@ -323,7 +323,7 @@ class Planner {
     return largest;
   }
 
-  // Adds what ShardedGradients allocates for one FlatParameters with trained parameters.
+  // Adds the memory that ShardedGradients allocates for one FlatParameters with trained parameters.
   void add_sharded_gradients(PlannedPart& part, const FlatMemory& memory) {
     const FlatLayout& layout = memory.layout();
     const auto reduce = options().reduce_dtype;

@@ -19,7 +19,7 @@ struct Counts {
   int64_t full_bytes = 0;
 };
 
-// Has the states of FlatParameters, without memory.
+// A unit with the states of FlatParameters, but without memory.
 class CountedUnit final : public UnitMemory {
  public:
   CountedUnit(size_t unit, int64_t full_bytes, Counts& counts)
@@ -105,7 +105,7 @@ class Steps {
 
   void forward(size_t unit) {
     calls_[unit] = std::make_shared<UnitSchedule::Call>(UnitSchedule::Call{.unit = unit});
-    // Inputs have gradients only behind the first trained parameter.
+    // Only inputs after the first trained parameter have gradients.
     if (unit > first_trained_) {
       calls_[unit]->inputs.push_back({.address = nullptr, .sequence = unit});
     }
