@@ -51,8 +51,8 @@ class CADRE_EXPORT MappedParts {
 
   // Signals all other ranks. slot: below SymmetricBuffer::kNumSignals. Never blocks.
   void signal_peers(uint32_t slot) const;
-  // Takes one signal of each other rank; what these wrote before they signaled is visible then. A
-  // timeout names the rank that is missing.
+  // Consumes one signal of each other rank. What these ranks wrote before their signals is visible
+  // afterwards. A timeout names the missing rank.
   void wait_for_peers(uint32_t slot) const;
   // Throws the failure of the group, if it has failed; else returns at once. Meant for a loop that
   // reads or writes parts without an operation of the group, and so would not notice the loss of a

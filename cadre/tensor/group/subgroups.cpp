@@ -90,7 +90,7 @@ std::string ProcessGroup::host() const {
 
 ProcessGroup ProcessGroup::rejoin(const RejoinOptions& options) const {
   Communicator& group = group_behind(communicator_, "rejoin");
-  // Both are checked before this group is given up.
+  // Both are checked before this group is closed.
   static_cast<void>(deadline_of(group, "rejoin", options.timeout));
   static_cast<void>(deadline_of(group, "rejoin", options.connect_timeout));
   return *child(

@@ -90,7 +90,7 @@ std::function<void()> unpacking(const at::Tensor& from, const std::vector<at::Te
   };
 }
 
-// Makes the collective write `output`, by way of a packed tensor if it is not contiguous.
+// Makes the collective write to `output`, through a packed tensor if `output` is not contiguous.
 void write_to(PackedCall& call, const at::Tensor& output) {
   call.out = output;
   if (!output.is_contiguous()) {

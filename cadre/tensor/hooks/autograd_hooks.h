@@ -52,8 +52,8 @@ class AccumulationHooks {
   // after remove().
   bool current_backward_reaches_a_parameter() const;
 
-  // Returns the index of a parameter whose gradients no longer come here, because a change of its
-  // dtype or device has given it another accumulator.
+  // Returns the index of a parameter whose gradients no longer reach these hooks, because a change
+  // of its dtype or device has given it another accumulator.
   std::optional<size_t> first_lost() const;
 
  private:

@@ -43,7 +43,7 @@ void MeshGroups::fill(Slot& slot, const std::vector<int>& ranks, const std::stri
 
 void MeshGroups::await(const Slot& slot, const std::string& name) {
   os::System& system = world_.communicator().system();
-  // The thread that creates the group gives up at this deadline at the latest.
+  // The thread that creates the group fails at this deadline at the latest.
   const Deadline deadline = system.deadline_in(kDefaultConnectTimeout);
   const std::unique_ptr<os::Waiter> waiter = system.make_waiter();
   const WaiterListing listing(mutex_, waiters_, *waiter);

@@ -126,8 +126,8 @@ class RuleStep {
     }
   }
 
-  // A parameter without state may be in several groups: the first group whose options need a state
-  // makes it.
+  // A parameter without state may be in several groups. The first group whose options need a state
+  // makes the state.
   void check_state_to_be_made(const at::Tensor& parameter, const Options& options,
                               const ParameterPlace& place) {
     void* const key = parameter.unsafeGetTensorImpl();
@@ -148,7 +148,7 @@ class RuleStep {
 
   State* find_state(const at::Tensor& parameter) {
     const auto found = optimizer_.state().find(parameter.unsafeGetTensorImpl());
-    // Like the base class, whose load() makes states of this type only.
+    // load() of the base class makes only states of this type, so the cast is valid.
     return found == optimizer_.state().end() ? nullptr : static_cast<State*>(found->second.get());
   }
 

@@ -34,8 +34,8 @@ enum class PartRule : uint8_t {
   kRequired,
   kIfWritten,  // also accepts an archive of torch::optim, which does not name the rank
 };
-// Throws unless write_part() has written the same for these groups. optimizer: the name with which
-// the message begins.
+// Throws unless write_part() has written the description of the same shards for these groups.
+// optimizer: the name with which the message begins.
 CADRE_EXPORT void check_part(torch::serialize::InputArchive& archive, const ParamGroups& groups,
                              std::string_view optimizer, PartRule rule = PartRule::kRequired);
 
