@@ -159,8 +159,8 @@ class Pipeline::Core {
     uint64_t trained = 0;  // digest of the parameters' requires_grad and dtypes
   };
 
-  // Refuses, on all ranks of all replicas and while the stages are unchanged, everything that would
-  // make the rest of the constructor fail.
+  // Throws, on all ranks of all replicas and while the stages are unchanged, for everything that
+  // would make the rest of the constructor fail.
   void check_before_changes(const std::vector<PipelineStage>& stages, const DeviceMesh& mesh) {
     const auto refusal = parallel::refusal_of([&] {
       records_.emplace(ranks_.group, mesh, stages, parallel::StageRecords::Form{.shards = shards_});
@@ -171,8 +171,8 @@ class Pipeline::Core {
     parallel::check_replicas(stages, ranks_);
   }
 
-  // All refusals have been exchanged before, so an error here may be one of this rank alone; the
-  // other ranks get it from the aborted group.
+  // The ranks have exchanged all errors of arguments before. So an error here may occur on this
+  // rank only; the other ranks learn of it from the aborted group.
   void shard(const std::vector<PipelineStage>& stages, const DeviceMesh& mesh) {
     try {
       sharded_ = shard_stages(stages, *shards_, schedule_.ranks[ranks_.group.rank()]);
@@ -297,7 +297,8 @@ class Pipeline::Core {
       agreed = compare(
           exchange_words(ranks_.group, kNumStepWords + ties_->num_trained_words(), make_words));
     });
-    // With replicas the refusal is thrown below, because their ranks wait for this one.
+    // With replicas the error is thrown below, because the ranks of the other replicas wait for
+    // this one.
     if (refusal && !ranks_.replicas) throw *refusal;
     agreed.total_rows =
         ranks_.replicas ? rows_of_replicas(is_training, agreed, refusal) : agreed.rows;

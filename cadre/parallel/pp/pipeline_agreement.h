@@ -30,9 +30,9 @@ inline constexpr const char* kPipelineCall = "cadre::Pipeline";
 // mistake.
 Error pipeline_refusal(const std::string& what);
 
-// Returns the words of all ranks, by rank, after one all_gather. What `make_words` throws on any
-// rank is thrown on all. It returns `num_words` words, a number that is the same on all ranks, and
-// calls no collective.
+// Returns the words of all ranks, by rank, after one all_gather. If `make_words` throws on any
+// rank, all ranks throw that error. It returns `num_words` words, a number that is the same on all
+// ranks, and calls no collective.
 std::vector<std::vector<int64_t>> exchange_words(
     const ProcessGroup& group, size_t num_words,
     const std::function<std::vector<int64_t>()>& make_words);
@@ -49,7 +49,7 @@ struct PipelineRanks {
 // throws none. An error of a failed group is thrown.
 std::optional<Error> refusal_of(const std::function<void()>& check);
 
-// Throws `refusal`, which all ranks of a pipeline have or none of them, on the ranks of all its
+// Throws `refusal`, which either all ranks of a pipeline have or none, on the ranks of all its
 // replicas. Also throws on all ranks if these fields differ between replicas.
 void agree_with_replicas(const PipelineRanks& ranks, const std::vector<AgreedField>& fields,
                          const std::optional<Error>& refusal);
@@ -66,7 +66,7 @@ AgreedSchedule agree_on_schedule(const ProcessGroup& group,
 
 // Throws on all ranks of all replicas unless their stages are alike. Does nothing without replicas.
 void check_replicas(const std::vector<PipelineStage>& stages, const PipelineRanks& ranks);
-// Gives all replicas the values of their rank 0. Does nothing without replicas.
+// Gives all replicas the parameters of rank 0 of `replicas`. Does nothing without replicas.
 void equalize_replicas(const std::vector<PipelineStage>& stages, const PipelineRanks& ranks);
 
 }  // namespace cadre::parallel

@@ -50,7 +50,7 @@ class PipelineExecutor {
   struct Options {
     // The ranks with the same stages in other pipelines, over which gradients are summed.
     std::optional<ProcessGroup> replicas = {};
-    // Has the parameters of the stages if ranks own shards of them; then there are no replicas.
+    // The parameters of the stages, if ranks own shards of them. Then there are no replicas.
     ShardedStages* sharded = nullptr;
     // The number of stages that an evaluation with `sharded` gathers at a time. In a training step
     // the schedule says which stages are gathered.
@@ -86,7 +86,7 @@ class PipelineExecutor {
 
   void run_action(const PipelineAction& action, Running& running);
   void run_leaf(const PipelineAction& action, Running& running);
-  // Returns what `compute` returns, and counts its time for the stage.
+  // Runs `compute` and returns its result. Adds the time to that of the stage.
   template <typename Compute>
   auto timed(int stage, Running& running, const Compute& compute);
   // Called before an action that computes: waits for whole parameters and calls before_microbatch.

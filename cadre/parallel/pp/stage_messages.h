@@ -38,7 +38,7 @@ namespace cadre::parallel {
 class StageMessages {
  public:
   enum class Kind { kForward, kBackward };
-  // The stage is the one that receives the message.
+  // Identifies a message; `stage` is the stage that receives it.
   struct Id {
     Kind kind;
     int stage;
@@ -60,7 +60,7 @@ class StageMessages {
   };
   void begin(const StepKind& step);
 
-  // Hands tensors to another stage of this rank, without a message.
+  // Passes tensors to another stage of this rank, without a message.
   void put(const Id& id, std::vector<at::Tensor> tensors);
   // kForward: the tensors are leaves, and the receiver learns which of them require grad.
   // kBackward: a tensor is undefined if its input has no gradient.

@@ -48,8 +48,8 @@ Description description_of(std::vector<StageParameter> names, const ParameterSha
   return text;
 }
 
-// Returns "Double (4, 4), divided along tp in dim 0". Leaves out flat shards, which are the
-// pipeline's.
+// Returns "Double (4, 4), divided along tp in dim 0". Leaves out the flat shards of the pipeline
+// itself.
 std::string form_of(const Description& text) {
   std::string form = format("{} {}", c10::toString(text.dtype), list_of(text.sizes));
   for (const AxisDivision& axis : text.axes) {
@@ -124,7 +124,7 @@ std::vector<std::vector<Description>> exchange(
   return all;
 }
 
-// Returns `record` on the axes of the pipeline, too.
+// Returns `record` with the axis of the pipeline added to its axes.
 ParameterShard along_pipeline(ParameterShard record, const DeviceMesh& pipeline) {
   const ParameterDivision whole{record.sizes, pipeline, {Replicate()}};
   record = on_joint_mesh(std::move(record), &whole);

@@ -24,7 +24,7 @@
 
 namespace cadre::parallel {
 
-// Throws kInvalidArgument for a sparse gradient, which no reduction takes.
+// Throws kInvalidArgument for a sparse gradient, which no reduction supports.
 void check_dense_gradient(const NamedTensor& parameter);
 
 class StageRunner {

@@ -14,7 +14,7 @@
 namespace cadre::parallel {
 namespace {
 
-// State of a rank's tensors of a tied parameter.
+// The state of a tied parameter on a rank: not held, frozen or trained.
 constexpr int64_t kNotHeld = -1;
 constexpr int64_t kFrozen = 0;
 constexpr int64_t kTrained = 1;

@@ -55,9 +55,9 @@ struct DataParallelOptions {
   // Copies rank 0's parameters to all ranks at construction, and materializes deferred ones. If
   // false, the caller or the function that makes the storage must do both.
   bool broadcast_parameters = true;
-  // Names of parameters that stay as they are: neither broadcast nor reduced.
+  // Names of parameters that are neither broadcast nor reduced.
   std::vector<std::string> ignored = {};
-  // In a world of one, leaves gradients as they are, without any hook.
+  // In a world of one, leaves gradients unchanged and installs no hook.
   bool is_idle_alone = true;
   // A sentence that says how the program may change the parameters of a wrapped module. The error
   // that refuses such a change quotes it.
@@ -104,9 +104,9 @@ class CADRE_EXPORT DataParallelCore {
   // `outputs`: the tensors that the forward returned.
   void after_forward(std::span<const at::Tensor> outputs);
 
-  // Called when forward() of this rank has written to the parameter of this name. The next pass is
-  // then an error on all ranks (DataParallelOptions::written_error); so is a pass that has begun,
-  // as long as it has reductions to start. For wrappers that watch their parameters themselves
+  // Called when forward() of this rank has written to the parameter of this name. Then the next
+  // pass throws on all ranks (DataParallelOptions::written_error), and so does a running pass that
+  // has not started all of its reductions. For wrappers that watch their parameters themselves
   // (ParameterValues::kUnwatched).
   void set_written(std::string_view parameter);
   void set_num_samples(int64_t count);
@@ -139,7 +139,8 @@ class CADRE_EXPORT DataParallelCore {
   Wrapper wrapper_;
   const DataParallelOptions options_;
   std::vector<std::function<void()>> calls_before_forward_;
-  // Nothing else owns this: hooks of outputs, which may outlive the core, have weak references.
+  // Only this object owns the list. Hooks of outputs, which may outlive the core, have weak
+  // references to it.
   std::shared_ptr<std::vector<std::function<void()>>> calls_before_backward_ =
       std::make_shared<std::vector<std::function<void()>>>();
   // These four members are null in a world of one with is_idle_alone.
@@ -150,7 +151,7 @@ class CADRE_EXPORT DataParallelCore {
   bool has_forward_ = false;
   int64_t num_forwards_ = 0;                     // synchronized forwards with grad
   int num_no_sync_ = 0;                          // no_sync() guards that exist now
-  bool is_recorded_ = false;                     // grad was on when the forward began
+  bool is_recorded_ = false;                     // whether grad mode was on when the forward began
   std::optional<int64_t> num_samples_;           // set by set_num_samples() for the next forward
   std::optional<int64_t> last_num_samples_ = 0;  // samples of the last forward
 };

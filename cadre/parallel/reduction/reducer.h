@@ -68,8 +68,8 @@ class Reducer {
   void set_got_other_buffers() { got_other_buffers_ = true; }
   // While sync is off, gradients accumulate on this rank.
   void set_sync(bool on) { sync_ = on; }
-  // Reduces the gradients outside of a backward: what backwards without sync have added, and
-  // gradients that the program has assigned or changed since the last reduction.
+  // Reduces the gradients outside of a backward: those that backwards without sync have
+  // accumulated, and those that the program has assigned or changed since the last reduction.
   void reduce_now();
   // See GradientStorage::zero_grad().
   void zero_grad(bool set_to_none) { storage_->zero_grad(set_to_none); }
@@ -100,8 +100,8 @@ class Reducer {
   void on_derivative(const std::shared_ptr<Forward>& forward);
   void on_gradient(size_t parameter);
   void begin_pass(std::vector<CarriedForward> carried);
-  // `reached`: the forward whose output begins the backward; null if the gradient `just_touched`
-  // does.
+  // `reached`: the forward with whose output the backward begins; null if it begins with the
+  // gradient of `just_touched`.
   void begin_backward(const Forward* reached, std::optional<size_t> just_touched);
   void join_late(const std::shared_ptr<Forward>& forward);
   void place_gradient(size_t parameter);
@@ -140,8 +140,8 @@ class Reducer {
   GradientWeighting weighting_;
   bool unused_are_logged_ = false;
   bool left_behind_are_logged_ = false;
-  // The number of forwards that the first pass left behind: a program that trains two models in
-  // turn leaves as many behind in each step.
+  // The number of forwards that the first pass left behind. A program that trains two models
+  // alternately leaves the same number behind in each step.
   std::optional<int32_t> usual_left_behind_;
   bool sync_ = true;
   ForwardLedger ledger_;
@@ -151,7 +151,8 @@ class Reducer {
   ReplicaWatch& replicas_;
   LocalGradients local_;
   Pass pass_;
-  // Counts that this rank sent in a pass that it gave up; after the wait, the sums of all ranks.
+  // The counts that this rank sent in a pass that it left by an exception; after the wait, the sums
+  // over all ranks.
   std::optional<Attention> abandoned_;
   std::function<void()> wait_for_abandoned_;
   int64_t newest_abandoned_forward_ = 0;

@@ -36,7 +36,7 @@ CADRE_EXPORT bool has_units(DataStrategy strategy);
 
 // The way in which ranks read each other's shards. It is equal on all ranks.
 enum class ShardForm : uint8_t {
-  // Each rank copies them into a buffer of its own.
+  // Each rank copies the shards into a buffer of its own.
   kGathered,
   // If all ranks share memory, each reads the shards where their owners keep them: the buffer is
   // one mapping of all shards, nothing is copied, and a host holds the parameters once. Shards are

@@ -101,8 +101,8 @@ struct FlatBuffer {
   int64_t num_bytes() const { return numel * static_cast<int64_t>(c10::elementSize(dtype)); }
 };
 
-// The memory of one FlatParameters. FlatParameters allocates what buffers() lists, and a memory
-// plan adds it up.
+// The memory of one FlatParameters. FlatParameters allocates the buffers that buffers() lists, and
+// a memory plan adds them up.
 class CADRE_EXPORT FlatMemory {
  public:
   // See FlatParametersOptions.

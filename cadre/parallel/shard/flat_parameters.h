@@ -61,7 +61,7 @@ struct FlatParametersOptions {
   bool keep_full = false;
   // The name of the parameters in messages: "unit \"blocks.3\" of FullyShardedDataParallel".
   std::string name = {};
-  // The remedy in the error for touching sharded parameters.
+  // The remedy in the error for an access to sharded parameters.
   std::string remedy = "call unshard_async() and wait_unsharded() before";
   // Pool of buffers to share with other FlatParameters; default: a new pool.
   std::shared_ptr<shard::FlatBufferPool> pool = {};
@@ -119,7 +119,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   bool is_gathering() const { return state_ == State::kGathering; }
   // Starts to fill the buffer from the shards of all ranks, unless it is full and current, or its
   // gather runs. If the shards were written since that gather began, waits for it and starts
-  // another one. Touching a parameter throws until wait_unsharded().
+  // another one. Any access to a parameter throws until wait_unsharded().
   void unshard_async();
   void wait_unsharded();
   // Frees the buffer, unless it is a mapping. Waits first for a gather that runs.
@@ -135,10 +135,9 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   // filled the buffer. A write through at::Tensor::data() is noticed only by a rank that has
   // elements of it.
   bool is_outdated() const;
-  // With keep_full, called before a backward: lets autograd refuse the backward if parameters that
-  // it saved have other values by now, because the program has written to the shards since they
-  // were filled. A write through at::Tensor::data() is not noticed. The next unshard_async()
-  // gathers.
+  // With keep_full, called before a backward: makes autograd refuse the backward if it has saved
+  // parameters whose values have changed since, because the program has written to the shards. A
+  // write through at::Tensor::data() is not noticed. The next unshard_async() gathers.
   void show_writes() {
     if (options_.keep_full && is_unsharded() && is_outdated()) bump_versions();
   }
@@ -185,7 +184,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   void end_private();
   void guard(const std::string& reason);
   // The number of writes to this rank's shard, and a digest of one element of each parameter's
-  // part, which all but certainly changes when an optimizer writes through at::Tensor::data().
+  // part. The digest almost certainly changes when an optimizer writes through at::Tensor::data().
   struct ShardState {
     uint32_t version = 0;
     uint64_t samples = 0;
@@ -232,7 +231,7 @@ class CADRE_EXPORT FlatParameters : public std::enable_shared_from_this<FlatPara
   bool is_private_ = false;  // whether the program may write to the parameters
 };
 
-// A wrapper that may keep its parameters in such buffers. If its list is empty, its gradients are
+// A wrapper that may keep its parameters in flat buffers. If its list is empty, its gradients are
 // whole on every rank.
 template <typename Model>
 concept HasFlatParameters = HasParameterShards<Model> && requires(Model& model) {

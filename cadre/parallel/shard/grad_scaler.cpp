@@ -27,7 +27,7 @@ namespace cadre {
 
 namespace {
 
-// The smallest scale of which float32 holds the inverse, too.
+// The smallest scale whose inverse float32 can represent, too.
 constexpr double kSmallestScale = 0x1p-126;
 
 void check_scale(double scale) {

@@ -70,10 +70,10 @@ CADRE_EXPORT std::shared_ptr<const ParameterDivision> division_of(const NamedTen
 // Returns `record` on the axes of both meshes, with the sizes of the whole parameter. record: of a
 // wrapper for which the parameter, as it was divided before, is the whole. division: may be null.
 CADRE_EXPORT ParameterShard on_joint_mesh(ParameterShard record, const ParameterDivision* division);
-// Returns the ranks of a wrapper as a mesh of one axis. If parameters are divided, it is the axis
-// of their mesh along which the ranks lie; else a new mesh with an axis of this name, which is a
-// collective of the group. Throws kInvalidArgument if the parameters are divided along a mesh of
-// other ranks.
+// Returns the ranks of a wrapper as a mesh of one axis. If parameters are divided already, returns
+// the axis of their mesh along which the ranks lie; else makes a new mesh with an axis of this
+// name, which is a collective of the group. Throws kInvalidArgument if the parameters are divided
+// along a mesh of other ranks.
 CADRE_EXPORT DeviceMesh mesh_of_wrapper(const ProcessGroup& group, const std::string& axis,
                                         std::span<const NamedTensor> parameters);
 

@@ -48,7 +48,7 @@ class FlatParameters;
 class CADRE_EXPORT ShardFence {
  public:
   ShardFence() = default;
-  // ranks: those that step together, for example the ranks of several replicas; default: the ranks
+  // ranks: the ranks that step together, for example those of several replicas; default: the ranks
   // of the units.
   explicit ShardFence(const ProcessGroup& ranks) : ranks_(ranks) {}
   ShardFence(const ShardFence&) = delete;
@@ -81,7 +81,8 @@ class CADRE_EXPORT ShardFence {
   // Number of completed updates.
   uint64_t num_updates() const { return num_updates_; }
   // Sets a check that runs before the gradient of a shard of these FlatParameters is read; it
-  // throws if the gradient may not be read. Null: no check. What `check` uses outlives it.
+  // throws if the gradient may not be read. Null: no check. The objects that `check` uses must
+  // outlive it.
   void set_gradient_check(std::function<void(const at::Tensor& shard)> check) {
     gradient_check_ = std::move(check);
   }
@@ -125,7 +126,7 @@ class CADRE_EXPORT ShardFence {
   std::optional<Error> failure_;
 };
 
-// An update that lasts as long as this object. An exception before finish() abandons it. Made on
+// An update, which lasts as long as this object. An exception before finish() abandons it. Made on
 // all ranks.
 //
 //   cadre::ShardUpdate update{model};   // a wrapper, or a list of its ParameterShards

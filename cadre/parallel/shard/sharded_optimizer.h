@@ -60,7 +60,7 @@ class ShardedOptimizer : public O {
                 "and each rank has only its shard; use an optimizer that is elementwise");
 
  public:
-  // Optimizes all parameters of the model. arguments: what O's constructor takes after the
+  // Optimizes all parameters of the model. arguments: the arguments of O's constructor after the
   // parameters.
   template <HasShardFence Model, typename... Arguments>
     requires(!(GroupsOfParameters<Arguments> || ...))
@@ -72,7 +72,8 @@ class ShardedOptimizer : public O {
   ShardedOptimizer(const Model& model, const std::vector<torch::optim::OptimizerParamGroup>& groups,
                    Arguments&&... arguments)
       : ShardedOptimizer(model.shard_fence(), groups, std::forward<Arguments>(arguments)...) {}
-  // Optimizes leaves made by FlatParameters::values(). arguments: what O's constructor takes.
+  // Optimizes leaves made by FlatParameters::values(). arguments: the further arguments of O's
+  // constructor.
   template <typename... Arguments>
   explicit ShardedOptimizer(std::shared_ptr<ShardFence> fence, Arguments&&... arguments)
       : O(std::forward<Arguments>(arguments)...), fence_(std::move(fence)) {

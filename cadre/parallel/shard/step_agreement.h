@@ -25,7 +25,8 @@ struct StepTerms {
   // Returns the values that must be equal. Called if the digests differ.
   std::function<std::vector<AgreedField>()> fields;
   std::string_view remedy;
-  // Digest of values that are equal in a good step; a difference is not refused. Null: no sample.
+  // A digest of values that are expected to be equal; a difference is reported and not refused.
+  // Null: no sample.
   std::function<uint64_t()> sample = {};
 };
 

@@ -53,7 +53,7 @@ struct PlanEntry {
   // The dotted name of a module, in which `*` matches any characters except dots.
   std::string pattern;
   ParallelStyle style;
-  // See LayerParallelism. Refused for layers to which they do not apply.
+  // See LayerParallelism. An option is refused for a layer to which it does not apply.
   bool gather_output = false;
   bool input_is_parallel = true;
 };

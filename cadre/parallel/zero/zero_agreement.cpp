@@ -1,5 +1,4 @@
-// The agreement of the ranks of a ZeroRedundancyOptimizer, and the refusals before anything
-// changes.
+// The checks and agreements of the ranks of a ZeroRedundancyOptimizer before anything changes.
 #include <torch/optim/optimizer.h>
 
 #include <algorithm>

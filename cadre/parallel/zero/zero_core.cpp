@@ -82,7 +82,7 @@ ZeroCore::~ZeroCore() {
     try {
       flat->wait_unsharded();
     } catch (...) {
-      // The gather has failed, or a step ended by an exception before it; touching a parameter
+      // The gather has failed, or a step ended by an exception before it. Any access to a parameter
       // throws the reason.
     }
   }

@@ -1,5 +1,5 @@
-// The counts, by parameter and by rank, that the ranks sum up when the trailer of a pass says that
-// one of them has news.
+// The counts, by parameter and by rank, that the ranks sum if the trailer of a pass says that one
+// of them has something to report.
 //
 // Threads: one. Blocking: gather_flags() is collective; the caller reduces counts(). Lifetime: a
 // value that shares its tensor. Errors: kInvalidArgument and kAborted, the same on all ranks.
@@ -81,8 +81,8 @@ class Attention {
   // Returns whether all ranks are in the same step of the same wrapper.
   bool ranks_are_in_one_step() const;
 
-  // Throws if the ranks are in different steps. `step`: the number of the step of a rank that left
-  // no forward behind.
+  // Throws if the ranks are in different steps. `step`: the number of the current step on a rank on
+  // which every forward had its backward.
   void check_ranks_are_in_one_step(int64_t step) const;
   void check_no_rank_gave_up() const;
 

@@ -39,9 +39,9 @@ class LocalGradients {
   // samples of the forwards that it carries are counted. `reached`: the forward whose output the
   // backward passes, or null.
   void accumulate(const Forward* reached, std::optional<size_t> just_touched);
-  // Forgets the samples if the gradients that they belong to were cleared. `just_touched`: a
-  // parameter to whose gradient the running backward has added, so that it does not show a
-  // clearing.
+  // Forgets the samples if the program has cleared the gradients to which they belong.
+  // `just_touched`: a parameter to whose gradient the running backward has added, so that the
+  // gradient does not show whether it was cleared.
   void forget_if_cleared(std::optional<size_t> just_touched);
   // Returns the samples for a pass, and begins the next accumulation.
   int64_t take_samples();
@@ -51,8 +51,8 @@ class LocalGradients {
   void set_reduced();
 
  private:
-  // A gradient as it was seen last. This does not keep the tensor alive, but as long as it exists
-  // no other tensor gets the same address.
+  // The last known state of a gradient. It does not keep the tensor alive, but while it exists no
+  // other tensor gets the same address.
   struct Seen {
     c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
     uint32_t version;

@@ -65,7 +65,7 @@ class ReplicaWatch {
   uint8_t num_writes() const;
   uint32_t samples() const { return samples_; }
 
-  // Compares the parameters in question. Collective; called if any rank has a suspicion or the
+  // Compares the parameters that may differ. Collective; called if any rank has a suspicion, or the
   // numbers of changes or the samples differ.
   void check(const Attention& attention, const Wrapper& here, const wrap::LocatedGroup& group);
   // Called when a pass has ended without an error.

@@ -45,8 +45,8 @@ struct TrailerWord {
 // trailer: (kTrailerNumel), any floating-point dtype.
 void write_trailer(const at::Tensor& trailer, const TrailerWord& word);
 
-// Called after the reduction. Whether some rank has news, or the wrappers, the positions, the
-// numbers of writes or the samples differ. The same on all ranks.
+// Called after the reduction. Returns whether some rank has something to report, or the wrappers,
+// the positions, the numbers of writes or the samples differ. The result is the same on all ranks.
 bool trailer_needs_attention(const at::Tensor& trailer);
 
 }  // namespace cadre::reduction
