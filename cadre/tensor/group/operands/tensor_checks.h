@@ -20,7 +20,7 @@
 
 namespace cadre {
 
-// More elements than any machine can hold; their bytes are counted without overflow.
+// A count of elements that exceeds every memory, and whose count of bytes does not overflow.
 inline constexpr int64_t kMaxElements = int64_t{1} << 52;
 
 inline constexpr std::string_view kInPlace = "the tensor";
