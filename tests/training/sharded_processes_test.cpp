@@ -62,7 +62,8 @@ struct ShardedJob {
 
   std::vector<Strategy> strategies() const {
     std::vector<Strategy> chosen;
-    for (const Strategy& strategy : testing::all_strategies(world_size)) {
+    for (Strategy strategy : testing::all_strategies(world_size)) {
+      strategy.shares_memory = transport != TransportChoice::kTcp;
       const bool is_named = std::ranges::find(names, strategy.name) != names.end();
       if (names.empty() || is_named) chosen.push_back(strategy);
     }

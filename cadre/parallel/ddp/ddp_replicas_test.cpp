@@ -246,7 +246,7 @@ TEST(DdpReplicas, BuffersThatDifferAreNamedOnAllRanks) {
   expect_ok(result);
   for (const testing::RankOutcome& rank : result.ranks) {
     EXPECT_THAT(rank.output,
-                HasSubstr("buffer \"mean\" is Float (3) on rank 0 but Float (4) on rank 1"));
+                HasSubstr("buffer \"mean\" is Float (3) on rank 0 and Float (4) on rank 1"));
   }
 }
 

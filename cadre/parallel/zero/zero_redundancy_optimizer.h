@@ -154,8 +154,11 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
   // group: a group of parameters, as in the constructor.
   void add_param_group(const torch::optim::OptimizerParamGroup& group) {
     core().add_group(group, this->defaults());
-    Optimizer::add_param_group(outer_group(*core_, group));
     follow_groups();
+    const torch::optim::OptimizerParamGroup outer = outer_group(*core_, group);
+    Optimizer::add_param_group(outer);
+    local_->add_param_group(local_group(outer));
+    take_options_of_local();
   }
 
   // Returns the optimizer of this rank's parts: its groups and states are those of the `values` of
@@ -236,8 +239,8 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
       : Optimizer(outer_groups(*core, groups), std::make_unique<Options>(defaults)),
         core_(std::move(core)),
         waits_in_step_(options.wait_in_step.value_or(stage() == ZeroStage::kReplicatedGradients)),
-        local_(std::make_unique<O>(local_groups(), defaults)) {
-    follow_groups();
+        local_(std::make_unique<O>(local_groups(outer_groups(*core_, groups)), defaults)) {
+    take_options_of_local();
   }
 
   static std::string name() { return c10::demangle_type<O>(); }
@@ -321,12 +324,13 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
       const torch::optim::OptimizerParamGroup& group) const {
     std::vector<at::Tensor> leaves;
     for (const at::Tensor& parameter : group.params()) leaves.push_back(core_->leaf_of(parameter));
+    if (!group.has_options()) return {std::move(leaves)};
     return {std::move(leaves), group.options().clone()};
   }
 
-  Groups local_groups() const {
+  Groups local_groups(const Groups& outer) const {
     Groups groups;
-    for (const auto& group : param_groups()) groups.push_back(local_group(group));
+    for (const auto& group : outer) groups.push_back(local_group(group));
     return groups;
   }
 
@@ -335,6 +339,14 @@ class ZeroRedundancyOptimizer final : public torch::optim::Optimizer {
     throw Error(ErrorCode::kInvalidArgument,
                 "ZeroRedundancyOptimizer of " + name() +
                     ": it was moved from; use the object that it was moved to");
+  }
+
+  // Copies the options that O has given to new groups. The base class of this wrapper does not know
+  // how O merges the options of a group with its defaults.
+  void take_options_of_local() {
+    for (size_t i = 0; i < param_groups().size(); ++i) {
+      param_groups()[i].set_options(local_->param_groups()[i].options().clone());
+    }
   }
 
   // Copies the options to the local optimizer, because a scheduler or the program may have changed

@@ -92,6 +92,34 @@ TEST(ZeroSettings, AGroupThatIsAddedKeepsWhatIsSetLater) {
   EXPECT_TRUE(result.ok()) << result.failures();
 }
 
+// Only the class of the optimizer knows how the options of a group are merged with its defaults.
+TEST(ZeroSettings, GroupsOfAdadeltaKeepTheirOptions) {
+  const auto result = run_groups(2, [](const ProcessGroup& group) {
+    const auto with = [](const torch::optim::OptimizerParamGroup& group, double rho) {
+      return torch::optim::OptimizerParamGroup(
+          group.params(), std::make_unique<AdadeltaOptions>(AdadeltaOptions(0.5).rho(rho)));
+    };
+    Net plain_net;
+    Net net;
+    Adadelta plain(Groups{with(groups_of(plain_net)[0], 0.7)}, AdadeltaOptions(0.25));
+    ZeroRedundancyOptimizer<Adadelta> zero(
+        net.named_parameters(), group, Groups{with(groups_of(net)[0], 0.7)}, AdadeltaOptions(0.25));
+    plain.add_param_group(with(groups_of(plain_net)[1], 0.6));
+    zero.add_param_group(with(groups_of(net)[1], 0.6));
+    for (const size_t i : {0, 1}) {
+      const double rho =
+          static_cast<const AdadeltaOptions&>(zero.param_groups()[i].options()).rho();
+      require(rho == (i == 0 ? 0.7 : 0.6), "the options of group " + std::to_string(i));
+    }
+    for (int step = 0; step < 3; ++step) {
+      train_step(plain_net, group, plain, step);
+      train_step(net, group, zero, step);
+      require_same(net, plain_net, "step " + std::to_string(step));
+    }
+  });
+  EXPECT_TRUE(result.ok()) << result.failures();
+}
+
 // Makes an optimizer that differs on rank 1, and returns the errors of both ranks.
 std::string refusal_of(const std::function<void(const ProcessGroup&, Net&)>& make) {
   return testing::refusal_of_both_ranks(

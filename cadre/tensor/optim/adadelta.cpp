@@ -76,13 +76,14 @@ void AdadeltaParamState::serialize(torch::serialize::OutputArchive& archive) con
 
 Adadelta::Adadelta(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                    AdadeltaOptions defaults)
-    : Optimizer(groups, std::make_unique<AdadeltaOptions>(defaults)) {
+    : Optimizer({}, std::make_unique<AdadeltaOptions>(defaults)) {
   TORCH_CHECK_VALUE(defaults.lr() >= 0, "Invalid learning rate: ", defaults.lr());
   TORCH_CHECK_VALUE(0 <= defaults.rho() && defaults.rho() <= 1,
                     "Invalid rho value: ", defaults.rho());
   TORCH_CHECK_VALUE(defaults.eps() >= 0, "Invalid epsilon value: ", defaults.eps());
   TORCH_CHECK_VALUE(defaults.weight_decay() >= 0,
                     "Invalid weight_decay value: ", defaults.weight_decay());
+  for (const torch::optim::OptimizerParamGroup& group : groups) add_param_group(group);
 }
 
 Adadelta::Adadelta(std::vector<at::Tensor> parameters, AdadeltaOptions defaults)
@@ -91,6 +92,16 @@ Adadelta::Adadelta(std::vector<at::Tensor> parameters, AdadeltaOptions defaults)
 Adadelta::Adadelta(const NamedParameters& named_parameters, AdadeltaOptions options)
     : Adadelta(named_parameters.values(), std::move(options)) {
   names_ = optim_state::names_of(named_parameters);
+}
+
+void Adadelta::add_param_group(const torch::optim::OptimizerParamGroup& group) {
+  if (group.has_options()) {
+    TORCH_CHECK_VALUE(dynamic_cast<const AdadeltaOptions*>(&group.options()) != nullptr,
+                      "cadre::Adadelta: the options of a group are not AdadeltaOptions");
+  }
+  Optimizer::add_param_group(group);
+  // libtorch merges options of its own classes only; to others it assigns the defaults.
+  if (group.has_options()) param_groups().back().set_options(group.options().clone());
 }
 
 at::Tensor Adadelta::step(LossClosure closure) {

@@ -50,6 +50,27 @@ TEST(Adadelta, IsTheFormula) {
   }
 }
 
+TEST(Adadelta, AGroupKeepsItsOptions) {
+  const Tensors own = make_parameters(at::kFloat);
+  std::vector<torch::optim::OptimizerParamGroup> groups;
+  groups.emplace_back(Tensors{own[0]}, std::make_unique<AdadeltaOptions>(options()));
+  groups.emplace_back(Tensors{own[1]});
+  Adadelta optimizer(groups, AdadeltaOptions(0.25));
+  optimizer.add_param_group({{own[2]}, std::make_unique<AdadeltaOptions>(options())});
+  const auto options_of = [&](size_t i) {
+    return static_cast<const AdadeltaOptions&>(optimizer.param_groups()[i].options());
+  };
+  for (const size_t i : {0, 2}) {
+    EXPECT_EQ(options_of(i).lr(), 0.5) << i;
+    EXPECT_EQ(options_of(i).rho(), 0.8) << i;
+    EXPECT_EQ(options_of(i).weight_decay(), 0.05) << i;
+  }
+  EXPECT_EQ(options_of(1).lr(), 0.25);
+  EXPECT_EQ(options_of(1).rho(), 0.9);
+  torch::optim::OptimizerParamGroup other({own[0]}, std::make_unique<torch::optim::SGDOptions>(1));
+  EXPECT_THROW(Adadelta({other}), c10::ValueError);
+}
+
 TEST(Adadelta, AnArchiveHasOptionsAndState) {
   const Tensors straight = make_parameters(at::kFloat);
   Adadelta whole(straight, options());

@@ -142,6 +142,8 @@ class CADRE_EXPORT Adadelta : public torch::optim::Optimizer {
   explicit Adadelta(std::vector<at::Tensor> parameters, AdadeltaOptions defaults = {});
   explicit Adadelta(const NamedParameters& named_parameters, AdadeltaOptions options = {});
 
+  // Hides the method of the base class, which is not virtual and would give the group the defaults.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
   at::Tensor step(LossClosure closure = nullptr) override;
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;

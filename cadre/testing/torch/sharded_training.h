@@ -38,6 +38,8 @@ struct Strategy {
   int num_replicas = 1;  // for kFsdp: the number of ranks that own the same shards
   // For kFsdp: whether the model has units; false: all parameters belong to the root.
   bool has_units = true;
+  // Whether the ranks can map each other's memory. If not, mapped shards are gathered.
+  bool shares_memory = true;
 };
 
 inline std::ostream& operator<<(std::ostream& out, const Strategy& strategy) {
@@ -285,7 +287,8 @@ inline Training train_fully_sharded(const Strategy& strategy, const ShardedCase&
   Training training;
   {
     FullyShardedDataParallel<Model> wrapper{module, groups, options};
-    require(wrapper.form() == options.form, strategy.name + ": the form of the shards");
+    const ShardForm form = strategy.shares_memory ? options.form : ShardForm::kGathered;
+    require(wrapper.form() == form, strategy.name + ": the form of the shards");
     training =
         with_optimizer(test_case, [&]<typename O>(std::type_identity<O>, const auto& defaults) {
           ShardedOptimizer<O> optimizer(wrapper, defaults);

@@ -31,7 +31,7 @@ namespace cadre {
 // Convert a dtype to its name in the format, for example "F32", and back; nullopt if there is no
 // counterpart.
 std::optional<std::string_view> safetensors_dtype(at::ScalarType type);
-std::optional<at::ScalarType> scalar_type_of(std::string_view safetensors_dtype);
+CADRE_EXPORT std::optional<at::ScalarType> scalar_type_of(std::string_view safetensors_dtype);
 
 // Returns why a tensor in a file cannot have this name, for example "is no UTF-8 text"; nullopt if
 // the name can be read again.
