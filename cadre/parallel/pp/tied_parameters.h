@@ -62,7 +62,7 @@ class TiedParameters {
     std::vector<at::Tensor> own = {};  // tensors of this rank, the root's first one first
   };
 
-  // Fills `tie` with the holders of the parameters; returns why this rank refuses the list.
+  // Fills `tie` with the holders of the parameters; returns an error if the list is invalid.
   std::optional<Error> find_holders(const std::vector<StageParameter>& parameters, Tie& tie) const;
   // Returns another tensor of this rank that begins in the same memory, as after set_data();
   // nullopt if there is none.

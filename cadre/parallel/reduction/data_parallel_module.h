@@ -1,5 +1,5 @@
-// The part of every wrapper that averages gradients in a backward: it calls the module and tells
-// the core which tensors go in and come out.
+// The part of every wrapper that averages gradients in a backward: it calls the module and passes
+// the module's inputs and outputs to DataParallelCore.
 //
 // Threads, blocking, errors: as DataParallelCore. Lifetime: shares the module and the core.
 // Parameters keep the names that they have in the module. A wrapper does not notice

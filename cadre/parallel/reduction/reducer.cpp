@@ -430,8 +430,8 @@ void Reducer::log_unused_once(const Attention& attention) {
 }
 
 // Called when this rank leaves the pass, in which the other ranks wait for it. Issues the remaining
-// operations without waiting for them; the trailer says that this rank gave up. A group that has
-// failed refuses the operations, and the next call throws its error.
+// operations without waiting for them; the trailer says that this rank gave up. In a group
+// that has failed these operations throw, and the next call throws the group's error.
 void Reducer::abandon_pass() noexcept {
   pass_.is_active = false;
   try {

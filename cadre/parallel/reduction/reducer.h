@@ -13,14 +13,16 @@
 //   ready    each parameter's hook gives the gradient to the storage; a bucket whose gradients are
 //            all ready is reduced in the background, and buckets only in their order, so all ranks
 //            issue the same operations.
-//   finish   what the engine runs last: parameters that were not reached are unused on this rank
-//            and contribute zeros; the rest of the buckets follow; wait for all; reduce the last.
-// No rank knows whether another had unused or frozen parameters, carries other forwards, or gave up
-// by an exception. Each writes that into the trailer, which is reduced with the last bucket
-// (agreement/trailer.h). If a rank has news, or the ranks differ, all reduce one vector of counts
-// (agreement/attention.h) and end alike. The first time that a parameter is unused, rank 0 logs its
-// name and on which ranks it is. After the first pass the storage learns the order in which
-// gradients became ready on rank 0. Source: c10d's Reducer; docs/decisions/0003 lists what differs.
+//   finish   runs as the engine's last callback: parameters that were not reached are unused on
+//            this rank and contribute zeros; the remaining buckets but the last are reduced; after
+//            all of these have completed, the last bucket is reduced.
+// Ranks may differ in which parameters are unused or frozen and which forwards a pass carries, and
+// a rank may leave a pass by an exception. Each rank writes this state into the trailer, which is
+// reduced with the last bucket (agreement/trailer.h). If a rank reports such a state, or the ranks
+// differ, all ranks reduce one vector of counts (agreement/attention.h) and end the pass in the
+// same way. The first time that a parameter is unused, rank 0 logs its name and the ranks on which
+// it is unused. After the first pass the storage receives the order in which gradients became ready
+// on rank 0. Source: c10d's Reducer; docs/decisions/0003 lists what differs.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -106,8 +106,8 @@ bool multiply(const std::vector<at::Tensor>& gradients, double by) {
   return num_found.item<float>() == 0;
 }
 
-// The findings of all ranks together: whether all gradients are finite, whether one is refused, and
-// the smallest and the largest scale.
+// The results of the checks of all ranks: whether all gradients are finite, whether a rank has an
+// error, and the smallest and the largest scale.
 struct CommonFindings {
   bool are_finite = true;
   bool is_refused = false;

@@ -10,8 +10,8 @@
 // anything is written, where groups, options or the steps of states differ between the ranks, or a
 // gradient of one of them waits for its reduction. A step that throws in O leaves mapped shards
 // unusable on all ranks, because some elements may have been updated and others not. torch::save()
-// writes the state of this rank's shards, and which rank owns them; torch::load() of another rank's
-// file, or of one that O refuses on any rank, throws on all ranks and changes nothing. The
+// writes the state of this rank's shards, and which rank owns them; torch::load() throws on all
+// ranks and changes nothing if a rank reads another rank's file, or one for which O throws. The
 // parameters of O are the shards of units of one fence, ParameterShard::values, and other
 // parameters of the program. O is elementwise: its update of an element depends on no other
 // element.
